@@ -1,0 +1,1 @@
+"""Moments in, tidy tables out; pure, one idea per file."""

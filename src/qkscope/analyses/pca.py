@@ -1,0 +1,121 @@
+"""Combined QK PCA: queries and keys pooled, their principal components, and what each has to do with position.
+
+For a component u: r = uᵀc / √(uᵀΣu · var t) with c = Cov(x, t), within queries (r_q) and within keys (r_k).
+Signs are canonical: r_q ≥ 0, or r_k ≥ 0 where |r_q| < 0.05.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from qkscope.core.linalg import canonical_signs, eigh_descending, sign_is_anchored_on_k
+from qkscope.core.moments import Moments
+
+DEGENERATE_GAP = 0.02
+"""Below this relative eigengap a component can turn freely within its eigenspace."""
+
+
+@dataclass(frozen=True)
+class Components:
+    """Principal components of pooled queries and keys; arrays end in the component axis c."""
+
+    axes: Float[np.ndarray, "*batch c d"]
+    explained_variance: Float[np.ndarray, "*batch c"]
+    eigengap: Float[np.ndarray, "*batch c"]
+    r_q: Float[np.ndarray, "*batch c"]
+    r_k: Float[np.ndarray, "*batch c"]
+    mu_q: Float[np.ndarray, "*batch c"]
+    mu_k: Float[np.ndarray, "*batch c"]
+    slope_q: Float[np.ndarray, "*batch c"]
+    slope_k: Float[np.ndarray, "*batch c"]
+    var_q: Float[np.ndarray, "*batch c"]
+    var_k: Float[np.ndarray, "*batch c"]
+
+    @property
+    def separation(self) -> Float[np.ndarray, "*batch c"]:
+        """|mu_q − mu_k|."""
+        return np.abs(self.mu_q - self.mu_k)
+
+    @property
+    def fisher(self) -> Float[np.ndarray, "*batch c"]:
+        """(mu_q − mu_k)² / (var_q + var_k); 0 where nothing varies."""
+        within = self.var_q + self.var_k
+        return np.divide(self.separation**2, within, out=np.zeros_like(within), where=within > 0)
+
+    @property
+    def concordant(self) -> Bool[np.ndarray, "*batch c"]:
+        """Whether queries and keys drift the same way; meaningless where ``sign_anchored_on_k``."""
+        return self.r_k > 0
+
+    @property
+    def sign_anchored_on_k(self) -> Bool[np.ndarray, "*batch c"]:
+        """Where r_q is too weak to orient the component."""
+        return sign_is_anchored_on_k(self.r_q)
+
+    @property
+    def degenerate(self) -> Bool[np.ndarray, "*batch c"]:
+        """Where a neighbouring eigenvalue is so close that this component's r means nothing by itself."""
+        return self.eigengap < DEGENERATE_GAP
+
+
+def components(
+    q: Moments, k: Moments, n_components: int = 10, like: Float[np.ndarray, "*#batch c d"] | None = None
+) -> Components:
+    """The leading components of queries and keys pooled, oriented by the sign rule or ``like`` other axes."""
+    pooled = q.merge(k)
+    n_components = min(n_components, pooled.d)
+    values, vectors = eigh_descending(pooled.cov_x)
+    axes = vectors[..., :n_components, :]
+    if like is None:
+        signs = canonical_signs(q.corr_along(axes), k.corr_along(axes))
+    else:
+        signs = np.where((axes * like).sum(-1) < 0, -1.0, 1.0)
+    axes = axes * signs[..., None]
+    return Components(
+        axes=axes,
+        explained_variance=_share(values, n_components),
+        eigengap=_eigengap(values, n_components),
+        r_q=q.corr_along(axes),
+        r_k=k.corr_along(axes),
+        mu_q=q.mean_along(axes),
+        mu_k=k.mean_along(axes),
+        slope_q=q.slope_along(axes),
+        slope_k=k.slope_along(axes),
+        var_q=q.var_along(axes),
+        var_k=k.var_along(axes),
+    )
+
+
+TAXONOMY = ("position-dominated", "q-positional", "k-positional", "content-focused", "mixed")
+
+
+def taxonomy(
+    r_q: Float[np.ndarray, "*batch"], r_k: Float[np.ndarray, "*batch"], high: float = 0.7, low: float = 0.3
+) -> Int[np.ndarray, "*batch"]:
+    """Index into TAXONOMY of each head, from its PC0; all comparisons are strict.
+
+    >>> [TAXONOMY[i] for i in taxonomy(np.array([0.9, 0.9, 0.1, 0.1, 0.5]), np.array([-0.8, 0.1, 0.8, -0.2, 0.9]))]
+    ['position-dominated', 'q-positional', 'k-positional', 'content-focused', 'mixed']
+    """
+    strong_q, weak_q = r_q > high, r_q < low
+    strong_k, weak_k = np.abs(r_k) > high, np.abs(r_k) < low
+    classes = [strong_q & strong_k, strong_q & weak_k, weak_q & strong_k, weak_q & weak_k]
+    return np.select(classes, range(4), default=4)
+
+
+def _share(values: Float[np.ndarray, "*batch d"], n_components: int) -> Float[np.ndarray, "*batch c"]:
+    total = values.sum(-1, keepdims=True)
+    shares = np.divide(values, total, out=np.zeros_like(values), where=total > 0)
+    return shares[..., :n_components]
+
+
+def _eigengap(values: Float[np.ndarray, "*batch d"], n_components: int) -> Float[np.ndarray, "*batch c"]:
+    """Relative distance of each eigenvalue to the nearer of its neighbours."""
+    steps = values[..., :-1] - values[..., 1:]
+    edge = np.full((*values.shape[:-1], 1), np.inf)
+    gaps = np.minimum(np.concatenate([edge, steps], -1), np.concatenate([steps, edge], -1))
+    relative = np.divide(gaps, values, out=np.zeros_like(values), where=values > 0)
+    return relative[..., :n_components]

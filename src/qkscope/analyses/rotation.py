@@ -1,0 +1,220 @@
+"""Planar rotation model: axis a holds all linear position covariance, axis b the Q–K separation off it.
+
+a = c/‖c‖ with c = Cov(x, t) over queries and keys together, so that every v ⟂ a has Cov(vᵀx, t) = 0.
+b = top eigenvector of (I − aaᵀ) C_δ (I − aaᵀ), C_δ = E[(q − k)(q − k)ᵀ], oriented so that mu_q_b ≥ mu_k_b.
+bias_strength = mu_q_a · alpha_k > 0 means that later keys score higher for the average query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from qkscope.core.headmoments import BucketMeans
+from qkscope.core.linalg import complement_projector, eigh_descending, householder, off_axis, unit
+from qkscope.core.moments import Moments
+
+Centering = Literal["pooled", "within"]
+Pairing = Literal["independent", "token"]
+
+NO_DRIFT = 1e-12
+"""‖c‖ below this share of √(tr Σ · var t) is rounding, and axis a is undefined."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The two axes of each head and every scalar that follows from them."""
+
+    a: Float[np.ndarray, "*batch d"]
+    b: Float[np.ndarray, "*batch d"]
+    position_r: Float[np.ndarray, "*batch"]
+    r_q_a: Float[np.ndarray, "*batch"]
+    r_k_a: Float[np.ndarray, "*batch"]
+    alpha_q: Float[np.ndarray, "*batch"]
+    alpha_k: Float[np.ndarray, "*batch"]
+    mu_q_a: Float[np.ndarray, "*batch"]
+    mu_k_a: Float[np.ndarray, "*batch"]
+    mu_q_b: Float[np.ndarray, "*batch"]
+    mu_k_b: Float[np.ndarray, "*batch"]
+    separation_strength: Float[np.ndarray, "*batch"]
+    var_frac_a: Float[np.ndarray, "*batch"]
+    var_frac_b: Float[np.ndarray, "*batch"]
+    content_var_b: Float[np.ndarray, "*batch"]
+    bias_full: Float[np.ndarray, "*batch"]
+
+    @property
+    def plane_var_fraction(self) -> Float[np.ndarray, "*batch"]:
+        """Share of the pooled variance in the plane of a and b."""
+        return self.var_frac_a + self.var_frac_b
+
+    @property
+    def bias_strength(self) -> Float[np.ndarray, "*batch"]:
+        """mu_q_a · alpha_k, per token: the part of bias_full on axis a."""
+        return self.mu_q_a * self.alpha_k
+
+    @property
+    def query_term(self) -> Float[np.ndarray, "*batch"]:
+        """alpha_q · mu_k_a: coefficient of the query's position."""
+        return self.alpha_q * self.mu_k_a
+
+    @property
+    def interaction(self) -> Float[np.ndarray, "*batch"]:
+        """alpha_q · alpha_k: coefficient of the product of both positions."""
+        return self.alpha_q * self.alpha_k
+
+    @property
+    def constant(self) -> Float[np.ndarray, "*batch"]:
+        """Score of the mean query and the mean key in the plane."""
+        return self.mu_q_a * self.mu_k_a + self.mu_q_b * self.mu_k_b
+
+
+def drift_covariance(q: Moments, k: Moments, centering: Centering = "pooled") -> Float[np.ndarray, "*batch d"]:
+    """C = Cov(x, t) over queries and keys: about the common mean, or each class about its own."""
+    return _centred(q, k, centering).cov_xt
+
+
+def has_drift(q: Moments, k: Moments, centering: Centering = "pooled") -> Bool[np.ndarray, "*batch"]:
+    """Whether axis a is defined: c is more than rounding."""
+    m = _centred(q, k, centering)
+    scale = np.sqrt(np.trace(m.cov_x, axis1=-2, axis2=-1) * m.var_t)
+    return np.linalg.norm(m.cov_xt, axis=-1) > NO_DRIFT * scale
+
+
+def rotation(
+    q: Moments,
+    k: Moments,
+    cross: Moments | None = None,
+    centering: Centering = "pooled",
+    like: tuple[Float[np.ndarray, "*#batch d"], Float[np.ndarray, "*#batch d"]] | None = None,
+) -> Rotation:
+    """Construct a and b and measure queries and keys along them.
+
+    ``cross`` holds moments of (q, k) at the same token; with it δ pairs them token by token, without it δ runs
+    over all pairs. ``like`` orients the axes as another (a, b), for the replicates of a jackknife.
+    """
+    pooled = q.merge(k)
+    a = unit(drift_covariance(q, k, centering))
+    c_delta = difference_moment(q, k) if cross is None else paired_difference_moment(cross)
+    projector = complement_projector(a)
+    values, vectors = eigh_descending(projector @ c_delta @ projector)
+    b = unit(off_axis(vectors[..., 0, :], a))
+    a, b = _orient(a, b, q.mean_x - k.mean_x, like)
+    axes = np.stack([a, b], -2)
+    total = np.trace(pooled.cov_x, axis1=-2, axis2=-1)
+    mu_q, mu_k = q.mean_along(axes), k.mean_along(axes)
+    var_frac = pooled.var_along(axes) / total[..., None]
+    slope_q, slope_k = q.slope_along(axes)[..., 0], k.slope_along(axes)[..., 0]
+    return Rotation(
+        a=a,
+        b=b,
+        position_r=np.abs(pooled.corr_along(axes)[..., 0]),
+        r_q_a=q.corr_along(axes)[..., 0],
+        r_k_a=k.corr_along(axes)[..., 0],
+        alpha_q=slope_q,
+        alpha_k=slope_k,
+        mu_q_a=mu_q[..., 0],
+        mu_k_a=mu_k[..., 0],
+        mu_q_b=mu_q[..., 1],
+        mu_k_b=mu_k[..., 1],
+        separation_strength=values[..., 0] / np.trace(c_delta, axis1=-2, axis2=-1),
+        var_frac_a=var_frac[..., 0],
+        var_frac_b=var_frac[..., 1],
+        content_var_b=(q.var_along(axes)[..., 1] + k.var_along(axes)[..., 1]) / 2,
+        bias_full=(q.mean_x * k.cov_xt).sum(-1) / k.var_t,
+    )
+
+
+def difference_moment(q: Moments, k: Moments) -> Float[np.ndarray, "*batch d d"]:
+    """C_δ = Σ_Q + Σ_K + ΔμΔμᵀ: the exact mean of δδᵀ over all pairs of a query and a key."""
+    apart = q.mean_x - k.mean_x
+    return q.cov_x + k.cov_x + apart[..., :, None] * apart[..., None, :]
+
+
+def paired_difference_moment(cross: Moments) -> Float[np.ndarray, "*batch d d"]:
+    """C_δ over the query and the key of the same token, from moments of the stacked vector (q, k)."""
+    d = cross.d // 2
+    delta = cross.project(np.concatenate([np.eye(d), -np.eye(d)], axis=1))
+    return delta.cov_x + delta.mean_x[..., :, None] * delta.mean_x[..., None, :]
+
+
+# ---- what the model leaves out ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """Checks on the model: what a misses within each class, and how straight the drift is."""
+
+    residual_pos_r: Float[np.ndarray, "*batch"]
+    residual_r_q: Float[np.ndarray, "*batch"]
+    residual_r_k: Float[np.ndarray, "*batch"]
+    a_qk_cos: Float[np.ndarray, "*batch"]
+    b_centroid_cos: Float[np.ndarray, "*batch"]
+    linearity_r2: Float[np.ndarray, "*batch"]
+
+
+def leftovers(
+    q: Moments, k: Moments, k_buckets: BucketMeans, model: Rotation, centering: Centering = "pooled"
+) -> Leftovers:
+    """Measure what the planar model leaves out."""
+    c_q, c_k = q.cov_xt, k.cov_xt
+    apart = unit(off_axis(q.mean_x - k.mean_x, model.a))
+    return Leftovers(
+        residual_pos_r=residual_pos_r(_centred(q, k, centering), model.a),
+        residual_r_q=_residual_r(q, model.a),
+        residual_r_k=_residual_r(k, model.a),
+        a_qk_cos=(unit(c_q) * unit(c_k)).sum(-1),
+        b_centroid_cos=(model.b * apart).sum(-1),
+        linearity_r2=linearity_r2(k_buckets, model.a),
+    )
+
+
+def residual_pos_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch"]:
+    """Largest |corr| with t over a Householder basis of a's complement: 0 up to rounding, by the lemma."""
+    return np.abs(m.corr_along(householder(a)[..., 1:, :])).max(-1)
+
+
+def linearity_r2(buckets: BucketMeans, a: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch"]:
+    """Count-weighted squared correlation of the bucket means of aᵀk with the bucket means of t."""
+    weight = buckets.n / buckets.n.sum(-1, keepdims=True)
+
+    def centred(values: Float[np.ndarray, "*batch buckets"]) -> Float[np.ndarray, "*batch buckets"]:
+        return values - (weight * values).sum(-1, keepdims=True)
+
+    on_a = centred(np.einsum("...bd,...d->...b", buckets.mean_x, a))
+    t = centred(buckets.mean_t)
+    variances = (weight * on_a**2).sum(-1) * (weight * t**2).sum(-1)
+    covariance = (weight * on_a * t).sum(-1)
+    return np.divide(covariance**2, variances, out=np.zeros_like(variances), where=variances > 0)
+
+
+def _residual_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch"]:
+    """|corr| with t along (I − aaᵀ)c: what this class's own drift keeps off axis a; 0 if that is rounding."""
+    rest = off_axis(m.cov_xt, a)
+    size = np.linalg.norm(rest, axis=-1) > NO_DRIFT * np.linalg.norm(m.cov_xt, axis=-1)
+    return np.where(size, np.abs(m.corr_along(unit(rest)[..., None, :])[..., 0]), 0.0)
+
+
+def _centred(q: Moments, k: Moments, centering: Centering) -> Moments:
+    """Moments of the pool about its own mean, or with x and t centred within each class."""
+    if centering == "pooled":
+        return q.merge(k)
+    return Moments(q.n + k.n, np.zeros_like(q.mean), q.scatter + k.scatter)
+
+
+def _orient(
+    a: Float[np.ndarray, "*batch d"],
+    b: Float[np.ndarray, "*batch d"],
+    apart: Float[np.ndarray, "*batch d"],
+    like: tuple[Float[np.ndarray, "*#batch d"], Float[np.ndarray, "*#batch d"]] | None,
+) -> tuple[Float[np.ndarray, "*batch d"], Float[np.ndarray, "*batch d"]]:
+    """A keeps the direction of c and b points from keys to queries; or both follow ``like``."""
+    if like is None:
+        return a, b * _sign((b * apart).sum(-1))
+    return a * _sign((a * like[0]).sum(-1)), b * _sign((b * like[1]).sum(-1))
+
+
+def _sign(value: Float[np.ndarray, "*batch"]) -> Float[np.ndarray, "*batch 1"]:
+    return np.where(value < 0, -1.0, 1.0)[..., None]

@@ -1,0 +1,197 @@
+"""From the moments of a batch of heads to tidy tables: identifying columns, estimates, intervals, flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from qkscope.analyses.headvariance import HeadVariance, head_variance
+from qkscope.analyses.pca import TAXONOMY, Components, components, taxonomy
+from qkscope.analyses.rotation import Centering, Rotation, leftovers, rotation
+from qkscope.analyses.uncertainty import Scale, delete_one, flags, interval_columns
+from qkscope.core.headmoments import HeadMoments
+from qkscope.core.moments import Moments
+
+Columns = dict[str, Float[np.ndarray, "heads *rest"]]
+
+
+@dataclass(frozen=True)
+class PcaOptions:
+    """Choices of the combined PCA."""
+
+    n_components: int = 10
+    """How many components are kept."""
+    high: float = 0.7
+    """Above this |r| a head counts as strongly positional."""
+    low: float = 0.3
+    """Below this |r| a head counts as not positional."""
+
+
+@dataclass(frozen=True)
+class RotationOptions:
+    """Choices of the planar rotation model."""
+
+    centering: Centering = "pooled"
+    """About which mean Cov(x, t) is taken: that of the pool (as published) or each class's own."""
+    pairing: str = "independent"
+    """Which pairs δ = q − k runs over: all of them, or those at the same token."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables by name, and the delete-one replicates of the columns that summaries average."""
+
+    frames: dict[str, pd.DataFrame]
+    replicates: dict[str, Float[np.ndarray, "heads groups"]] = field(default_factory=dict)
+
+
+PC_INTERVALS = {"r_q": Scale.CORRELATION, "r_k": Scale.CORRELATION, "explained_variance": Scale.SHARE}
+HEAD_INTERVALS = {
+    "posvar_q_published": Scale.SHARE,
+    "posvar_k_published": Scale.SHARE,
+    "posvar_q": Scale.SHARE,
+    "posvar_k": Scale.SHARE,
+    "positional_overhead": Scale.SHARE,
+}
+ROTATION_INTERVALS = {
+    "position_r": Scale.CORRELATION,
+    "r_q_a": Scale.CORRELATION,
+    "r_k_a": Scale.CORRELATION,
+    "alpha_q": Scale.LINEAR,
+    "alpha_k": Scale.LINEAR,
+    "mu_q_a": Scale.LINEAR,
+    "bias_strength": Scale.LINEAR,
+    "bias_full": Scale.LINEAR,
+    "separation_strength": Scale.SHARE,
+    "plane_var_fraction": Scale.SHARE,
+}
+
+_PC_NUMBERS = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "slope_q", "slope_k", "var_q", "var_k",
+               "fisher", "separation")  # fmt: skip
+_HEAD_NUMBERS = tuple(HeadVariance.__dataclass_fields__)
+_ROTATION_NUMBERS = ("position_r", "r_q_a", "r_k_a", "alpha_q", "alpha_k", "mu_q_a", "mu_k_a", "mu_q_b", "mu_k_b",
+                     "separation_strength", "var_frac_a", "var_frac_b", "plane_var_fraction", "content_var_b",
+                     "bias_strength", "query_term", "interaction", "constant", "bias_full")  # fmt: skip
+
+
+def pca_tables(
+    index: pd.DataFrame, moments: HeadMoments, options: PcaOptions | None = None, *, intervals: bool = True
+) -> Tables:
+    """``qk`` (one row per head and component) and ``heads`` (one row per head).
+
+    ``index`` names each head of the batch: model, family, layer, head, k_head.
+    """
+    options = options or PcaOptions()
+    q, k = moments.q.merged(), moments.k.merged()
+    pcs = components(q, k, options.n_components)
+    whole = head_variance(q, k, pcs)
+    again_pcs, again_whole = _pca_again(moments, options, pcs) if intervals else (None, None)
+    kind = np.array(TAXONOMY)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
+    qk = _pc_rows(index.assign(taxonomy=kind, flags=flags(moments)), moments, pcs, again_pcs)
+    heads = _head_rows(index.assign(taxonomy=kind), moments, whole, again_whole)
+    return Tables({"qk": qk, "heads": heads}, _pca_replicates(again_pcs, again_whole))
+
+
+def rotation_tables(
+    index: pd.DataFrame,
+    moments: HeadMoments,
+    options: RotationOptions | None = None,
+    *,
+    intervals: bool = True,
+) -> Tables:
+    """``rotated``: one row per head."""
+    options = options or RotationOptions()
+    q, k = moments.q.merged(), moments.k.merged()
+    paired = moments.cross if options.pairing == "token" else None
+    if options.pairing == "token" and paired is None:
+        raise ValueError("pairing='token' needs moments with cross statistics")
+    model = rotation(q, k, None if paired is None else paired.merged(), options.centering)
+    again = _rotation_again(moments, paired, options, model) if intervals else None
+    numbers = _numbers(model, _ROTATION_NUMBERS)
+    numbers |= _numbers(leftovers(q, k, moments.k_buckets, model, options.centering))
+    numbers |= _per_window(numbers, moments)
+    replicates = None if again is None else _numbers(again, ROTATION_INTERVALS)
+    numbers |= interval_columns(ROTATION_INTERVALS, numbers, replicates, moments.groups_present)
+    counts = {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
+    frame = pd.concat([index, pd.DataFrame(counts | numbers, index=index.index)], axis=1)
+    return Tables({"rotated": frame.assign(flags=flags(moments))}, replicates or {})
+
+
+# ---- replicates ---------------------------------------------------------------------------------
+
+
+def _pca_again(moments: HeadMoments, options: PcaOptions, pcs: Components) -> tuple[Components, HeadVariance]:
+    """The PCA with each document group left out, oriented as the full one."""
+    q, k = delete_one(moments.q), delete_one(moments.k)
+    again = components(q, k, options.n_components, like=pcs.axes[:, None])
+    return again, head_variance(q, k, again)
+
+
+def _rotation_again(
+    moments: HeadMoments, paired: Moments | None, options: RotationOptions, model: Rotation
+) -> Rotation:
+    """The rotation model with each document group left out, oriented as the full one."""
+    cross = None if paired is None else delete_one(paired)
+    like = model.a[:, None], model.b[:, None]
+    return rotation(delete_one(moments.q), delete_one(moments.k), cross, options.centering, like)
+
+
+def _pca_replicates(pcs: Components | None, whole: HeadVariance | None) -> dict[str, Float[np.ndarray, "heads groups"]]:
+    if pcs is None or whole is None:
+        return {}
+    pc0 = {name: getattr(pcs, name)[..., 0] for name in ("r_q", "r_k", "explained_variance")}
+    return pc0 | {name: getattr(whole, name) for name in HEAD_INTERVALS}
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+
+
+def _pc_rows(index: pd.DataFrame, moments: HeadMoments, pcs: Components, again: Components | None) -> pd.DataFrame:
+    n_q, n_k = (m.n.sum(-1).astype(np.int64) for m in (moments.q, moments.k))
+    n_heads, n_pcs = pcs.r_q.shape
+    numbers = _numbers(pcs, _PC_NUMBERS) | {"eigengap": pcs.eigengap}
+    replicates = None if again is None else _numbers(again, PC_INTERVALS)
+    ranges = interval_columns(PC_INTERVALS, numbers, replicates, moments.groups_present)
+    for name in ranges:
+        if name.startswith(("r_q", "r_k")):
+            ranges[name] = np.where(np.arange(n_pcs) == 0, ranges[name], np.nan)
+    frame = index.loc[index.index.repeat(n_pcs)].reset_index(drop=True)
+    frame["pc"] = np.tile(np.arange(n_pcs), n_heads)
+    frame["n_q"], frame["n_k"] = n_q.repeat(n_pcs), n_k.repeat(n_pcs)
+    flat = {name: values.reshape(-1) for name, values in (numbers | ranges).items()}
+    frame = pd.concat([frame, pd.DataFrame(flat)], axis=1)
+    anchored = pcs.sign_anchored_on_k.reshape(-1)
+    frame["concordant"] = pd.array(pcs.concordant.reshape(-1), dtype="boolean")
+    frame.loc[anchored, "concordant"] = pd.NA
+    frame["degenerate"] = pcs.degenerate.reshape(-1)
+    # n rows span n − 1 dimensions about their mean; components beyond that do not exist.
+    return frame[frame["pc"] < frame["n_q"] + frame["n_k"] - 1].reset_index(drop=True)
+
+
+def _head_rows(
+    index: pd.DataFrame, moments: HeadMoments, whole: HeadVariance, again: HeadVariance | None
+) -> pd.DataFrame:
+    numbers = _numbers(whole, _HEAD_NUMBERS)
+    numbers["amplification_window"] = whole.amplification * moments.window
+    replicates = None if again is None else _numbers(again, HEAD_INTERVALS)
+    ranges = interval_columns(HEAD_INTERVALS, numbers, replicates, moments.groups_present)
+    return pd.concat([index, pd.DataFrame(numbers | ranges, index=index.index)], axis=1)
+
+
+def _per_window(numbers: Columns, moments: HeadMoments) -> Columns:
+    """Biases over the whole window: what stays comparable when the window grows."""
+    return {
+        "bias_window": numbers["bias_strength"] * moments.window,
+        "bias_full_window": numbers["bias_full"] * moments.window,
+        "logit_bias_window": numbers["bias_full"] * moments.window * moments.scaling,
+    }
+
+
+def _numbers(result: object, names: Mapping[str, object] | tuple[str, ...] | None = None) -> Columns:
+    """The named attributes of a result, or all its fields."""
+    chosen = names if names is not None else getattr(type(result), "__dataclass_fields__")  # noqa: B009
+    return {name: getattr(result, name) for name in chosen}

@@ -1,0 +1,125 @@
+"""Intervals that respect documents: the delete-group jackknife, and the flags that qualify a row.
+
+Tokens of a document depend on each other, so no row-wise standard error is right. Eight groups of documents
+are deleted one at a time; the interval is centred at the bias-corrected value G·θ̂ − (G − 1)·θ̄ with Student's t
+at G − 1 degrees of freedom, on the Fisher z scale for correlations. It need not contain θ̂ itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy import stats
+
+from qkscope.core.headmoments import N_GROUPS, HeadMoments
+from qkscope.core.moments import Moments
+
+LEVEL = 0.95
+MIN_GROUPS = 4
+"""With fewer non-empty document groups there is no interval."""
+MIN_ROWS_PER_DIMENSION = 5
+"""With fewer rows per dimension a row carries the flag ``low_n``."""
+DELETE_ONE = 1.0 - np.eye(N_GROUPS)
+
+
+class Scale(Enum):
+    """The scale an interval is built on, and the range it may not leave."""
+
+    LINEAR = "linear"
+    SHARE = "share"
+    CORRELATION = "correlation"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Jackknife standard error and 95% interval; NaN where there are too few groups."""
+
+    se: Float[np.ndarray, "*shape"]
+    low: Float[np.ndarray, "*shape"]
+    high: Float[np.ndarray, "*shape"]
+
+
+def jackknife(
+    estimate: Float[np.ndarray, "heads *rest"],
+    replicates: Float[np.ndarray, "heads groups *rest"],
+    present: Float[np.ndarray, "heads groups"],
+    scale: Scale = Scale.LINEAR,
+) -> Interval:
+    """Interval of each head's estimate from its delete-one replicates; absent groups are left out."""
+    se = _center_and_se(estimate, replicates, present)[1]
+    if scale is Scale.CORRELATION:
+        center, spread = _center_and_se(_fisher_z(estimate), _fisher_z(replicates), present)
+    else:
+        center, spread = _center_and_se(estimate, replicates, present)
+    n_groups = _like(present.sum(-1), estimate)
+    half = stats.t.ppf((1 + LEVEL) / 2, np.maximum(n_groups - 1, 1)) * spread
+    low, high = center - half, center + half
+    if scale is Scale.CORRELATION:
+        low, high = np.tanh(low), np.tanh(high)
+    if scale is Scale.SHARE:
+        low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+    enough = n_groups >= MIN_GROUPS
+    return Interval(*(np.where(enough, part, np.nan) for part in (se, low, high)))
+
+
+def interval_columns(
+    scales: Mapping[str, Scale],
+    estimates: Mapping[str, Float[np.ndarray, "heads *rest"]],
+    replicates: Mapping[str, Float[np.ndarray, "heads groups *rest"]] | None,
+    present: Float[np.ndarray, "heads groups"],
+) -> dict[str, Float[np.ndarray, "heads *rest"]]:
+    """``X_se``, ``X_low``, ``X_high`` for every X in ``scales``; NaN throughout when there are no replicates."""
+    columns: dict[str, Float[np.ndarray, "heads *rest"]] = {}
+    for name, scale in scales.items():
+        if replicates is None:
+            missing = np.full(estimates[name].shape, np.nan)
+            interval = Interval(missing, missing, missing)
+        else:
+            interval = jackknife(estimates[name], replicates[name], present, scale)
+        columns |= {f"{name}_se": interval.se, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return columns
+
+
+def delete_one(groups: Moments) -> Moments:
+    """The eight delete-one moments (…, 8) of moments by document group (…, 8)."""
+    return groups.merged(DELETE_ONE)
+
+
+def flags(moments: HeadMoments) -> list[str]:
+    """What a reader should know about each head before using its numbers, joined by ``;``."""
+    n_q, n_k = moments.q.n.sum(-1), moments.k.n.sum(-1)
+    low_n = np.minimum(n_q, n_k) < MIN_ROWS_PER_DIMENSION * moments.d
+    few = moments.groups_present.sum(-1) < MIN_GROUPS
+    return [";".join(_head_flags(*head)) for head in zip(low_n, few, moments.dropped_q, moments.dropped_k, strict=True)]
+
+
+def _head_flags(low_n: Bool[np.ndarray, ""], few: Bool[np.ndarray, ""], dropped_q: int, dropped_k: int) -> list[str]:
+    raised = ["low_n"] * bool(low_n) + ["few_documents"] * bool(few)
+    raised += [f"nonfinite_q={dropped_q}"] * bool(dropped_q) + [f"nonfinite_k={dropped_k}"] * bool(dropped_k)
+    return raised
+
+
+def _center_and_se(
+    estimate: Float[np.ndarray, "heads *rest"],
+    replicates: Float[np.ndarray, "heads groups *rest"],
+    present: Float[np.ndarray, "heads groups"],
+) -> tuple[Float[np.ndarray, "heads *rest"], Float[np.ndarray, "heads *rest"]]:
+    weight = present.reshape(present.shape + (1,) * (replicates.ndim - 2))
+    g = _like(present.sum(-1), estimate)
+    mean = (weight * replicates).sum(1) / np.maximum(g, 1)
+    spread = (weight * (replicates - mean[:, None]) ** 2).sum(1)
+    return g * estimate - (g - 1) * mean, np.sqrt((g - 1) / np.maximum(g, 1) * spread)
+
+
+def _fisher_z(r: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """Artanh, kept finite for a perfect correlation."""
+    limit = 1.0 - 1e-12
+    return np.arctanh(np.clip(r, -limit, limit))
+
+
+def _like(per_head: Float[np.ndarray, "heads"], estimate: Float[np.ndarray, "heads *rest"]) -> Float[np.ndarray, "..."]:
+    return per_head.reshape(per_head.shape + (1,) * (estimate.ndim - 1))

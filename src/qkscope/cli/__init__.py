@@ -1,0 +1,1 @@
+"""Parse, call the pipeline, print."""

@@ -1,0 +1,196 @@
+"""Moments of rows z = (x, t): count, mean and centred scatter, in float64, mergeable in any order.
+
+``x`` is a query or key vector (d numbers), ``t`` its position; t is always the last coordinate of z.
+All moment-based results of qkscope are functions of these three arrays. Covariances are population
+covariances (1/n). Leading axes batch over heads, document groups or position buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Real
+
+CHUNK = 65_536
+"""Rows are reduced in fixed chunks, so that a result never depends on how they were delivered."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count n, mean of z and centred scatter Σ (z − z̄)(z − z̄)ᵀ, with leading batch axes."""
+
+    n: Float[np.ndarray, "*batch"]
+    mean: Float[np.ndarray, "*batch z"]
+    scatter: Float[np.ndarray, "*batch z z"]
+
+    # ---- making -------------------------------------------------------------------------------
+
+    @classmethod
+    def zeros(cls, d: int, batch: tuple[int, ...] = ()) -> Moments:
+        """The moments of no rows: the neutral element of merging."""
+        return cls(np.zeros(batch), np.zeros((*batch, d + 1)), np.zeros((*batch, d + 1, d + 1)))
+
+    @classmethod
+    def from_rows(cls, x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:
+        """Moments of rows x at positions t, each chunk centred before it is squared.
+
+        >>> m = Moments.from_rows(np.array([[1.0], [3.0]]), np.array([0, 2]))
+        >>> m.mean.tolist(), m.scatter.tolist()
+        ([2.0, 1.0], [[2.0, 2.0], [2.0, 2.0]])
+        """
+        if x.shape[:-1] != t.shape:
+            raise ValueError(f"expected one position per row, got x {x.shape} and t {t.shape}")
+        total = cls.zeros(x.shape[-1], x.shape[:-2])
+        for start in range(0, x.shape[-2], CHUNK):
+            stop = start + CHUNK
+            total = total.merge(_chunk_moments(x[..., start:stop, :], t[..., start:stop]))
+        return total
+
+    @classmethod
+    def stack(cls, parts: Iterable[Moments]) -> Moments:
+        """Put equally shaped moments side by side along a new first batch axis."""
+        ns, means, scatters = zip(*((p.n, p.mean, p.scatter) for p in parts), strict=True)
+        return cls(np.stack(ns), np.stack(means), np.stack(scatters))
+
+    # ---- combining ----------------------------------------------------------------------------
+
+    def merge(self, other: Moments) -> Moments:
+        """Moments of both sets of rows together (Chan, Golub & LeVeque 1979)."""
+        if self.d != other.d:
+            raise ValueError(f"expected vectors of one length, got {self.d} and {other.d}")
+        n = np.asarray(self.n + other.n)
+        share = np.divide(other.n, n, out=np.zeros_like(n), where=n > 0)
+        delta = other.mean - self.mean
+        mean = self.mean + share[..., None] * delta
+        between = (self.n * share)[..., None, None] * delta[..., :, None] * delta[..., None, :]
+        return Moments(n, mean, self.scatter + other.scatter + between)
+
+    __add__ = merge
+
+    def add(self, x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:
+        """These moments with further rows."""
+        return self.merge(Moments.from_rows(x, t))
+
+    def merged(self, weights: Float[np.ndarray, "... parts"] | None = None) -> Moments:
+        """Merge along the last batch axis; ``weights`` (…, parts) of 0 and 1 choose the parts.
+
+        A two-dimensional choice gives one merged set per row of it: ``merged(1 - np.eye(8))`` are the
+        eight delete-one sets of a jackknife, without a subtraction that could cancel.
+        """
+        if weights is None:
+            weights = np.ones(self.n.shape[-1])
+        n_parts = self.n[(..., *(None,) * (weights.ndim - 1), slice(None))] * weights
+        n = np.asarray(n_parts.sum(-1))
+        share = np.divide(n_parts, n[..., None], out=np.zeros_like(n_parts), where=n[..., None] > 0)
+        # Deviations from the mean of all parts keep the products small when that mean is far from zero.
+        shift = _over_parts(np.divide(self.n, np.maximum(self.n.sum(-1, keepdims=True), 1.0)), self.mean)
+        away = np.where(self.n[..., None] > 0, self.mean - shift[..., None, :], 0.0)
+        mean = _over_parts(share, away)
+        flat = self.scatter.reshape(*self.scatter.shape[:-2], -1)
+        within = _over_parts(np.broadcast_to(weights, n_parts.shape), flat)
+        second = _over_parts(n_parts, (away[..., :, None] * away[..., None, :]).reshape(flat.shape))
+        between = second.reshape(*n.shape, *self.scatter.shape[-2:])
+        between = between - n[..., None, None] * mean[..., :, None] * mean[..., None, :]
+        centre = shift[..., None, :] if weights.ndim > 1 else shift
+        return Moments(n, mean + np.where(n[..., None] > 0, centre, 0.0), within.reshape(between.shape) + between)
+
+    # ---- looking ------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Moments:
+        """Index the batch axes."""
+        return Moments(*(np.asarray(part[index]) for part in (self.n, self.mean, self.scatter)))
+
+    def subset(self, coordinates: Any) -> Moments:
+        """Moments of some coordinates of x, with t; ``subset([])`` are those of t alone."""
+        keep = np.append(np.arange(self.d)[coordinates], self.d)
+        return Moments(self.n, self.mean[..., keep], self.scatter[..., keep[:, None], keep])
+
+    def project(self, axes: Float[np.ndarray, "*#batch m d"]) -> Moments:
+        """Moments of (axes·x, t): m coordinates in place of d."""
+        *batch, m, d = axes.shape
+        basis = np.zeros((*batch, m + 1, d + 1))
+        basis[..., :m, :d] = axes
+        basis[..., m, d] = 1.0
+        mean = np.einsum("...mz,...z->...m", basis, self.mean)
+        return Moments(self.n, mean, basis @ self.scatter @ basis.swapaxes(-1, -2))
+
+    @property
+    def d(self) -> int:
+        """Length of the vectors x."""
+        return self.mean.shape[-1] - 1
+
+    @property
+    def mean_x(self) -> Float[np.ndarray, "*batch d"]:
+        """Mean vector μ."""
+        return self.mean[..., :-1]
+
+    @property
+    def mean_t(self) -> Float[np.ndarray, "*batch"]:
+        """Mean position."""
+        return self.mean[..., -1]
+
+    @property
+    def cov_x(self) -> Float[np.ndarray, "*batch d d"]:
+        """Covariance Σ of the vectors."""
+        return self._per_row(self.scatter[..., :-1, :-1])
+
+    @property
+    def cov_xt(self) -> Float[np.ndarray, "*batch d"]:
+        """C = Cov(x, t), the direction in which the mean drifts with position."""
+        return self._per_row(self.scatter[..., :-1, -1])
+
+    @property
+    def var_t(self) -> Float[np.ndarray, "*batch"]:
+        """Variance of the positions."""
+        return self._per_row(self.scatter[..., -1, -1])
+
+    def mean_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
+        """Mean of uᵀx for each axis u; not centred."""
+        return np.einsum("...md,...d->...m", axes, self.mean_x)
+
+    def var_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
+        """Variance uᵀΣu for each axis u."""
+        return np.einsum("...md,...md->...m", axes @ self.cov_x, axes)
+
+    def slope_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
+        """Regression slope of uᵀx on t, per token."""
+        return _ratio(np.einsum("...md,...d->...m", axes, self.cov_xt), self.var_t[..., None])
+
+    def corr_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
+        """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where either does not vary."""
+        cov = np.einsum("...md,...d->...m", axes, self.cov_xt)
+        return np.clip(_ratio(cov, np.sqrt(self.var_along(axes) * self.var_t[..., None])), -1.0, 1.0)
+
+    def _per_row(self, part: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+        n = self.n.reshape(self.n.shape + (1,) * (part.ndim - self.n.ndim))
+        return _ratio(part, n)
+
+
+def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:
+    z = np.empty((*x.shape[:-1], x.shape[-1] + 1))
+    z[..., :-1], z[..., -1] = x, t
+    n = np.full(z.shape[:-2], float(z.shape[-2]))
+    # The second pass over the mean removes what rounding left of a large one.
+    mean = z.mean(-2)
+    z -= mean[..., None, :]
+    left = z.mean(-2)
+    scatter = z.swapaxes(-1, -2) @ z - n[..., None, None] * left[..., :, None] * left[..., None, :]
+    return Moments(n, mean + left, scatter)
+
+
+def _over_parts(
+    weights: Float[np.ndarray, "... parts"], values: Float[np.ndarray, "... parts v"]
+) -> Float[np.ndarray, "... v"]:
+    """Σ over parts of weights × values, where weights may hold one more axis (sets) before parts."""
+    if weights.ndim == values.ndim:
+        return weights @ values
+    return (weights[..., None, :] @ values)[..., 0, :]
+
+
+def _ratio(a: Float[np.ndarray, "..."], b: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """A / b, 0 where b is 0: a direction that does not vary carries no position."""
+    a, b = np.broadcast_arrays(a, b)
+    return np.divide(a, b, out=np.zeros(a.shape), where=b > 0)

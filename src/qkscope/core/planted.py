@@ -1,0 +1,153 @@
+"""Synthetic heads whose axes, slopes and rings are known: ground truth for tests, docs and the demo.
+
+A planted head draws, for class Q (and K alike, with its own numbers), at position t of document D
+
+    x = μ^a a + μ^b b + α (t − t̄) a + Σ_rings r (cos(ωt + φ) u + sin(ωt + φ) v) + σ_doc ε_D + σ ε
+
+with t uniform on 0 … window − 1 and t̄ its mean. The truth holds the population moments of that law, so
+any moment-based column has an exact expected value: the analysis of the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from qkscope.core.moments import Moments
+from qkscope.core.rows import Rows
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A circle of given frequency (radians per token) in a plane of its own, as RoPE makes them."""
+
+    frequency: float
+    radius_q: float
+    radius_k: float
+    phase_q: float = 0.0
+    phase_k: float = 0.0
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What was planted, and the population moments that follow from it (their n is a weight, not a count)."""
+
+    a: Float[np.ndarray, "d"]
+    b: Float[np.ndarray, "d"]
+    planes: Float[np.ndarray, "rings 2 d"]
+    q: Moments
+    k: Moments
+
+
+@dataclass(frozen=True)
+class PlantedHead:
+    """Rows of a synthetic query head and key head, and the truth behind them."""
+
+    q: Rows
+    k: Rows
+    truth: Truth
+
+
+def plant(
+    d: int = 64,
+    *,
+    a: Float[np.ndarray, "d"] | None = None,
+    b: Float[np.ndarray, "d"] | None = None,
+    mu_q: tuple[float, float] = (2.0, 3.0),
+    mu_k: tuple[float, float] = (-1.0, -3.0),
+    alpha_q: float = 1e-3,
+    alpha_k: float = 2e-3,
+    sigma: float | Float[np.ndarray, "d"] = 1.0,
+    sigma_document: float = 0.0,
+    rings: Sequence[Ring] = (),
+    n: int = 4096,
+    documents: int = 32,
+    window: int = 4096,
+    seed: int = 0,
+) -> PlantedHead:
+    """Plant one head; ``mu_q`` and ``mu_k`` are the class means on (a, b), α the drift on a per token.
+
+    ``sigma`` is one standard deviation for all coordinates of x, or one for each. Axes left out are drawn
+    at random. Each class gets n rows, spread over the documents at positions of its own.
+    """
+    rng = np.random.default_rng(seed)
+    a, b, planes = _axes(d, a, b, len(rings), rng)
+    spread = np.broadcast_to(np.asarray(sigma, dtype=float), (d,))
+    frame = _Frame(a, b, planes, spread, sigma_document, window)
+    law_q = _Law(frame, mu_q, alpha_q, [(r.frequency, r.radius_q, r.phase_q) for r in rings])
+    law_k = _Law(frame, mu_k, alpha_k, [(r.frequency, r.radius_k, r.phase_k) for r in rings])
+    truth = Truth(a, b, planes, law_q.population(), law_k.population())
+    return PlantedHead(law_q.draw(n, documents, rng), law_k.draw(n, documents, rng), truth)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    a: Float[np.ndarray, "d"]
+    b: Float[np.ndarray, "d"]
+    planes: Float[np.ndarray, "rings 2 d"]
+    sigma: Float[np.ndarray, "d"]
+    sigma_document: float
+    window: int
+
+
+@dataclass(frozen=True)
+class _Law:
+    """The distribution of one class."""
+
+    frame: _Frame
+    mu: tuple[float, float]
+    alpha: float
+    rings: list[tuple[float, float, float]]
+
+    def mean_at(self, t: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n d"]:
+        """E[x | t]."""
+        f = self.frame
+        drift = self.alpha * (t - (f.window - 1) / 2)
+        mean = np.outer(self.mu[0] + drift, f.a) + self.mu[1] * f.b
+        for (frequency, radius, phase), (u, v) in zip(self.rings, f.planes, strict=True):
+            angle = frequency * t + phase
+            mean += radius * (np.outer(np.cos(angle), u) + np.outer(np.sin(angle), v))
+        return mean
+
+    def population(self) -> Moments:
+        """Moments of the law itself, of weight 1: position uniform over the window, noise as planted."""
+        t = np.arange(self.frame.window, dtype=float)
+        exact = Moments.from_rows(self.mean_at(t), t)
+        noise = np.zeros_like(exact.scatter)
+        np.fill_diagonal(noise[:-1, :-1], self.frame.sigma**2 + self.frame.sigma_document**2)
+        return Moments(np.asarray(1.0), exact.mean, exact.scatter / exact.n + noise)
+
+    def draw(self, n: int, documents: int, rng: np.random.Generator) -> Rows:
+        """N rows at random positions, spread evenly over the documents, in document order."""
+        f = self.frame
+        if n > documents * f.window:
+            raise ValueError(f"expected at most {documents * f.window} rows from {documents} documents, got {n}")
+        example_id = np.sort(np.arange(n) % documents)
+        tokens = (rng.choice(f.window, size=m, replace=False) for m in np.bincount(example_id, minlength=documents))
+        position = np.concatenate([np.sort(chosen) for chosen in tokens])
+        effect = f.sigma_document * rng.standard_normal((documents, len(f.a)))
+        content = effect[example_id] + f.sigma * rng.standard_normal((n, len(f.a)))
+        return Rows(self.mean_at(position.astype(float)) + content, position, example_id)
+
+
+def _axes(
+    d: int,
+    a: Float[np.ndarray, "d"] | None,
+    b: Float[np.ndarray, "d"] | None,
+    n_rings: int,
+    rng: np.random.Generator,
+) -> tuple[Float[np.ndarray, "d"], Float[np.ndarray, "d"], Float[np.ndarray, "rings 2 d"]]:
+    if d < 2 + 2 * n_rings:
+        raise ValueError(f"expected d of at least {2 + 2 * n_rings} for {n_rings} rings, got {d}")
+    if a is not None and b is not None and abs(a @ b) > 1e-9 * np.linalg.norm(a) * np.linalg.norm(b):
+        raise ValueError("expected axes a and b at a right angle")
+    given = [axis for axis in (a, b) if axis is not None]
+    fill = rng.standard_normal((2 + 2 * n_rings - len(given), d))
+    q, r = np.linalg.qr(np.concatenate([np.reshape(given, (-1, d)), fill]).T)
+    axes = (q * np.sign(np.diag(r))).T
+    if a is None and b is not None:
+        axes[[0, 1]] = axes[[1, 0]]
+    return axes[0], axes[1], axes[2:].reshape(n_rings, 2, d)

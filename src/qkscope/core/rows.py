@@ -1,0 +1,74 @@
+"""Rows: the vectors of one head with their positions and documents, and the one order they are read in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int, Integer
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Vectors x of one head (or, with axes between n and d, of several) and where each comes from."""
+
+    x: Float[np.ndarray, "n *heads d"]
+    position: Int[np.ndarray, "n"]
+    example_id: Int[np.ndarray, "n"]
+
+    def __post_init__(self) -> None:
+        lengths = len(self.x), len(self.position), len(self.example_id)
+        if len(set(lengths)) != 1:
+            raise ValueError(f"expected equally many vectors, positions and example ids, got {lengths}")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def d(self) -> int:
+        """Length of the vectors."""
+        return int(self.x.shape[-1])
+
+    def take(self, index: Int[np.ndarray, "m"]) -> Rows:
+        """The rows at these indices, in this order."""
+        return Rows(self.x[index], self.position[index], self.example_id[index])
+
+    def concat(self, other: Rows) -> Rows:
+        """These rows, then the others."""
+        return Rows(
+            np.concatenate([self.x, other.x]),
+            np.concatenate([self.position, other.position]),
+            np.concatenate([self.example_id, other.example_id]),
+        )
+
+    def ordered(self) -> Rows:
+        """The same rows by (example_id, position), so that no result depends on the order of a file.
+
+        Rows that share both are ordered by the bytes of their vectors.
+        """
+        index = row_order(self.x, self.example_id, self.position)
+        if (index[1:] > index[:-1]).all():
+            return self
+        return self.take(index)
+
+    def finite(self) -> Rows:
+        """The rows whose vectors hold neither NaN nor infinity."""
+        # One sum decides for nearly every file; overflow to infinity only costs the second look.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(self.x.sum(dtype=np.float64)):
+                return self
+        good = np.isfinite(self.x).all(axis=tuple(range(1, self.x.ndim)))
+        return self.take(np.flatnonzero(good))
+
+
+def row_order(x: Float[np.ndarray, "n *rest"], *keys: Integer[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """Indices that sort by the keys, the first one first, and rows equal in all of them by the bytes of x."""
+    order = np.lexsort(keys[::-1])
+    tied = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for key in keys:
+        tied &= key[order[1:]] == key[order[:-1]]
+    if not tied.any():
+        return order
+    rows = np.ascontiguousarray(x).reshape(len(x), -1)
+    columns = rows.view(f"u{rows.dtype.itemsize}").T
+    return np.lexsort([*columns[::-1], *keys[::-1]])

@@ -1,0 +1,62 @@
+"""A uniform sample of rows that does not depend on the order they come in, and that merges.
+
+Each row draws a priority from a hash of (seed, example_id, position); the sample is the rows with the
+lowest priorities. The same tokens are therefore kept in every head of a run, for queries and for keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int, UInt64
+
+from qkscope.core.rows import Rows, row_order
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The min(size, n_seen) rows of lowest priority among n_seen rows."""
+
+    rows: Rows
+    size: int
+    seed: int
+    n_seen: int
+
+    @classmethod
+    def from_rows(cls, rows: Rows, size: int, seed: int = 0) -> Sample:
+        """Sample ``size`` of these rows, or all of them if they are fewer."""
+        if size < 0:
+            raise ValueError(f"expected a sample size of 0 or more, got {size}")
+        return cls(_lowest(rows, size, seed), size, seed, len(rows))
+
+    def merge(self, other: Sample) -> Sample:
+        """The sample of both sets of rows together; exactly what sampling them at once gives."""
+        if (self.size, self.seed) != (other.size, other.seed):
+            raise ValueError(
+                f"expected samples of one size and seed, got {(self.size, self.seed)} and {(other.size, other.seed)}"
+            )
+        rows = _lowest(self.rows.concat(other.rows), self.size, self.seed)
+        return Sample(rows, self.size, self.seed, self.n_seen + other.n_seen)
+
+
+def priority(example_id: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"], seed: int) -> UInt64[np.ndarray, "n"]:
+    """A hash of (seed, example_id, position), uniform over 64 bits."""
+    with np.errstate(over="ignore"):
+        mixed = _mix(np.full(len(position), seed % 2**64, dtype=np.uint64))
+        for part in (example_id, position):
+            mixed = _mix(mixed ^ _mix(part.astype(np.int64).astype(np.uint64)))
+    return mixed
+
+
+def _mix(h: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
+    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014), after its additive step."""
+    h = h + np.uint64(0x9E3779B97F4A7C15)
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
+def _lowest(rows: Rows, size: int, seed: int) -> Rows:
+    keys = priority(rows.example_id, rows.position, seed)
+    return rows.take(row_order(rows.x, keys, rows.example_id, rows.position)[:size])

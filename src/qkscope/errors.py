@@ -1,0 +1,38 @@
+"""What can go wrong, said so that the reader knows which head, which file and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qkscope.heads import HeadId
+
+
+class QkscopeError(Exception):
+    """Base of every error qkscope raises on purpose; its text is one line meant for the user."""
+
+
+class ConfigError(QkscopeError):
+    """A configuration or an option that cannot be used."""
+
+
+class DatasetError(QkscopeError):
+    """A dataset that cannot be opened at all: nothing can be said about any of its heads."""
+
+
+class TableError(QkscopeError):
+    """A table that cannot be read, written or merged."""
+
+
+class HeadError(QkscopeError):
+    """One head that cannot be analysed; the others can.
+
+    >>> str(HeadError(HeadId(5, 13, "q"), "the file has no rows", "data/l05h13q/data.parquet"))
+    'l05h13q: the file has no rows [data/l05h13q/data.parquet]'
+    """
+
+    def __init__(self, head: HeadId, reason: str, file: str | Path | None = None) -> None:
+        self.head, self.reason, self.file = head, reason, None if file is None else str(file)
+        super().__init__(f"{head}: {reason}" + (f" [{self.file}]" if self.file else ""))
+
+    def __reduce__(self) -> tuple[type[HeadError], tuple[HeadId, str, str | None]]:
+        return HeadError, (self.head, self.reason, self.file)

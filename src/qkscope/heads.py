@@ -1,0 +1,56 @@
+"""Names of heads: ``HeadId`` ↔ ``"l05h13q"``, and which key head a query head reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+Kind = Literal["q", "k"]
+
+_NAME = re.compile(r"l(\d+)h(\d+)([qk])")
+
+
+class HeadId(NamedTuple):
+    """A query or key head of one layer; sorts by layer, then head.
+
+    >>> str(HeadId(5, 13, "q"))
+    'l05h13q'
+    >>> HeadId.parse("l101h07k")
+    HeadId(layer=101, head=7, kind='k')
+    """
+
+    layer: int
+    head: int
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"l{self.layer:02d}h{self.head:02d}{self.kind}"
+
+    @classmethod
+    def parse(cls, name: str) -> HeadId:
+        """Read a head's name; a ``ValueError`` says what was expected."""
+        head = cls.match(name)
+        if head is None:
+            raise ValueError(f"expected a head name such as 'l05h13q', got {name!r}")
+        return head
+
+    @classmethod
+    def match(cls, name: str) -> HeadId | None:
+        """The head that ``name`` names, or None if it names none.
+
+        >>> HeadId.match("README.md") is None
+        True
+        """
+        found = _NAME.fullmatch(name)
+        if found is None or not name.isascii():
+            return None
+        layer, head, kind = found.groups()
+        return cls(int(layer), int(head), "q" if kind == "q" else "k")
+
+    def key_head(self, q_per_kv: int) -> HeadId:
+        """The key head this query head reads: ``h // q_per_kv`` of the same layer.
+
+        >>> str(HeadId(5, 13, "q").key_head(4))
+        'l05h03k'
+        """
+        return HeadId(self.layer, self.head // q_per_kv, "k")

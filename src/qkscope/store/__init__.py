@@ -1,0 +1,1 @@
+"""The only code that touches a disk or the Hub."""
