@@ -43,7 +43,7 @@ class RotationOptions:
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables by name, and the delete-one replicates of the columns that summaries average."""
+    """Tables by name, and the delete-one replicates of the columns that summaries average (NaN: no such group)."""
 
     frames: dict[str, pd.DataFrame]
     replicates: dict[str, Float[np.ndarray, "heads groups"]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def pca_tables(
     kind = np.array(TAXONOMY)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
     qk = _pc_rows(index.assign(taxonomy=kind, flags=flags(moments)), moments, pcs, again_pcs)
     heads = _head_rows(index.assign(taxonomy=kind), moments, whole, again_whole)
-    return Tables({"qk": qk, "heads": heads}, _pca_replicates(again_pcs, again_whole))
+    return Tables({"qk": qk, "heads": heads}, _present(_pca_replicates(again_pcs, again_whole), moments))
 
 
 def rotation_tables(
@@ -118,7 +118,7 @@ def rotation_tables(
     numbers |= interval_columns(ROTATION_INTERVALS, numbers, replicates, moments.groups_present)
     counts = {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
     frame = pd.concat([index, pd.DataFrame(counts | numbers, index=index.index)], axis=1)
-    return Tables({"rotated": frame.assign(flags=flags(moments))}, replicates or {})
+    return Tables({"rotated": frame.assign(flags=flags(moments))}, _present(replicates or {}, moments))
 
 
 # ---- replicates ---------------------------------------------------------------------------------
@@ -145,6 +145,10 @@ def _pca_replicates(pcs: Components | None, whole: HeadVariance | None) -> dict[
         return {}
     pc0 = {name: getattr(pcs, name)[..., 0] for name in ("r_q", "r_k", "explained_variance")}
     return pc0 | {name: getattr(whole, name) for name in HEAD_INTERVALS}
+
+
+def _present(replicates: Columns, moments: HeadMoments) -> Columns:
+    return {name: np.where(moments.groups_present > 0, values, np.nan) for name, values in replicates.items()}
 
 
 # ---- rows ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float
@@ -32,14 +33,76 @@ class Ring:
 
 
 @dataclass(frozen=True)
+class Frame:
+    """What both classes of a head share: axes, planes, noise and window."""
+
+    a: Float[np.ndarray, "d"]
+    b: Float[np.ndarray, "d"]
+    planes: Float[np.ndarray, "rings 2 d"]
+    sigma: Float[np.ndarray, "d"]
+    sigma_document: float
+    window: int
+
+
+@dataclass(frozen=True)
+class Law:
+    """The distribution of one class."""
+
+    frame: Frame
+    mu: tuple[float, float]
+    alpha: float
+    rings: list[tuple[float, float, float]]
+
+    def mean_at(self, t: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n d"]:
+        """E[x | t]."""
+        f = self.frame
+        drift = self.alpha * (t - (f.window - 1) / 2)
+        mean = np.outer(self.mu[0] + drift, f.a) + self.mu[1] * f.b
+        for (frequency, radius, phase), (u, v) in zip(self.rings, f.planes, strict=True):
+            angle = frequency * t + phase
+            mean += radius * (np.outer(np.cos(angle), u) + np.outer(np.sin(angle), v))
+        return mean
+
+    def population(self) -> Moments:
+        """Moments of the law itself, of weight 1: position uniform over the window, noise as planted."""
+        t = np.arange(self.frame.window, dtype=float)
+        exact = Moments.from_rows(self.mean_at(t), t)
+        noise = np.zeros_like(exact.scatter)
+        np.fill_diagonal(noise[:-1, :-1], self.frame.sigma**2 + self.frame.sigma_document**2)
+        return Moments(np.asarray(1.0), exact.mean, exact.scatter / exact.n + noise)
+
+    def draw(self, n: int, documents: int, rng: np.random.Generator) -> Rows:
+        """N rows at random positions, spread evenly over the documents, in document order."""
+        f = self.frame
+        if n > documents * f.window:
+            raise ValueError(f"expected at most {documents * f.window} rows from {documents} documents, got {n}")
+        example_id = np.sort(np.arange(n) % documents)
+        tokens = (rng.choice(f.window, size=m, replace=False) for m in np.bincount(example_id, minlength=documents))
+        position = np.concatenate([np.sort(chosen) for chosen in tokens])
+        effect = f.sigma_document * rng.standard_normal((documents, len(f.a)))
+        content = effect[example_id] + f.sigma * rng.standard_normal((n, len(f.a)))
+        return Rows(self.mean_at(position.astype(float)) + content, position, example_id)
+
+
+@dataclass(frozen=True)
 class Truth:
     """What was planted, and the population moments that follow from it (their n is a weight, not a count)."""
 
     a: Float[np.ndarray, "d"]
     b: Float[np.ndarray, "d"]
     planes: Float[np.ndarray, "rings 2 d"]
-    q: Moments
-    k: Moments
+    law_q: Law
+    law_k: Law
+
+    @cached_property
+    def q(self) -> Moments:
+        """Population moments of the queries."""
+        return self.law_q.population()
+
+    @cached_property
+    def k(self) -> Moments:
+        """Population moments of the keys."""
+        return self.law_k.population()
 
 
 @dataclass(frozen=True)
@@ -76,61 +139,11 @@ def plant(
     rng = np.random.default_rng(seed)
     a, b, planes = _axes(d, a, b, len(rings), rng)
     spread = np.broadcast_to(np.asarray(sigma, dtype=float), (d,))
-    frame = _Frame(a, b, planes, spread, sigma_document, window)
-    law_q = _Law(frame, mu_q, alpha_q, [(r.frequency, r.radius_q, r.phase_q) for r in rings])
-    law_k = _Law(frame, mu_k, alpha_k, [(r.frequency, r.radius_k, r.phase_k) for r in rings])
-    truth = Truth(a, b, planes, law_q.population(), law_k.population())
+    frame = Frame(a, b, planes, spread, sigma_document, window)
+    law_q = Law(frame, mu_q, alpha_q, [(r.frequency, r.radius_q, r.phase_q) for r in rings])
+    law_k = Law(frame, mu_k, alpha_k, [(r.frequency, r.radius_k, r.phase_k) for r in rings])
+    truth = Truth(a, b, planes, law_q, law_k)
     return PlantedHead(law_q.draw(n, documents, rng), law_k.draw(n, documents, rng), truth)
-
-
-@dataclass(frozen=True)
-class _Frame:
-    a: Float[np.ndarray, "d"]
-    b: Float[np.ndarray, "d"]
-    planes: Float[np.ndarray, "rings 2 d"]
-    sigma: Float[np.ndarray, "d"]
-    sigma_document: float
-    window: int
-
-
-@dataclass(frozen=True)
-class _Law:
-    """The distribution of one class."""
-
-    frame: _Frame
-    mu: tuple[float, float]
-    alpha: float
-    rings: list[tuple[float, float, float]]
-
-    def mean_at(self, t: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n d"]:
-        """E[x | t]."""
-        f = self.frame
-        drift = self.alpha * (t - (f.window - 1) / 2)
-        mean = np.outer(self.mu[0] + drift, f.a) + self.mu[1] * f.b
-        for (frequency, radius, phase), (u, v) in zip(self.rings, f.planes, strict=True):
-            angle = frequency * t + phase
-            mean += radius * (np.outer(np.cos(angle), u) + np.outer(np.sin(angle), v))
-        return mean
-
-    def population(self) -> Moments:
-        """Moments of the law itself, of weight 1: position uniform over the window, noise as planted."""
-        t = np.arange(self.frame.window, dtype=float)
-        exact = Moments.from_rows(self.mean_at(t), t)
-        noise = np.zeros_like(exact.scatter)
-        np.fill_diagonal(noise[:-1, :-1], self.frame.sigma**2 + self.frame.sigma_document**2)
-        return Moments(np.asarray(1.0), exact.mean, exact.scatter / exact.n + noise)
-
-    def draw(self, n: int, documents: int, rng: np.random.Generator) -> Rows:
-        """N rows at random positions, spread evenly over the documents, in document order."""
-        f = self.frame
-        if n > documents * f.window:
-            raise ValueError(f"expected at most {documents * f.window} rows from {documents} documents, got {n}")
-        example_id = np.sort(np.arange(n) % documents)
-        tokens = (rng.choice(f.window, size=m, replace=False) for m in np.bincount(example_id, minlength=documents))
-        position = np.concatenate([np.sort(chosen) for chosen in tokens])
-        effect = f.sigma_document * rng.standard_normal((documents, len(f.a)))
-        content = effect[example_id] + f.sigma * rng.standard_normal((n, len(f.a)))
-        return Rows(self.mean_at(position.astype(float)) + content, position, example_id)
 
 
 def _axes(

@@ -1,0 +1,44 @@
+"""qkscope: how much of a head's query–key geometry is position, how much is content.
+
+>>> import qkscope
+>>> run = qkscope.open("runs/my-model")           # doctest: +SKIP
+>>> qkscope.pca(run), qkscope.rotation(run)       # doctest: +SKIP
+>>> run.head(5, 13).rotation.bias_strength        # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from qkscope._version import __version__
+
+if TYPE_CHECKING:
+    from qkscope.errors import QkscopeError
+    from qkscope.pipeline import head_table, pca, rotation
+    from qkscope.run import Head, Run
+    from qkscope.run import open_run as open  # noqa: A004
+
+__all__ = ["Head", "QkscopeError", "Run", "__version__", "head_table", "open", "pca", "rotation"]
+
+# Looked up on first use, so that ``import qkscope`` stays fast.
+_WHERE = {
+    "Head": ("qkscope.run", "Head"),
+    "QkscopeError": ("qkscope.errors", "QkscopeError"),
+    "Run": ("qkscope.run", "Run"),
+    "head_table": ("qkscope.pipeline", "head_table"),
+    "open": ("qkscope.run", "open_run"),
+    "pca": ("qkscope.pipeline", "pca"),
+    "rotation": ("qkscope.pipeline", "rotation"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
+    module, attribute = _WHERE[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return __all__

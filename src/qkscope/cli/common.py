@@ -1,0 +1,158 @@
+"""What all commands share: options, logging, progress, and how an outcome becomes an exit code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkscope._version import __version__
+from qkscope.errors import ConfigError, QkscopeError
+
+if TYPE_CHECKING:
+    from qkscope.pipeline import Failure, OnDone, Outcome
+
+log = logging.getLogger("qkscope")
+
+SOME_HEADS_FAILED = 1
+NOTHING_DONE = 2
+SECONDS_BETWEEN_LINES = 5.0
+
+Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")]
+Layers = Annotated[str | None, typer.Option(help="Only these layers, such as 0,4-7.")]
+Heads = Annotated[str | None, typer.Option(help="Only these query heads of each layer, such as 0,4-7.")]
+SampleHeads = Annotated[int | None, typer.Option(min=1, help="Only this many query heads, drawn with --seed.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of random choices; 0 unless a config says otherwise.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first head that fails and write nothing.")]
+NoIntervals = Annotated[bool, typer.Option("--no-intervals", help="Leave out the jackknife: faster, no intervals.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what is done at each step.")]
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        typer.echo(f"qkscope {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and stop.")
+]
+
+
+def set_up_logging(*, quiet: bool, verbose: bool) -> None:
+    """Plain lines on standard error: errors only, or what is of interest, or everything."""
+    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.handlers[:] = [handler]
+    log.setLevel(level)
+    log.propagate = False
+
+
+@contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """Turn the errors we raise on purpose into one line and an exit code; let bugs show their traceback."""
+    try:
+        yield
+    except QkscopeError as error:
+        log.error("error: %s", error)
+        raise typer.Exit(NOTHING_DONE) from None
+    except KeyboardInterrupt:
+        log.error("stopped; no table was changed")
+        raise typer.Exit(130) from None
+
+
+def parse_indices(text: str | None) -> frozenset[int] | None:
+    """Numbers and ranges: ``"0,4-7"`` → {0, 4, 5, 6, 7}.
+
+    >>> sorted(parse_indices("0,4-7"))
+    [0, 4, 5, 6, 7]
+    """
+    if text is None:
+        return None
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise ConfigError(f"expected numbers and ranges such as 0,4-7, got {text!r}")
+        chosen |= set(range(int(first), int(last or first) + 1))
+    return frozenset(chosen)
+
+
+@contextmanager
+def progress() -> Iterator[OnDone]:
+    """A bar with heads/s and time left on a terminal, a plain line now and then in a log; failures as they come."""
+    if sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
+        with _bar() as on_done:
+            yield on_done
+    else:
+        yield _lines()
+
+
+def _lines() -> Callable[[int, int, list[Failure]], None]:
+    start = last = time.monotonic()
+
+    def on_done(done: int, total: int, failures: list[Failure]) -> None:
+        nonlocal last
+        report(failures)
+        now = time.monotonic()
+        if now - last > SECONDS_BETWEEN_LINES:
+            last, rate = now, done / (now - start)
+            log.info("%d of %d heads, %.1f heads/s, %.0f s left", done, total, rate, (total - done) / rate)
+
+    return on_done
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int, list[Failure]], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    rate = TextColumn("{task.fields[rate]:.1f} heads/s")
+    bar = Progress(
+        TextColumn("heads"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        rate,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    start = time.monotonic()
+    with bar:
+        task = bar.add_task("heads", total=None, rate=0.0)
+
+        def on_done(done: int, total: int, failures: list[Failure]) -> None:
+            report(failures)
+            bar.update(task, completed=done, total=total, rate=done / (time.monotonic() - start))
+
+        yield on_done
+
+
+def report(failures: list[Failure]) -> None:
+    """One line per head that failed."""
+    for failure in failures:
+        log.error("failed: %s", failure)
+
+
+def finish(folder: Path, outcomes: list[Outcome], started: float) -> int:
+    """Write the results, say where they are and return the exit code."""
+    from qkscope.results import write_results
+
+    written = write_results(folder, outcomes, wall_seconds=time.monotonic() - started)
+    n_heads = sum(outcome.n_heads for outcome in outcomes)
+    failed = sum(len({failure.error.head for failure in outcome.failures}) for outcome in outcomes)
+    log.info("%d of %d heads in %.1f s", n_heads - failed, n_heads, time.monotonic() - started)
+    for path in written:
+        log.info("wrote %s", path)
+    if failed:
+        log.error("%d of %d heads failed; the others are in %s", failed, n_heads, folder)
+        return SOME_HEADS_FAILED
+    return 0

@@ -1,0 +1,157 @@
+"""The command ``qkscope``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkscope.cli.common import (
+    Heads,
+    Layers,
+    NoIntervals,
+    Quiet,
+    SampleHeads,
+    Seed,
+    Strict,
+    Verbose,
+    Version,
+    Workers,
+    errors_as_lines,
+    finish,
+    log,
+    parse_indices,
+    progress,
+    set_up_logging,
+)
+from qkscope.errors import ConfigError
+
+if TYPE_CHECKING:
+    from qkscope.pipeline import Analysis
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="For every attention head: how much of its query–key geometry is position, how much is content.",
+    epilog="Example: qkscope analyze captures/my-model -o results/my-model",
+)
+
+
+@app.callback()
+def main(version: Version = False) -> None:
+    """For every attention head: how much of its query–key geometry is position, how much is content."""
+
+
+def _show_columns(wanted: bool) -> None:
+    if wanted:
+        from qkscope.cli.show import columns_text
+
+        typer.echo(columns_text())
+        raise typer.Exit
+
+
+@app.command(epilog="Example: qkscope analyze captures/base captures/tuned -o results/compare --workers 2")
+def analyze(
+    datasets: Annotated[list[str], typer.Argument(help="Dataset folders, Hub ids or hf:// URLs; each is one model.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the tables.")] = Path("results"),
+    only: Annotated[str | None, typer.Option(help="Only these analyses: pca, rotation or pca,rotation.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit, for a Hub dataset.")] = None,
+    model: Annotated[str | None, typer.Option(help="Label in the tables; by default the folder or revision.")] = None,
+    family: Annotated[str, typer.Option(help="Family label in the tables.")] = "",
+    q_per_kv: Annotated[int | None, typer.Option(min=1, help="Query heads per key head.")] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="Context length of the capture, in tokens.")] = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    sample_heads: SampleHeads = None,
+    seed: Seed = None,
+    max_samples: Annotated[int | None, typer.Option(min=2, help="At most this many rows of each head.")] = None,
+    workers: Workers = None,
+    no_intervals: NoIntervals = False,
+    strict: Strict = False,
+    columns: Annotated[
+        bool, typer.Option("--columns", callback=_show_columns, is_eager=True, help="Describe every column and stop.")
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compute all tables of one or more datasets in one read of each."""
+    from qkscope.pipeline import Job, Selection
+    from qkscope.pipeline import analyze as analyze_jobs
+    from qkscope.run import open_run
+
+    started = time.monotonic()
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines():
+        if model is not None and len(datasets) > 1:
+            raise ConfigError("--model labels one dataset, and several were given")
+        chosen = Selection(parse_indices(layers), parse_indices(heads), sample_heads, seed or 0)
+        jobs = [
+            Job(
+                open_run(
+                    dataset,
+                    revision,
+                    model=model,
+                    family=family,
+                    q_per_kv=q_per_kv,
+                    window=window,
+                    max_samples=max_samples,
+                    seed=seed or 0,
+                ),
+                chosen,
+            )
+            for dataset in datasets
+        ]
+        with progress() as on_done:
+            outcomes = analyze_jobs(
+                jobs,
+                _parse_analyses(only),
+                workers=workers,
+                intervals=not no_intervals,
+                strict=strict,
+                on_done=on_done,
+            )
+        raise typer.Exit(finish(output, outcomes, started))
+
+
+@app.command(epilog="Example: qkscope demo -o demo")
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for dataset and tables.")] = Path("demo"),
+    workers: Workers = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Do the whole job on an embedded default: plant a dataset of 48 heads, compute the tables, show what they say."""
+    from qkscope.cli.show import show_results
+    from qkscope.demo import write_demo_dataset
+    from qkscope.pipeline import Job
+    from qkscope.pipeline import analyze as analyze_jobs
+    from qkscope.run import open_run
+
+    started = time.monotonic()
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines():
+        log.info("planting a dataset of 48 query heads in %s", output / "dataset")
+        dataset = write_demo_dataset(output / "dataset")
+        with progress() as on_done:
+            outcomes = analyze_jobs([Job(open_run(dataset, model="planted"))], workers=workers, on_done=on_done)
+        code = finish(output / "results", outcomes, started)
+        if not quiet:
+            show_results(outcomes[0], output / "results")
+        raise typer.Exit(code)
+
+
+def _parse_analyses(text: str | None) -> list[Analysis]:
+    from qkscope.pipeline import ANALYSES
+
+    chosen = list(ANALYSES) if text is None else [name.strip() for name in text.split(",")]
+    unknown = [name for name in chosen if name not in ANALYSES]
+    if unknown:
+        raise ConfigError(f"unknown analysis {unknown[0]!r}; there are {', '.join(ANALYSES)}")
+    return [name for name in ANALYSES if name in chosen]
+
+
+def run() -> None:
+    """Entry point of the installed command."""
+    app()

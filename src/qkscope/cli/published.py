@@ -1,0 +1,132 @@
+"""The published command lines ``pca-analyze`` and ``rotate-analyze``, on the same pipeline."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkscope.cli.common import (
+    Heads,
+    Layers,
+    NoIntervals,
+    Quiet,
+    SampleHeads,
+    Seed,
+    Strict,
+    Verbose,
+    Version,
+    Workers,
+    errors_as_lines,
+    finish,
+    parse_indices,
+    progress,
+    set_up_logging,
+)
+
+if TYPE_CHECKING:
+    from qkscope.config import Config
+    from qkscope.pipeline import Analysis
+
+Configs = Annotated[
+    list[Path], typer.Option("--config", help="A config file, or a folder of them; may be given several times.")
+]
+
+pca_app = typer.Typer(pretty_exceptions_enable=False)
+rotate_app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@pca_app.command(epilog="Example: pca-analyze --config configs/attention-plasticity/llama3.2-3b.yaml")
+def pca_analyze(
+    config: Configs,
+    layers: Layers = None,
+    heads: Heads = None,
+    sample_heads: SampleHeads = None,
+    seed: Seed = None,
+    workers: Workers = None,
+    no_intervals: NoIntervals = False,
+    strict: Strict = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    version: Version = False,
+) -> None:
+    """Combined QK PCA: write qk.csv, heads.csv and summary.json into the config's results_dir."""
+    set_up_logging(quiet=quiet, verbose=verbose)
+    choices = {"layers": layers, "heads": heads, "sample_heads": sample_heads, "seed": seed}
+    _analyze("pca", config, choices, workers=workers, intervals=not no_intervals, strict=strict)
+
+
+@rotate_app.command(epilog="Example: rotate-analyze --config configs/attention-plasticity/llama3.2-3b.yaml")
+def rotate_analyze(
+    config: Configs,
+    layers: Layers = None,
+    heads: Heads = None,
+    sample_heads: SampleHeads = None,
+    seed: Seed = None,
+    workers: Workers = None,
+    no_intervals: NoIntervals = False,
+    strict: Strict = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    version: Version = False,
+) -> None:
+    """Planar rotation model: write rotated.csv and summary.json into the config's results_dir."""
+    set_up_logging(quiet=quiet, verbose=verbose)
+    choices = {"layers": layers, "heads": heads, "sample_heads": sample_heads, "seed": seed}
+    _analyze("rotation", config, choices, workers=workers, intervals=not no_intervals, strict=strict)
+
+
+def _analyze(
+    analysis: Analysis,
+    paths: list[Path],
+    choices: dict[str, str | int | None],
+    *,
+    workers: int | None,
+    intervals: bool,
+    strict: bool,
+) -> None:
+    """Analyse the configs, those that share a results folder together."""
+    from qkscope.config import load_configs
+    from qkscope.pipeline import analyze, job_from_config
+
+    with errors_as_lines():
+        by_folder: dict[Path, list[Config]] = defaultdict(list)
+        for config in load_configs(paths):
+            by_folder[config.output.results_dir].append(_override(config, choices))
+        codes = []
+        for folder, configs in by_folder.items():
+            started = time.monotonic()
+            count = workers or next((c.workers for c in configs if c.workers != "auto"), None)
+            with progress() as on_done:
+                outcomes = analyze(
+                    [job_from_config(config) for config in configs],
+                    [analysis],
+                    workers=count,
+                    intervals=intervals,
+                    strict=strict,
+                    on_done=on_done,
+                )
+            codes.append(finish(folder, outcomes, started))
+        raise typer.Exit(max(codes))
+
+
+def _override(config: Config, choices: dict[str, str | int | None]) -> Config:
+    """The config with what the command line says instead."""
+    given: dict[str, Any] = {key: value for key, value in choices.items() if value is not None}
+    for key in ("layers", "heads"):
+        if key in given:
+            given[key] = sorted(parse_indices(str(given[key])) or ())
+    return config.model_copy(update={"data": config.data.model_copy(update=given)})
+
+
+def run_pca_analyze() -> None:
+    """Entry point of ``pca-analyze``."""
+    pca_app()
+
+
+def run_rotate_analyze() -> None:
+    """Entry point of ``rotate-analyze``."""
+    rotate_app()

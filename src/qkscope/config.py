@@ -1,0 +1,139 @@
+"""The study's YAML files: one model, where its vectors are, what to compute, where results go."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from qkscope.errors import ConfigError
+
+Index = Annotated[int, Field(ge=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(_Strict):
+    """Which vectors are read."""
+
+    dataset: str
+    """Hub id, ``hf://`` URL or local folder."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    layers: list[Index] | None = None
+    """Only these layers."""
+    heads: list[Index] | None = None
+    """Only these query heads of each layer."""
+    max_samples: PositiveInt | None = None
+    """At most this many rows of each head."""
+    sample_heads: PositiveInt | None = None
+    """Only this many query heads, drawn at random."""
+    seed: int = 0
+    """Seed of both choices."""
+    q_per_kv: PositiveInt | None = None
+    """Query heads per key head; set only where the heads present do not tell."""
+    window: PositiveInt | None = None
+    """Context length of the capture; by default each head's last position + 1."""
+
+
+class PcaConfig(_Strict):
+    """Choices of the combined PCA."""
+
+    n_components: PositiveInt = 10
+    high: Annotated[float, Field(ge=0, le=1)] = 0.7
+    low: Annotated[float, Field(ge=0, le=1)] = 0.3
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PcaConfig:
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low}) must not exceed high ({self.high})")
+        return self
+
+
+class RotationConfig(_Strict):
+    """Choices of the planar rotation model."""
+
+    centering: Literal["pooled", "within"] = "pooled"
+    pairing: Literal["independent", "token"] = "independent"
+
+
+class OutputConfig(_Strict):
+    """Where tables go."""
+
+    results_dir: Path = Path("results")
+
+
+class Config(_Strict):
+    """One model's analysis."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """Label of the model in tables."""
+    family: str = ""
+    """Label of its family."""
+    data: DataConfig
+    pca: PcaConfig = PcaConfig()
+    rotation: RotationConfig = RotationConfig()
+    output: OutputConfig = OutputConfig()
+    workers: PositiveInt | Literal["auto"] = "auto"
+
+
+def load_configs(paths: list[Path]) -> list[Config]:
+    """Read config files; a folder stands for every ``*.yaml`` in it, by name."""
+    files: list[Path] = []
+    for given in paths:
+        path = _as_spelt(given)
+        found = sorted([*path.glob("*.yaml"), *path.glob("*.yml")]) if path.is_dir() else [path]
+        if not found:
+            raise ConfigError(f"{path} holds no .yaml file")
+        files += found
+    return [load_config(file) for file in files]
+
+
+def load_config(path: Path) -> Config:
+    """Read one config file; errors name the file, the key and, for a misspelt key, the nearest valid one."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected keys such as 'model' and 'data', got {type(raw).__name__}")
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {'; '.join(_explain(one) for one in error.errors())}") from None
+
+
+def _explain(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] != "extra_forbidden":
+        return f"{where}: {error['msg']}"
+    *parents, key = error["loc"]
+    valid = _keys_at(parents)
+    near = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"valid keys are {', '.join(valid)}"
+    return f"unknown key {where!r}; {hint}"
+
+
+def _keys_at(parents: list[str | int]) -> list[str]:
+    level: type[BaseModel] = Config
+    for part in parents:
+        level = level.model_fields[str(part)].annotation  # type: ignore[assignment]
+    return list(level.model_fields)
+
+
+def _as_spelt(path: Path) -> Path:
+    """The published notes spell configs/attention-plasticity with a hyphen and with an underscore: take either."""
+    if path.exists():
+        return path
+    for old, new in (("_", "-"), ("-", "_")):
+        other = Path(*(part.replace(old, new) if part != path.name else part for part in path.parts))
+        if other.exists():
+            return other
+    raise ConfigError(f"{path} does not exist")

@@ -1,0 +1,112 @@
+"""From the files of a dataset to the moments of its heads; what is wrong with a head is said of that head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qkscope.core.headmoments import HeadMoments, bucket_means, cross_moments, group_moments
+from qkscope.core.moments import Moments
+from qkscope.core.rows import Rows
+from qkscope.core.sample import Sample
+from qkscope.errors import DatasetError, HeadError
+from qkscope.heads import HeadId
+from qkscope.store.datasets import Dataset
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the rows of a head are taken from its file."""
+
+    max_samples: int | None = None
+    """Keep at most this many rows of each head, chosen by a hash of (seed, document, position)."""
+    seed: int = 0
+    """Seed of that choice."""
+    paired: bool = False
+    """Also take moments of (q, k) at the same token."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The rows and moments of one query or key head."""
+
+    head: HeadId
+    rows: Rows
+    groups: Moments
+    dropped: int
+
+
+def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> tuple[Rows, int]:
+    """The finite rows of a head in canonical order, and how many were not finite."""
+    rows = dataset.read(head)
+    finite = rows.finite()
+    dropped = len(rows) - len(finite)
+    if reading.max_samples is not None:
+        finite = Sample.from_rows(finite, reading.max_samples, reading.seed).rows
+    return finite.ordered(), dropped
+
+
+def load_key_group(
+    dataset: Dataset, heads: Sequence[HeadId], reading: Reading
+) -> tuple[list[tuple[HeadId, HeadMoments]], list[HeadError]]:
+    """Moments of the query heads that read one key head, whose file is read once; and the heads that failed."""
+    loaded: list[tuple[HeadId, HeadMoments]] = []
+    failed: list[HeadError] = []
+    key: _Kind | HeadError | None = None
+    for head in heads:
+        try:
+            key = key or _attempt(dataset, dataset.key_head(head), reading)
+            if isinstance(key, HeadError):
+                raise HeadError(head, f"its key head {key.head} cannot be used: {key.reason}", key.file)
+            loaded.append((head, _pair(dataset, _load(dataset, head, reading), key, reading)))
+        except HeadError as error:
+            failed.append(error)
+    return loaded, failed
+
+
+def _attempt(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind | HeadError:
+    try:
+        return _load(dataset, head, reading)
+    except HeadError as error:
+        return error
+
+
+def _load(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind:
+    file = dataset.heads.get(head)
+    try:
+        rows, dropped = read_head(dataset, head, reading)
+    except DatasetError as error:
+        raise HeadError(head, str(error), file) from None
+    if len(rows) < 2:
+        lost = f" after dropping {dropped} non-finite ones" if dropped else ""
+        raise HeadError(head, f"expected at least 2 rows, got {len(rows)}{lost}", file)
+    if rows.position.min() == rows.position.max():
+        reason = f"all {len(rows)} rows stand at position {rows.position[0]}; nothing can correlate with it"
+        raise HeadError(head, reason, file)
+    if rows.d < 2:
+        raise HeadError(head, f"expected vectors of length 2 or more, got {rows.d}", file)
+    return _Kind(head, rows, group_moments(rows), dropped)
+
+
+def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadMoments:
+    file = dataset.heads[query.head]
+    if query.rows.d != key.rows.d:
+        reason = f"its vectors have length {query.rows.d}, those of its key head {key.head} have {key.rows.d}"
+        raise HeadError(query.head, reason, file)
+    window = dataset.window or 1 + int(max(query.rows.position.max(), key.rows.position.max()))
+    cross = cross_moments(query.rows, key.rows) if reading.paired else None
+    if cross is not None and cross.n.sum() < 2:
+        reason = f"pairing by token needs tokens that it shares with {key.head}; use pairing 'independent'"
+        raise HeadError(query.head, reason, file)
+    return HeadMoments(
+        q=query.groups,
+        k=key.groups,
+        k_buckets=bucket_means(key.rows, window),
+        window=np.asarray(window),
+        scaling=np.asarray(dataset.scaling or query.rows.d**-0.5),
+        dropped_q=np.asarray(query.dropped),
+        dropped_k=np.asarray(key.dropped),
+        cross=cross,
+    )

@@ -1,0 +1,261 @@
+"""The only wiring: runs → moments → analyses → tables, head group by head group, in one read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from qkscope.analyses.rotation import has_drift
+from qkscope.analyses.tabulate import PcaOptions, RotationOptions, Tables, pca_tables, rotation_tables
+from qkscope.config import Config
+from qkscope.core.headmoments import HeadMoments
+from qkscope.engine import for_each
+from qkscope.errors import ConfigError, HeadError
+from qkscope.heads import HeadId
+from qkscope.load import load_key_group
+from qkscope.run import Run, open_run
+from qkscope.store.columns import TABLES
+from qkscope.store.tables import arranged
+
+Analysis = Literal["pca", "rotation"]
+ANALYSES: dict[Analysis, tuple[str, ...]] = {"pca": ("qk", "heads"), "rotation": ("rotated",)}
+"""Each analysis and the tables it writes."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which query heads of a run are analysed."""
+
+    layers: frozenset[int] | None = None
+    heads: frozenset[int] | None = None
+    sample: int | None = None
+    seed: int = 0
+
+    def of(self, run: Run) -> list[HeadId]:
+        """The chosen heads by (layer, head); a sample is ``random.Random(seed).sample`` over that order."""
+        chosen = [
+            head
+            for head in run.heads
+            if (self.layers is None or head.layer in self.layers) and (self.heads is None or head.head in self.heads)
+        ]
+        if not chosen:
+            raise ConfigError(
+                f"{run.model}: none of its {len(run.heads)} query heads is in the chosen layers and heads"
+            )
+        if self.sample is not None and self.sample < len(chosen):
+            chosen = sorted(random.Random(self.seed).sample(chosen, self.sample))
+        return chosen
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run and everything that is to be done with it."""
+
+    run: Run
+    selection: Selection = field(default_factory=Selection)
+    pca: PcaOptions = field(default_factory=PcaOptions)
+    rotation: RotationOptions = field(default_factory=RotationOptions)
+    config: dict[str, object] = field(default_factory=dict)
+    """The configuration it came from, for the record."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A head that could not be analysed, and why."""
+
+    model: str
+    error: HeadError
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.error}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The tables of one job, and the heads that are missing from them."""
+
+    job: Job
+    n_heads: int
+    tables: Tables
+    failures: list[Failure]
+
+
+@dataclass(frozen=True)
+class Task:
+    """The query heads that read one key head: what one worker does at a time."""
+
+    job: Job
+    heads: tuple[HeadId, ...]
+    analyses: tuple[Analysis, ...]
+    intervals: bool
+
+
+OnDone = Callable[[int, int, list[Failure]], None]
+"""Called with heads done, heads in all and the failures just found."""
+
+
+def analyze(
+    jobs: Sequence[Job],
+    analyses: Iterable[Analysis] = ("pca", "rotation"),
+    *,
+    workers: int | None = None,
+    intervals: bool = True,
+    strict: bool = False,
+    on_done: OnDone | None = None,
+) -> list[Outcome]:
+    """Analyse every chosen head of every job; a head that fails is reported and the others go on, unless strict."""
+    names = [job.run.model for job in jobs]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigError(f"several sources are labelled {', '.join(sorted(twice))}; give each a label of its own")
+    tasks = [task for job in jobs for task in _tasks(job, tuple(analyses), intervals)]
+    total, done = sum(len(task.heads) for task in tasks), 0
+    results: dict[int, tuple[Tables, list[Failure]]] = {}
+    for index, result in for_each(do_task, tasks, workers):
+        results[index] = result
+        done += len(tasks[index].heads)
+        if strict and result[1]:
+            raise result[1][0].error
+        if on_done is not None:
+            on_done(done, total, result[1])
+    return [_outcome(job, tasks, results, tuple(analyses)) for job in jobs]
+
+
+def do_task(task: Task) -> tuple[Tables, list[Failure]]:
+    """Read one key head and the query heads that read it, and tabulate them."""
+    run = task.job.run
+    paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
+    loaded, errors = load_key_group(run.dataset, task.heads, replace(run.reading, paired=paired))
+    frames: dict[str, pd.DataFrame] = {}
+    replicates: dict[str, np.ndarray] = {}
+    if loaded and "pca" in task.analyses:
+        tables = pca_tables(_index(run, loaded), _stack(loaded), task.job.pca, intervals=task.intervals)
+        frames, replicates = frames | tables.frames, replicates | tables.replicates
+    if "rotation" in task.analyses:
+        loaded, undefined = _with_drift(task.job, loaded)
+        errors = errors + undefined
+        if loaded:
+            tables = rotation_tables(_index(run, loaded), _stack(loaded), task.job.rotation, intervals=task.intervals)
+            frames, replicates = frames | tables.frames, replicates | tables.replicates
+    return Tables(frames, replicates), [Failure(run.model, error) for error in errors]
+
+
+# ---- the same from Python -----------------------------------------------------------------------
+
+
+def pca(run: Run, options: PcaOptions | None = None, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
+    """Combined QK PCA of every head: the table ``qk``. A head that fails raises."""
+    return _table(Job(run, pca=options or PcaOptions()), "pca", "qk", workers, intervals)
+
+
+def head_table(
+    run: Run, options: PcaOptions | None = None, *, workers: int = 1, intervals: bool = True
+) -> pd.DataFrame:
+    """Positional variance, separability and amplification of every head: the table ``heads``."""
+    return _table(Job(run, pca=options or PcaOptions()), "pca", "heads", workers, intervals)
+
+
+def rotation(
+    run: Run, options: RotationOptions | None = None, *, workers: int = 1, intervals: bool = True
+) -> pd.DataFrame:
+    """Planar rotation model of every head: the table ``rotated``. A head that fails raises."""
+    return _table(Job(run, rotation=options or RotationOptions()), "rotation", "rotated", workers, intervals)
+
+
+def job_from_config(config: Config) -> Job:
+    """Open the run that a config describes, with its choices."""
+    data = config.data
+    run = open_run(
+        data.dataset,
+        data.revision,
+        model=config.model,
+        family=config.family,
+        q_per_kv=data.q_per_kv,
+        window=data.window,
+        max_samples=data.max_samples,
+        seed=data.seed,
+    )
+    layers, heads = (None if chosen is None else frozenset(chosen) for chosen in (data.layers, data.heads))
+    return Job(
+        run,
+        Selection(layers, heads, data.sample_heads, data.seed),
+        PcaOptions(**config.pca.model_dump()),
+        RotationOptions(**config.rotation.model_dump()),
+        config.model_dump(mode="json"),
+    )
+
+
+def _table(job: Job, analysis: Analysis, name: str, workers: int, intervals: bool) -> pd.DataFrame:
+    (outcome,) = analyze([job], [analysis], workers=workers, intervals=intervals, strict=True)
+    return outcome.tables.frames[name]
+
+
+# ---- pieces -------------------------------------------------------------------------------------
+
+
+def _tasks(job: Job, analyses: tuple[Analysis, ...], intervals: bool) -> list[Task]:
+    by_key = groupby(job.selection.of(job.run), lambda head: head.key_head(job.run.dataset.q_per_kv))
+    return [Task(job, tuple(heads), analyses, intervals) for _, heads in by_key]
+
+
+def _outcome(
+    job: Job,
+    tasks: list[Task],
+    results: dict[int, tuple[Tables, list[Failure]]],
+    analyses: tuple[Analysis, ...],
+) -> Outcome:
+    """Put the results of a job's tasks together, in the order of the tasks."""
+    mine = [results[index] for index, task in enumerate(tasks) if task.job is job]
+    frames = {}
+    for name in (table for analysis in analyses for table in ANALYSES[analysis]):
+        parts = [tables.frames[name] for tables, _ in mine if name in tables.frames]
+        empty = pd.DataFrame(columns=[column.name for column in TABLES[name]])
+        frames[name] = arranged(name, pd.concat(parts, ignore_index=True)) if parts else empty
+    replicates = _concat_replicates([tables for tables, _ in mine])
+    n_heads = sum(len(task.heads) for task in tasks if task.job is job)
+    return Outcome(job, n_heads, Tables(frames, replicates), [failure for _, failures in mine for failure in failures])
+
+
+def _concat_replicates(parts: list[Tables]) -> dict[str, np.ndarray]:
+    names = {name: None for tables in parts for name in tables.replicates}
+    return {
+        name: np.concatenate([tables.replicates[name] for tables in parts if name in tables.replicates])
+        for name in names
+    }
+
+
+def _with_drift(
+    job: Job, loaded: list[tuple[HeadId, HeadMoments]]
+) -> tuple[list[tuple[HeadId, HeadMoments]], list[HeadError]]:
+    """Set apart the heads whose axis a is undefined."""
+    kept, errors = [], []
+    for head, moments in loaded:
+        if has_drift(moments.q.merged(), moments.k.merged(), job.rotation.centering):
+            kept.append((head, moments))
+        else:
+            reason = "no linear drift with position at all, so axis a is undefined"
+            errors.append(HeadError(head, reason, job.run.dataset.heads[head]))
+    return kept, errors
+
+
+def _index(run: Run, loaded: list[tuple[HeadId, HeadMoments]]) -> pd.DataFrame:
+    heads = [head for head, _ in loaded]
+    return pd.DataFrame(
+        {
+            "model": run.model,
+            "family": run.family,
+            "layer": [head.layer for head in heads],
+            "head": [head.head for head in heads],
+            "k_head": [run.dataset.key_head(head).head for head in heads],
+        }
+    )
+
+
+def _stack(loaded: list[tuple[HeadId, HeadMoments]]) -> HeadMoments:
+    return HeadMoments.stack([moments for _, moments in loaded])

@@ -1,0 +1,121 @@
+"""A results folder: tables that hold one set of rows per model, and a summary of how they came about.
+
+Analysing a model again replaces its rows and leaves those of other models alone, so that a study can be
+computed model by model into one folder.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from qkscope._version import __version__
+from qkscope.analyses.pca import TAXONOMY
+from qkscope.analyses.uncertainty import jackknife
+from qkscope.errors import TableError
+from qkscope.pipeline import Outcome
+from qkscope.store.tables import read_table, write_tables
+
+SUMMARY = "summary.json"
+HEADLINES = {
+    "qk": ["explained_variance", "r_q", "r_k"],
+    "heads": ["posvar_q_published", "posvar_k_published", "posvar_q", "posvar_k", "positional_overhead"],
+    "rotated": ["r_q_a", "r_k_a", "bias_strength", "bias_full", "separation_strength", "plane_var_fraction"],
+}
+"""Columns whose mean over heads the summary gives; those of ``qk`` on component 0."""
+
+
+def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: float) -> list[Path]:
+    """Write tables and summary.json; returns the csv files."""
+    names = list(outcomes[0].tables.frames)
+    models = [outcome.job.run.model for outcome in outcomes]
+    frames = {name: _with_kept_rows(folder, name, [o.tables.frames[name] for o in outcomes], models) for name in names}
+    summary = _read_summary(folder)
+    summary |= {"qkscope": __version__, "versions": _versions(), "wall_seconds": round(wall_seconds, 3)}
+    for outcome in outcomes:
+        entry = summary["models"].setdefault(outcome.job.run.model, {})
+        entry |= summarize(outcome) | {"headline": entry.get("headline", {}) | headline(outcome)}
+    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_tables(folder, frames, {SUMMARY: text.encode()})
+
+
+def summarize(outcome: Outcome) -> dict[str, Any]:
+    """Counts, configuration, dataset identity, taxonomy shares and failures of one model."""
+    run, frames = outcome.job.run, outcome.tables.frames
+    said: dict[str, Any] = {
+        "family": run.family,
+        "dataset": run.dataset.files.identity() | {"q_per_kv": run.dataset.q_per_kv},
+        "config": outcome.job.config,
+        "heads": outcome.n_heads,
+        "heads_failed": len({failure.error.head for failure in outcome.failures}),
+        "failures": [str(failure.error) for failure in outcome.failures],
+    }
+    if "heads" in frames and len(frames["heads"]):
+        shares = frames["heads"]["taxonomy"].value_counts(normalize=True)
+        said["taxonomy"] = {kind: float(shares.get(kind, 0.0)) for kind in TAXONOMY}
+    return said
+
+
+def headline(outcome: Outcome) -> dict[str, dict[str, float]]:
+    """Means over heads of the headline columns, each with the interval of that mean by document group."""
+    values: dict[str, dict[str, float]] = {}
+    again = outcome.tables.replicates
+    for table, columns in HEADLINES.items():
+        frame = outcome.tables.frames.get(table)
+        if frame is None or frame.empty:
+            continue
+        rows = frame[frame["pc"] == 0] if table == "qk" else frame
+        values |= {name: _mean(rows[name], again.get(name)) for name in columns}
+        if table == "qk":
+            values["abs_r_k"] = _mean(rows["r_k"].abs(), np.abs(again["r_k"]) if "r_k" in again else None)
+        if table == "rotated":
+            # A share of signs does not vary smoothly, and the jackknife has nothing to say about it.
+            values["positive_bias_share"] = _mean(rows["bias_strength"] > 0, None)
+    return values
+
+
+def _mean(per_head: pd.Series, replicates: Float[np.ndarray, "heads groups"] | None) -> dict[str, float]:
+    """Mean over heads; with an interval where every head has the same, and enough, document groups."""
+    mean = float(per_head.mean())
+    if replicates is None:
+        return {"mean": mean}
+    present = ~np.isnan(replicates)
+    if not (present == present[0]).all():
+        return {"mean": mean}
+    over_heads = np.where(present[0], np.nan_to_num(replicates).mean(0), 0.0)
+    interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float))
+    if np.isnan(interval.se[0]):
+        return {"mean": mean}
+    return {"mean": mean, "low": float(interval.low[0]), "high": float(interval.high[0])}
+
+
+def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: list[str]) -> pd.DataFrame:
+    """New rows, and those of other models that the folder already holds."""
+    old = read_table(folder, name)
+    kept = [] if old is None else [old[~old["model"].isin(models)]]
+    parts = [part for part in (*kept, *new) if len(part)]
+    return pd.concat(parts, ignore_index=True) if parts else new[0]
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    path = folder / SUMMARY
+    if not path.exists():
+        return {"models": {}}
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        return {"models": dict(summary["models"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TableError(f"{path} cannot be read ({error!r}); move it away or write elsewhere") from None
+
+
+def _versions() -> dict[str, str]:
+    packages = ["numpy", "scipy", "pandas", "pyarrow"]
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}

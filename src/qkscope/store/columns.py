@@ -1,0 +1,159 @@
+"""What each column of each table is: name, unit, meaning, and where its formula stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's name, unit, meaning and the section of docs/method.md that defines it."""
+
+    name: str
+    unit: str
+    meaning: str
+    section: str
+
+
+def _columns(section: str, *rows: tuple[str, str, str]) -> list[Column]:
+    return [Column(name, unit, meaning, section) for name, unit, meaning in rows]
+
+
+def _ranges(names: Iterable[str], of: str = "") -> list[Column]:
+    """``X_se``, ``X_low``, ``X_high`` for each name."""
+    return [
+        Column(f"{name}_{part}", "as " + name, meaning + of, "6")
+        for name in names
+        for part, meaning in (
+            ("se", f"jackknife standard error of {name}"),
+            ("low", f"lower end of the 95% interval of {name}"),
+            ("high", f"upper end of the 95% interval of {name}"),
+        )
+    ]
+
+
+_HEAD = _columns(
+    "0",
+    ("model", "", "label of the model or checkpoint"),
+    ("family", "", "label of the model family"),
+    ("layer", "index", "layer, from 0"),
+    ("head", "index", "query head within the layer, from 0"),
+    ("k_head", "index", "key head it reads"),
+)
+_COUNTS = _columns("0", ("n_q", "rows", "query vectors used"), ("n_k", "rows", "key vectors used"))
+_FLAGS = _columns(
+    "6",
+    ("flags", "", "what qualifies the row, joined by ';': low_n, few_documents, nonfinite_q=N, nonfinite_k=N"),
+)
+_TAXONOMY = _columns(
+    "1", ("taxonomy", "", "position-dominated, q-positional, k-positional, content-focused or mixed, from PC0")
+)
+
+TABLES: dict[str, list[Column]] = {
+    "qk": [
+        *_HEAD,
+        *_columns("1", ("pc", "index", "principal component, from 0, by descending variance")),
+        *_COUNTS,
+        *_columns(
+            "1",
+            ("explained_variance", "share", "share of the pooled variance of queries and keys on this component"),
+            ("r_q", "correlation", "of the queries' projection with position; sign canonical"),
+            ("r_k", "correlation", "of the keys' projection with position; negative: drifts against the queries"),
+            ("mu_q", "vector units", "mean projection of the queries, not centred"),
+            ("mu_k", "vector units", "mean projection of the keys, not centred"),
+            ("slope_q", "per token", "regression slope of the queries' projection on position"),
+            ("slope_k", "per token", "regression slope of the keys' projection on position"),
+            ("var_q", "squared units", "variance of the queries' projection"),
+            ("var_k", "squared units", "variance of the keys' projection"),
+            ("fisher", "ratio", "(mu_q − mu_k)² / (var_q + var_k)"),
+            ("separation", "vector units", "|mu_q − mu_k|"),
+            ("concordant", "true/false", "r_k > 0; empty where |r_q| < 0.05 leaves the sign of r_k undefined"),
+            ("eigengap", "ratio", "relative distance to the nearer neighbouring eigenvalue"),
+            ("degenerate", "true/false", "eigengap < 0.02: r of this component alone means little"),
+        ),
+        *_TAXONOMY,
+        *_ranges(["r_q", "r_k"], " (component 0 only)"),
+        *_ranges(["explained_variance"]),
+        *_FLAGS,
+    ],
+    "heads": [
+        *_HEAD,
+        *_TAXONOMY,
+        *_columns(
+            "1",
+            ("posvar_q_published", "mixed share", "Σ explained_variance·r_q² over the kept components, as published"),
+            ("posvar_k_published", "mixed share", "Σ explained_variance·r_k² over the kept components, as published"),
+            ("posvar_q_pc0_share", "share", "component 0's part of posvar_q_published"),
+            ("posvar_k_pc0_share", "share", "component 0's part of posvar_k_published"),
+            ("posvar_q", "share", "exact share of the queries' variance that is linear in position"),
+            ("posvar_k", "share", "exact share of the keys' variance that is linear in position"),
+            ("positional_overhead", "share", "the same for queries and keys together, each class about its own mean"),
+            ("amplification", "score per token", "mu_q·slope_k on component 0"),
+            ("amplification_window", "score", "amplification × window"),
+            ("fisher", "ratio", "of component 0"),
+            ("separation", "vector units", "of component 0"),
+            ("lda_accuracy_gaussian", "share", "accuracy of Fisher's line on components 0 and 1 for Gaussian classes"),
+        ),
+        *_ranges(["posvar_q_published", "posvar_k_published", "posvar_q", "posvar_k", "positional_overhead"]),
+    ],
+    "rotated": [
+        *_HEAD,
+        *_COUNTS,
+        *_columns("0", ("window", "tokens", "context length: as the dataset says, or the head's last position + 1")),
+        *_columns(
+            "2",
+            ("position_r", "correlation", "|corr| of the pooled projection on a with position"),
+            ("r_q_a", "correlation", "of the queries' projection on a with position"),
+            ("r_k_a", "correlation", "of the keys' projection on a with position"),
+            ("alpha_q", "per token", "drift slope of the queries on a"),
+            ("alpha_k", "per token", "drift slope of the keys on a"),
+            ("mu_q_a", "vector units", "mean of the queries on a, not centred"),
+            ("mu_k_a", "vector units", "mean of the keys on a, not centred"),
+            ("mu_q_b", "vector units", "mean of the queries on b, not centred"),
+            ("mu_k_b", "vector units", "mean of the keys on b, not centred"),
+            ("separation_strength", "share", "share of E‖q − k‖² on b"),
+            ("var_frac_a", "share", "share of the pooled variance on a"),
+            ("var_frac_b", "share", "share of the pooled variance on b"),
+            ("plane_var_fraction", "share", "var_frac_a + var_frac_b"),
+            ("content_var_b", "squared units", "variance on b within a class, mean of the two"),
+            ("bias_strength", "score per token", "mu_q_a·alpha_k; positive: later keys score higher (recency)"),
+            ("query_term", "score per token", "alpha_q·mu_k_a, the coefficient of the query's position"),
+            ("interaction", "score per token²", "alpha_q·alpha_k, the coefficient of both positions"),
+            ("constant", "score", "mu_q_a·mu_k_a + mu_q_b·mu_k_b"),
+            ("bias_full", "score per token", "μ_Q·β_K over all dimensions, of which bias_strength is the part on a"),
+            ("bias_window", "score", "bias_strength × window"),
+            ("bias_full_window", "score", "bias_full × window"),
+            ("logit_bias_window", "logit", "bias_full × window × the model's scaling of q·k"),
+            ("residual_pos_r", "correlation", "largest |corr| with position off a: rounding only, by the lemma"),
+            ("residual_r_q", "correlation", "|corr| of the queries with position along the part of their drift off a"),
+            ("residual_r_k", "correlation", "|corr| of the keys with position along the part of their drift off a"),
+            ("a_qk_cos", "cosine", "between the drift of the queries and the drift of the keys"),
+            ("b_centroid_cos", "cosine", "between b and the difference of the class means off a"),
+            ("linearity_r2", "share", "how straight the keys' drift on a is: squared correlation of bucket means"),
+        ),
+        *_ranges(
+            [
+                "position_r",
+                "r_q_a",
+                "r_k_a",
+                "alpha_q",
+                "alpha_k",
+                "mu_q_a",
+                "bias_strength",
+                "bias_full",
+                "separation_strength",
+                "plane_var_fraction",
+            ]
+        ),
+        *_FLAGS,
+    ],
+}
+
+KEYS = {"qk": ["layer", "head", "pc"], "heads": ["layer", "head"], "rotated": ["layer", "head"]}
+"""What identifies a row within its model; rows stand in this order."""
+
+
+def column_names(table: str) -> list[str]:
+    """The columns of a table, in order."""
+    return [column.name for column in TABLES[table]]

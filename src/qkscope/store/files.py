@@ -1,0 +1,200 @@
+"""Where a dataset's files are: a local folder, or a revision of a dataset on the Hugging Face Hub.
+
+Both list relative names and hand out local paths; the Hub fetches a file when it is asked for, into
+huggingface_hub's own cache, which resumes what was interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from qkscope.errors import DatasetError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+_HUB_URL = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<prefix>.*))?")
+
+
+class Files(Protocol):
+    """A listing of relative names, and a way to a local copy of each."""
+
+    def names(self) -> list[str]:
+        """All relative file names, with forward slashes."""
+
+    def path(self, name: str) -> Path:
+        """A local path of this file, fetched if need be."""
+
+    def identity(self) -> dict[str, str]:
+        """What exactly was read, for the record."""
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Files below a folder."""
+
+    folder: Path
+
+    def names(self) -> list[str]:
+        """All files below the folder, following no links to folders."""
+        if not self.folder.is_dir():
+            what = "is not a folder" if self.folder.exists() else "does not exist"
+            raise DatasetError(f"{self.folder} {what}; give a dataset folder, a Hub id or an hf:// URL")
+        found = []
+        for parent, _, files in os.walk(self.folder, onerror=_refuse):
+            found += [(Path(parent) / file).relative_to(self.folder).as_posix() for file in files]
+        return sorted(found)
+
+    def path(self, name: str) -> Path:
+        """The file itself."""
+        return self.folder / name
+
+    def identity(self) -> dict[str, str]:
+        """The folder, made absolute."""
+        return {"kind": "folder", "path": str(self.folder.resolve())}
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """Files of one commit of a Hub dataset."""
+
+    repo: str
+    revision: str
+    commit: str
+    listing: tuple[str, ...]
+
+    @classmethod
+    def resolve(cls, repo: str, revision: str | None) -> HubFiles:
+        """Look the revision up on the Hub and list its files; downloads nothing else."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            HFValidationError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        wanted = revision or "main"
+        try:
+            commit = str(HfApi().dataset_info(repo, revision=wanted).sha)
+            listing = HfApi().list_repo_files(repo, revision=commit, repo_type="dataset")
+        except RevisionNotFoundError:
+            raise DatasetError(f"the Hub dataset {repo} has no revision {wanted!r}; {_revisions(repo)}") from None
+        except GatedRepoError:
+            raise DatasetError(f"the Hub dataset {repo} is gated; ask for access and run 'hf auth login'") from None
+        except RepositoryNotFoundError:
+            raise DatasetError(
+                f"there is no folder {repo!r} here and no Hub dataset of that name; check the spelling, "
+                "and run 'hf auth login' if it is private"
+            ) from None
+        except HFValidationError as error:
+            raise DatasetError(f"{repo!r} is neither a folder nor a Hub id: {_one_line(error)}") from None
+        except (HfHubHTTPError, OSError, _client_error()) as error:
+            raise _unreachable(f"the dataset {repo}", error) from None
+        return cls(repo, wanted, commit, tuple(sorted(listing)))
+
+    def names(self) -> list[str]:
+        """All files of the commit."""
+        return list(self.listing)
+
+    def path(self, name: str) -> Path:
+        """The cached copy, downloaded (or its download resumed) first if need be."""
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+        disable_progress_bars()  # the caller shows its own, over all files
+        try:
+            return Path(hf_hub_download(self.repo, name, revision=self.commit, repo_type="dataset"))
+        except (HfHubHTTPError, OSError, _client_error()) as error:
+            raise _unreachable(f"{self.repo}/{name}", error) from None
+
+    def identity(self) -> dict[str, str]:
+        """Repository, the revision asked for and the commit it stood at."""
+        return {"kind": "hub", "repo": self.repo, "revision": self.revision, "commit": self.commit}
+
+
+@dataclass(frozen=True)
+class Located:
+    """Files, and the prefix within them that was asked for."""
+
+    files: Files
+    prefix: str = ""
+
+
+def locate(location: str | os.PathLike[str], revision: str | None = None) -> Located:
+    """Find a dataset: an existing folder, ``hf://datasets/owner/name[@revision][/prefix]`` or ``owner/name``."""
+    text = os.fspath(location)
+    if text.startswith("hf://"):
+        return _locate_url(text, revision)
+    if revision is None and Path(text).exists():
+        return Located(LocalFiles(Path(text)))
+    if Path(text).is_dir() and revision is not None:
+        raise DatasetError(f"{text} is a folder here, and folders have no revisions; leave out {revision!r}")
+    if _HUB_ID.fullmatch(text):
+        return Located(_hub(text, revision))
+    return Located(LocalFiles(Path(text)))
+
+
+def _locate_url(url: str, revision: str | None) -> Located:
+    found = _HUB_URL.fullmatch(url)
+    if found is None:
+        raise DatasetError(f"expected hf://datasets/owner/name[@revision][/prefix], got {url!r}")
+    return Located(_hub(found["repo"], found["revision"] or revision), (found["prefix"] or "").strip("/"))
+
+
+def _hub(repo: str, revision: str | None) -> Files:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return LocalFiles(_cached_snapshot(repo, revision))
+    return HubFiles.resolve(repo, revision)
+
+
+def _cached_snapshot(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo, revision=revision, repo_type="dataset", local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise DatasetError(
+            f"HF_HUB_OFFLINE is set and {repo} at {revision or 'main'} is not in the cache; "
+            "unset it, or give a local folder"
+        ) from None
+
+
+def _revisions(repo: str) -> str:
+    """Which revisions there are, to put a misspelt one right."""
+    from huggingface_hub import HfApi
+
+    try:
+        branches = sorted(branch.name for branch in HfApi().list_repo_refs(repo, repo_type="dataset").branches)
+    except Exception as error:  # the listing is only a help; whatever fails here must not hide the first error
+        return f"its revisions could not be listed ({_one_line(error)})"
+    return f"it has {', '.join(branches[:30]) or 'none'}"
+
+
+def _unreachable(what: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"the Hub did not deliver {what} ({type(error).__name__}: {_one_line(error)}); "
+        "check the network and try again (finished files are kept), or give the path of a local folder"
+    )
+
+
+def _refuse(error: OSError) -> None:
+    raise DatasetError(f"{error.filename} cannot be read ({error.strerror})") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _client_error() -> type[Exception]:
+    """The base error of the HTTP client behind huggingface_hub, whose name differs between its versions."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")

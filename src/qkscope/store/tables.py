@@ -1,0 +1,55 @@
+"""Tables on disk: one parquet and one csv each, with exactly the columns that columns.py describes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+from qkscope.errors import TableError
+from qkscope.store.atomic import write_together
+from qkscope.store.columns import KEYS, column_names
+
+
+def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with exactly the table's columns in their order, its rows sorted."""
+    names = column_names(table)
+    if set(frame.columns) != set(names):
+        odd = ", ".join(sorted(set(frame.columns) ^ set(names)))
+        raise TableError(f"{table}: columns do not match their description: {odd}")
+    ordered = frame[names].sort_values(["model", *KEYS[table]], kind="stable", ignore_index=True)
+    if "concordant" in names:
+        ordered["concordant"] = ordered["concordant"].astype("boolean")
+    return ordered
+
+
+def read_table(folder: Path, table: str) -> pd.DataFrame | None:
+    """A table written earlier, or None if there is none; one of another layout is refused."""
+    path = folder / f"{table}.parquet"
+    if not path.exists():
+        return None
+    try:
+        frame = pd.read_parquet(path)
+        return arranged(table, frame)
+    except (OSError, ValueError, pa.ArrowException, TableError) as error:
+        reason = " ".join(str(error).split())
+        raise TableError(f"{path} is not a table of this version ({reason}); move it away or write elsewhere") from None
+
+
+def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], others: Mapping[str, bytes]) -> list[Path]:
+    """Write each table as parquet and csv, and other files beside them; a kill leaves the old ones or the new ones."""
+    contents: dict[str, bytes] = {}
+    for table, frame in frames.items():
+        ordered = arranged(table, frame)
+        buffer = io.BytesIO()
+        ordered.to_parquet(buffer, index=False, compression="zstd")
+        contents[f"{table}.parquet"] = buffer.getvalue()
+        contents[f"{table}.csv"] = ordered.to_csv(index=False).encode()
+    try:
+        write_together(folder, contents | dict(others))
+    except OSError as error:
+        raise TableError(f"cannot write to {folder} ({error.strerror}); free space or choose another folder") from None
+    return [folder / name for name in contents if name.endswith(".csv")]
