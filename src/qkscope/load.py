@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from qkscope.core.headmoments import HeadMoments, bucket_means, cross_moments, group_moments
+from qkscope.core.headmoments import BucketMeans, HeadMoments, bucket_means, cross_moments, group_moments
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Rows
 from qkscope.core.sample import Sample
@@ -36,6 +36,13 @@ class _Kind:
     rows: Rows
     groups: Moments
     dropped: int
+    _buckets: dict[int, BucketMeans] = field(default_factory=dict)
+
+    def buckets(self, window: int) -> BucketMeans:
+        """Means by position bucket; the query heads of a group nearly always share the window."""
+        if window not in self._buckets:
+            self._buckets[window] = bucket_means(self.rows, window)
+        return self._buckets[window]
 
 
 def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> tuple[Rows, int]:
@@ -103,7 +110,7 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadM
     return HeadMoments(
         q=query.groups,
         k=key.groups,
-        k_buckets=bucket_means(key.rows, window),
+        k_buckets=key.buckets(window),
         window=np.asarray(window),
         scaling=np.asarray(dataset.scaling or query.rows.d**-0.5),
         dropped_q=np.asarray(query.dropped),

@@ -132,17 +132,23 @@ def do_task(task: Task) -> tuple[Tables, list[Failure]]:
     run = task.job.run
     paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
     loaded, errors = load_key_group(run.dataset, task.heads, replace(run.reading, paired=paired))
-    frames: dict[str, pd.DataFrame] = {}
-    replicates: dict[str, np.ndarray] = {}
-    if loaded and "pca" in task.analyses:
-        tables = pca_tables(_index(run, loaded), _stack(loaded), task.job.pca, intervals=task.intervals)
-        frames, replicates = frames | tables.frames, replicates | tables.replicates
-    if "rotation" in task.analyses:
-        loaded, undefined = _with_drift(task.job, loaded)
-        errors = errors + undefined
-        if loaded:
-            tables = rotation_tables(_index(run, loaded), _stack(loaded), task.job.rotation, intervals=task.intervals)
-            frames, replicates = frames | tables.frames, replicates | tables.replicates
+    parts = []
+    if loaded:
+        index, moments = _index(run, loaded), HeadMoments.stack([moments for _, moments in loaded])
+        if "pca" in task.analyses:
+            parts.append(pca_tables(index, moments, task.job.pca, intervals=task.intervals))
+        if "rotation" in task.analyses:
+            drifts = has_drift(moments.total_q, moments.total_k, task.job.rotation.centering)
+            errors += [_no_drift(run, head) for (head, _), defined in zip(loaded, drifts, strict=True) if not defined]
+            if not drifts.all():
+                index = index[drifts].reset_index(drop=True)
+                moments = HeadMoments.stack(
+                    [moments for (_, moments), kept in zip(loaded, drifts, strict=True) if kept]
+                )
+            if drifts.any():
+                parts.append(rotation_tables(index, moments, task.job.rotation, intervals=task.intervals))
+    frames = {name: frame for tables in parts for name, frame in tables.frames.items()}
+    replicates = {name: values for tables in parts for name, values in tables.replicates.items()}
     return Tables(frames, replicates), [Failure(run.model, error) for error in errors]
 
 
@@ -230,18 +236,9 @@ def _concat_replicates(parts: list[Tables]) -> dict[str, np.ndarray]:
     }
 
 
-def _with_drift(
-    job: Job, loaded: list[tuple[HeadId, HeadMoments]]
-) -> tuple[list[tuple[HeadId, HeadMoments]], list[HeadError]]:
-    """Set apart the heads whose axis a is undefined."""
-    kept, errors = [], []
-    for head, moments in loaded:
-        if has_drift(moments.q.merged(), moments.k.merged(), job.rotation.centering):
-            kept.append((head, moments))
-        else:
-            reason = "no linear drift with position at all, so axis a is undefined"
-            errors.append(HeadError(head, reason, job.run.dataset.heads[head]))
-    return kept, errors
+def _no_drift(run: Run, head: HeadId) -> HeadError:
+    reason = "no linear drift with position at all, so axis a is undefined"
+    return HeadError(head, reason, run.dataset.heads[head])
 
 
 def _index(run: Run, loaded: list[tuple[HeadId, HeadMoments]]) -> pd.DataFrame:
@@ -255,7 +252,3 @@ def _index(run: Run, loaded: list[tuple[HeadId, HeadMoments]]) -> pd.DataFrame:
             "k_head": [run.dataset.key_head(head).head for head in heads],
         }
     )
-
-
-def _stack(loaded: list[tuple[HeadId, HeadMoments]]) -> HeadMoments:
-    return HeadMoments.stack([moments for _, moments in loaded])

@@ -92,12 +92,12 @@ class Head:
     @cached_property
     def pca(self) -> Components:
         """Principal components of its queries and keys pooled."""
-        return components(self.moments.q.merged(), self.moments.k.merged())
+        return components(self.moments.total_q, self.moments.total_k)
 
     @cached_property
     def rotation(self) -> Rotation:
         """Axes a and b and what is measured along them."""
-        return rotation(self.moments.q.merged(), self.moments.k.merged())
+        return rotation(self.moments.total_q, self.moments.total_k)
 
     @property
     def a(self) -> Float[np.ndarray, "d"]:

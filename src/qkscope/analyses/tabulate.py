@@ -86,7 +86,7 @@ def pca_tables(
     ``index`` names each head of the batch: model, family, layer, head, k_head.
     """
     options = options or PcaOptions()
-    q, k = moments.q.merged(), moments.k.merged()
+    q, k = moments.total_q, moments.total_k
     pcs = components(q, k, options.n_components)
     whole = head_variance(q, k, pcs)
     again_pcs, again_whole = _pca_again(moments, options, pcs) if intervals else (None, None)
@@ -105,7 +105,7 @@ def rotation_tables(
 ) -> Tables:
     """``rotated``: one row per head."""
     options = options or RotationOptions()
-    q, k = moments.q.merged(), moments.k.merged()
+    q, k = moments.total_q, moments.total_k
     paired = moments.cross if options.pairing == "token" else None
     if options.pairing == "token" and paired is None:
         raise ValueError("pairing='token' needs moments with cross statistics")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -75,6 +76,16 @@ class HeadMoments:
     def d(self) -> int:
         """Head dimension."""
         return self.q.d
+
+    @cached_property
+    def total_q(self) -> Moments:
+        """Queries of all documents."""
+        return self.q.merged()
+
+    @cached_property
+    def total_k(self) -> Moments:
+        """Keys of all documents."""
+        return self.k.merged()
 
     @property
     def groups_present(self) -> Float[np.ndarray, "*batch 8"]:

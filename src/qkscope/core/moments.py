@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Moments:
         if self.d != other.d:
             raise ValueError(f"expected vectors of one length, got {self.d} and {other.d}")
         n = np.asarray(self.n + other.n)
-        share = np.divide(other.n, n, out=np.zeros_like(n), where=n > 0)
+        share = _share(other.n, n)
         delta = other.mean - self.mean
         mean = self.mean + share[..., None] * delta
         between = (self.n * share)[..., None, None] * delta[..., :, None] * delta[..., None, :]
@@ -82,20 +83,22 @@ class Moments:
         """
         if weights is None:
             weights = np.ones(self.n.shape[-1])
-        n_parts = self.n[(..., *(None,) * (weights.ndim - 1), slice(None))] * weights
+        sets = (None,) * (weights.ndim - 1)
+        n_parts = self.n[(..., *sets, slice(None))] * weights
         n = np.asarray(n_parts.sum(-1))
-        share = np.divide(n_parts, n[..., None], out=np.zeros_like(n_parts), where=n[..., None] > 0)
         # Deviations from the mean of all parts keep the products small when that mean is far from zero.
-        shift = _over_parts(np.divide(self.n, np.maximum(self.n.sum(-1, keepdims=True), 1.0)), self.mean)
+        share = self.n / np.maximum(self.n.sum(-1, keepdims=True), np.finfo(float).tiny)
+        shift = np.einsum("...p,...pz->...z", share, self.mean)
         away = np.where(self.n[..., None] > 0, self.mean - shift[..., None, :], 0.0)
-        mean = _over_parts(share, away)
+        mean = np.einsum(
+            "...p,...pz->...z", _share(n_parts, n[..., None]), away[(..., *sets, slice(None), slice(None))]
+        )
         flat = self.scatter.reshape(*self.scatter.shape[:-2], -1)
-        within = _over_parts(np.broadcast_to(weights, n_parts.shape), flat)
-        second = _over_parts(n_parts, (away[..., :, None] * away[..., None, :]).reshape(flat.shape))
-        between = second.reshape(*n.shape, *self.scatter.shape[-2:])
-        between = between - n[..., None, None] * mean[..., :, None] * mean[..., None, :]
-        centre = shift[..., None, :] if weights.ndim > 1 else shift
-        return Moments(n, mean + np.where(n[..., None] > 0, centre, 0.0), within.reshape(between.shape) + between)
+        within = (weights @ flat).reshape(*n.shape, *self.scatter.shape[-2:])
+        apart = away[(..., *sets, slice(None), slice(None))] - mean[..., None, :]
+        between = (apart * n_parts[..., None]).swapaxes(-1, -2) @ apart
+        centre = shift[(..., *sets, slice(None))]
+        return Moments(n, mean + np.where(n[..., None] > 0, centre, 0.0), within + between)
 
     # ---- looking ------------------------------------------------------------------------------
 
@@ -132,7 +135,7 @@ class Moments:
         """Mean position."""
         return self.mean[..., -1]
 
-    @property
+    @cached_property
     def cov_x(self) -> Float[np.ndarray, "*batch d d"]:
         """Covariance Σ of the vectors."""
         return self._per_row(self.scatter[..., :-1, :-1])
@@ -157,16 +160,17 @@ class Moments:
 
     def slope_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
         """Regression slope of uᵀx on t, per token."""
-        return _ratio(np.einsum("...md,...d->...m", axes, self.cov_xt), self.var_t[..., None])
+        return _share(np.einsum("...md,...d->...m", axes, self.cov_xt), self.var_t[..., None])
 
     def corr_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
         """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where either does not vary."""
         cov = np.einsum("...md,...d->...m", axes, self.cov_xt)
-        return np.clip(_ratio(cov, np.sqrt(self.var_along(axes) * self.var_t[..., None])), -1.0, 1.0)
+        scale = np.sqrt(self.var_along(axes) * self.var_t[..., None])
+        return np.clip(_share(np.where(scale > 0, cov, 0.0), scale), -1.0, 1.0)
 
     def _per_row(self, part: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
         n = self.n.reshape(self.n.shape + (1,) * (part.ndim - self.n.ndim))
-        return _ratio(part, n)
+        return _share(part, n)
 
 
 def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:
@@ -181,16 +185,6 @@ def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]
     return Moments(n, mean + left, scatter)
 
 
-def _over_parts(
-    weights: Float[np.ndarray, "... parts"], values: Float[np.ndarray, "... parts v"]
-) -> Float[np.ndarray, "... v"]:
-    """Σ over parts of weights × values, where weights may hold one more axis (sets) before parts."""
-    if weights.ndim == values.ndim:
-        return weights @ values
-    return (weights[..., None, :] @ values)[..., 0, :]
-
-
-def _ratio(a: Float[np.ndarray, "..."], b: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """A / b, 0 where b is 0: a direction that does not vary carries no position."""
-    a, b = np.broadcast_arrays(a, b)
-    return np.divide(a, b, out=np.zeros(a.shape), where=b > 0)
+def _share(part: Float[np.ndarray, "..."], whole: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """Ratio of a part to its whole; where the whole is 0, so is the part."""
+    return np.asarray(part / np.where(whole > 0, whole, 1.0))
