@@ -138,10 +138,10 @@ def do_task(task: Task) -> tuple[Tables, list[Failure]]:
         if "pca" in task.analyses:
             parts.append(pca_tables(index, moments, task.job.pca, intervals=task.intervals))
         if "rotation" in task.analyses:
-            drifts = has_drift(moments.total_q, moments.total_k, task.job.rotation.centering)
+            drifts = np.asarray(has_drift(moments.total_q, moments.total_k, task.job.rotation.centering))
             errors += [_no_drift(run, head) for (head, _), defined in zip(loaded, drifts, strict=True) if not defined]
             if not drifts.all():
-                index = index[drifts].reset_index(drop=True)
+                index = index.loc[drifts].reset_index(drop=True)
                 moments = HeadMoments.stack(
                     [moments for (_, moments), kept in zip(loaded, drifts, strict=True) if kept]
                 )

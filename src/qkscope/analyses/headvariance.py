@@ -9,24 +9,26 @@ from jaxtyping import Float
 from scipy.special import ndtr
 
 from qkscope.analyses.pca import Components
+from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
+from qkscope.core.shapes import PerHead
 
 
 @dataclass(frozen=True)
 class HeadVariance:
     """One value per head each."""
 
-    posvar_q_published: Float[np.ndarray, "*batch"]
-    posvar_k_published: Float[np.ndarray, "*batch"]
-    posvar_q_pc0_share: Float[np.ndarray, "*batch"]
-    posvar_k_pc0_share: Float[np.ndarray, "*batch"]
-    posvar_q: Float[np.ndarray, "*batch"]
-    posvar_k: Float[np.ndarray, "*batch"]
-    positional_overhead: Float[np.ndarray, "*batch"]
-    amplification: Float[np.ndarray, "*batch"]
-    fisher: Float[np.ndarray, "*batch"]
-    separation: Float[np.ndarray, "*batch"]
-    lda_accuracy_gaussian: Float[np.ndarray, "*batch"]
+    posvar_q_published: PerHead
+    posvar_k_published: PerHead
+    posvar_q_pc0_share: PerHead
+    posvar_k_pc0_share: PerHead
+    posvar_q: PerHead
+    posvar_k: PerHead
+    positional_overhead: PerHead
+    amplification: PerHead
+    fisher: PerHead
+    separation: PerHead
+    lda_accuracy_gaussian: PerHead
 
 
 def head_variance(q: Moments, k: Moments, pcs: Components) -> HeadVariance:
@@ -40,9 +42,9 @@ def head_variance(q: Moments, k: Moments, pcs: Components) -> HeadVariance:
         posvar_k_published=published_k,
         posvar_q_pc0_share=pc0_share_q,
         posvar_k_pc0_share=pc0_share_k,
-        posvar_q=_ratio(linear_q, total_q),
-        posvar_k=_ratio(linear_k, total_k),
-        positional_overhead=_ratio(q.n * linear_q + k.n * linear_k, q.n * total_q + k.n * total_k),
+        posvar_q=ratio(linear_q, total_q),
+        posvar_k=ratio(linear_k, total_k),
+        positional_overhead=ratio(q.n * linear_q + k.n * linear_k, q.n * total_q + k.n * total_k),
         amplification=pcs.mu_q[..., 0] * pcs.slope_k[..., 0],
         fisher=pcs.fisher[..., 0],
         separation=pcs.separation[..., 0],
@@ -50,41 +52,35 @@ def head_variance(q: Moments, k: Moments, pcs: Components) -> HeadVariance:
     )
 
 
-def lda_accuracy_gaussian(q: Moments, k: Moments, axes: Float[np.ndarray, "*batch 2 d"]) -> Float[np.ndarray, "*batch"]:
+def lda_accuracy_gaussian(q: Moments, k: Moments, axes: Float[np.ndarray, "*batch 2 d"]) -> PerHead:
     """Accuracy of Fisher's line between Q and K on two axes, were both Gaussian; in [0, 1].
 
     w = S_w⁻¹(μ_Q − μ_K), threshold half-way, mean of the two classes' Φ.
     """
     on_q, on_k = q.project(axes), k.project(axes)
-    within = (q.n[..., None, None] * on_q.cov_x + k.n[..., None, None] * on_k.cov_x) / (q.n + k.n)[..., None, None]
+    within = ratio(on_q.scatter[..., :-1, :-1] + on_k.scatter[..., :-1, :-1], (q.n + k.n)[..., None, None])
     apart = on_q.mean_x - on_k.mean_x
     w = np.einsum("...ij,...j->...i", np.linalg.pinv(within, hermitian=True), apart)
     half = (w * apart).sum(-1) / 2
 
-    def correct(on: Moments) -> Float[np.ndarray, "*batch"]:
+    def correct(on: Moments) -> PerHead:
         spread = np.sqrt(on.var_along(w[..., None, :])[..., 0])
-        return ndtr(_ratio(half, spread))
+        return ndtr(ratio(half, spread))
 
     return (correct(on_q) + correct(on_k)) / 2
 
 
-def _published(
-    share: Float[np.ndarray, "*batch c"], r: Float[np.ndarray, "*batch c"]
-) -> tuple[Float[np.ndarray, "*batch"], Float[np.ndarray, "*batch"]]:
+def _published(share: Float[np.ndarray, "*batch c"], r: Float[np.ndarray, "*batch c"]) -> tuple[PerHead, PerHead]:
     """Σ EV_i r_i², and the part of it that PC0 brings. Not a fraction of the class's own variance."""
     parts = share * r**2
     total = parts.sum(-1)
-    return total, _ratio(parts[..., 0], total)
+    return total, ratio(parts[..., 0], total)
 
 
-def _linear_variance(m: Moments) -> Float[np.ndarray, "*batch"]:
+def _linear_variance(m: Moments) -> PerHead:
     """‖c‖² / var t: the variance that a linear function of position explains."""
-    return _ratio((m.cov_xt**2).sum(-1), m.var_t)
+    return ratio((m.cov_xt**2).sum(-1), m.var_t)
 
 
-def _total_variance(m: Moments) -> Float[np.ndarray, "*batch"]:
+def _total_variance(m: Moments) -> PerHead:
     return np.trace(m.cov_x, axis1=-2, axis2=-1)
-
-
-def _ratio(a: Float[np.ndarray, "*batch"], b: Float[np.ndarray, "*batch"]) -> Float[np.ndarray, "*batch"]:
-    return np.divide(a, b, out=np.zeros(np.shape(b)), where=b > 0)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from qkscope.core.linalg import canonical_signs, eigh_descending, sign_is_anchored_on_k
+from qkscope.core.linalg import canonical_signs, eigh_descending, ratio, sign_is_anchored_on_k
 from qkscope.core.moments import Moments
+from qkscope.core.shapes import PerHead
 
 DEGENERATE_GAP = 0.02
 """Below this relative eigengap a component can turn freely within its eigenspace."""
@@ -42,8 +43,7 @@ class Components:
     @property
     def fisher(self) -> Float[np.ndarray, "*batch c"]:
         """(mu_q − mu_k)² / (var_q + var_k); 0 where nothing varies."""
-        within = self.var_q + self.var_k
-        return np.divide(self.separation**2, within, out=np.zeros_like(within), where=within > 0)
+        return ratio(self.separation**2, self.var_q + self.var_k)
 
     @property
     def concordant(self) -> Bool[np.ndarray, "*batch c"]:
@@ -92,9 +92,7 @@ def components(
 TAXONOMY = ("position-dominated", "q-positional", "k-positional", "content-focused", "mixed")
 
 
-def taxonomy(
-    r_q: Float[np.ndarray, "*batch"], r_k: Float[np.ndarray, "*batch"], high: float = 0.7, low: float = 0.3
-) -> Int[np.ndarray, "*batch"]:
+def taxonomy(r_q: PerHead, r_k: PerHead, high: float = 0.7, low: float = 0.3) -> Int[np.ndarray, "*batch"]:
     """Index into TAXONOMY of each head, from its PC0; all comparisons are strict.
 
     >>> [TAXONOMY[i] for i in taxonomy(np.array([0.9, 0.9, 0.1, 0.1, 0.5]), np.array([-0.8, 0.1, 0.8, -0.2, 0.9]))]
@@ -107,9 +105,7 @@ def taxonomy(
 
 
 def _share(values: Float[np.ndarray, "*batch d"], n_components: int) -> Float[np.ndarray, "*batch c"]:
-    total = values.sum(-1, keepdims=True)
-    shares = np.divide(values, total, out=np.zeros_like(values), where=total > 0)
-    return shares[..., :n_components]
+    return ratio(values[..., :n_components], values.sum(-1, keepdims=True))
 
 
 def _eigengap(values: Float[np.ndarray, "*batch d"], n_components: int) -> Float[np.ndarray, "*batch c"]:
@@ -117,5 +113,4 @@ def _eigengap(values: Float[np.ndarray, "*batch d"], n_components: int) -> Float
     steps = values[..., :-1] - values[..., 1:]
     edge = np.full((*values.shape[:-1], 1), np.inf)
     gaps = np.minimum(np.concatenate([edge, steps], -1), np.concatenate([steps, edge], -1))
-    relative = np.divide(gaps, values, out=np.zeros_like(values), where=values > 0)
-    return relative[..., :n_components]
+    return ratio(gaps, values)[..., :n_components]

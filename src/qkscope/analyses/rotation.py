@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from qkscope.core.headmoments import BucketMeans
-from qkscope.core.linalg import complement_projector, eigh_descending, householder, off_axis, unit
+from qkscope.core.linalg import complement_projector, eigh_descending, householder, off_axis, ratio, unit
 from qkscope.core.moments import Moments
+from qkscope.core.shapes import PerHead, TruthPerHead
 
 Centering = Literal["pooled", "within"]
 Pairing = Literal["independent", "token"]
@@ -30,43 +31,43 @@ class Rotation:
 
     a: Float[np.ndarray, "*batch d"]
     b: Float[np.ndarray, "*batch d"]
-    position_r: Float[np.ndarray, "*batch"]
-    r_q_a: Float[np.ndarray, "*batch"]
-    r_k_a: Float[np.ndarray, "*batch"]
-    alpha_q: Float[np.ndarray, "*batch"]
-    alpha_k: Float[np.ndarray, "*batch"]
-    mu_q_a: Float[np.ndarray, "*batch"]
-    mu_k_a: Float[np.ndarray, "*batch"]
-    mu_q_b: Float[np.ndarray, "*batch"]
-    mu_k_b: Float[np.ndarray, "*batch"]
-    separation_strength: Float[np.ndarray, "*batch"]
-    var_frac_a: Float[np.ndarray, "*batch"]
-    var_frac_b: Float[np.ndarray, "*batch"]
-    content_var_b: Float[np.ndarray, "*batch"]
-    bias_full: Float[np.ndarray, "*batch"]
+    position_r: PerHead
+    r_q_a: PerHead
+    r_k_a: PerHead
+    alpha_q: PerHead
+    alpha_k: PerHead
+    mu_q_a: PerHead
+    mu_k_a: PerHead
+    mu_q_b: PerHead
+    mu_k_b: PerHead
+    separation_strength: PerHead
+    var_frac_a: PerHead
+    var_frac_b: PerHead
+    content_var_b: PerHead
+    bias_full: PerHead
 
     @property
-    def plane_var_fraction(self) -> Float[np.ndarray, "*batch"]:
+    def plane_var_fraction(self) -> PerHead:
         """Share of the pooled variance in the plane of a and b."""
         return self.var_frac_a + self.var_frac_b
 
     @property
-    def bias_strength(self) -> Float[np.ndarray, "*batch"]:
+    def bias_strength(self) -> PerHead:
         """mu_q_a · alpha_k, per token: the part of bias_full on axis a."""
         return self.mu_q_a * self.alpha_k
 
     @property
-    def query_term(self) -> Float[np.ndarray, "*batch"]:
+    def query_term(self) -> PerHead:
         """alpha_q · mu_k_a: coefficient of the query's position."""
         return self.alpha_q * self.mu_k_a
 
     @property
-    def interaction(self) -> Float[np.ndarray, "*batch"]:
+    def interaction(self) -> PerHead:
         """alpha_q · alpha_k: coefficient of the product of both positions."""
         return self.alpha_q * self.alpha_k
 
     @property
-    def constant(self) -> Float[np.ndarray, "*batch"]:
+    def constant(self) -> PerHead:
         """Score of the mean query and the mean key in the plane."""
         return self.mu_q_a * self.mu_k_a + self.mu_q_b * self.mu_k_b
 
@@ -76,7 +77,7 @@ def drift_covariance(q: Moments, k: Moments, centering: Centering = "pooled") ->
     return _centred(q, k, centering).cov_xt
 
 
-def has_drift(q: Moments, k: Moments, centering: Centering = "pooled") -> Bool[np.ndarray, "*batch"]:
+def has_drift(q: Moments, k: Moments, centering: Centering = "pooled") -> TruthPerHead:
     """Whether axis a is defined: c is more than rounding."""
     m = _centred(q, k, centering)
     scale = np.sqrt(np.trace(m.cov_x, axis1=-2, axis2=-1) * m.var_t)
@@ -105,7 +106,7 @@ def rotation(
     axes = np.stack([a, b], -2)
     total = np.trace(pooled.cov_x, axis1=-2, axis2=-1)
     mu_q, mu_k = q.mean_along(axes), k.mean_along(axes)
-    var_frac = pooled.var_along(axes) / total[..., None]
+    var_frac = ratio(pooled.var_along(axes), total[..., None])
     slope_q, slope_k = q.slope_along(axes)[..., 0], k.slope_along(axes)[..., 0]
     return Rotation(
         a=a,
@@ -119,11 +120,11 @@ def rotation(
         mu_k_a=mu_k[..., 0],
         mu_q_b=mu_q[..., 1],
         mu_k_b=mu_k[..., 1],
-        separation_strength=values[..., 0] / np.trace(c_delta, axis1=-2, axis2=-1),
+        separation_strength=ratio(values[..., 0], np.trace(c_delta, axis1=-2, axis2=-1)),
         var_frac_a=var_frac[..., 0],
         var_frac_b=var_frac[..., 1],
         content_var_b=(q.var_along(axes)[..., 1] + k.var_along(axes)[..., 1]) / 2,
-        bias_full=(q.mean_x * k.cov_xt).sum(-1) / k.var_t,
+        bias_full=ratio((q.mean_x * k.cov_xt).sum(-1), k.var_t),
     )
 
 
@@ -147,12 +148,12 @@ def paired_difference_moment(cross: Moments) -> Float[np.ndarray, "*batch d d"]:
 class Leftovers:
     """Checks on the model: what a misses within each class, and how straight the drift is."""
 
-    residual_pos_r: Float[np.ndarray, "*batch"]
-    residual_r_q: Float[np.ndarray, "*batch"]
-    residual_r_k: Float[np.ndarray, "*batch"]
-    a_qk_cos: Float[np.ndarray, "*batch"]
-    b_centroid_cos: Float[np.ndarray, "*batch"]
-    linearity_r2: Float[np.ndarray, "*batch"]
+    residual_pos_r: PerHead
+    residual_r_q: PerHead
+    residual_r_k: PerHead
+    a_qk_cos: PerHead
+    b_centroid_cos: PerHead
+    linearity_r2: PerHead
 
 
 def leftovers(
@@ -171,14 +172,14 @@ def leftovers(
     )
 
 
-def residual_pos_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch"]:
+def residual_pos_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> PerHead:
     """Largest |corr| with t over a Householder basis of a's complement: 0 up to rounding, by the lemma."""
     return np.abs(m.corr_along(householder(a)[..., 1:, :])).max(-1)
 
 
-def linearity_r2(buckets: BucketMeans, a: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch"]:
+def linearity_r2(buckets: BucketMeans, a: Float[np.ndarray, "*batch d"]) -> PerHead:
     """Count-weighted squared correlation of the bucket means of aᵀk with the bucket means of t."""
-    weight = buckets.n / buckets.n.sum(-1, keepdims=True)
+    weight = ratio(buckets.n, buckets.n.sum(-1, keepdims=True))
 
     def centred(values: Float[np.ndarray, "*batch buckets"]) -> Float[np.ndarray, "*batch buckets"]:
         return values - (weight * values).sum(-1, keepdims=True)
@@ -187,10 +188,10 @@ def linearity_r2(buckets: BucketMeans, a: Float[np.ndarray, "*batch d"]) -> Floa
     t = centred(buckets.mean_t)
     variances = (weight * on_a**2).sum(-1) * (weight * t**2).sum(-1)
     covariance = (weight * on_a * t).sum(-1)
-    return np.divide(covariance**2, variances, out=np.zeros_like(variances), where=variances > 0)
+    return ratio(covariance**2, variances)
 
 
-def _residual_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch"]:
+def _residual_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> PerHead:
     """|corr| with t along (I − aaᵀ)c: what this class's own drift keeps off axis a; 0 if that is rounding."""
     rest = off_axis(m.cov_xt, a)
     size = np.linalg.norm(rest, axis=-1) > NO_DRIFT * np.linalg.norm(m.cov_xt, axis=-1)
@@ -201,7 +202,7 @@ def _centred(q: Moments, k: Moments, centering: Centering) -> Moments:
     """Moments of the pool about its own mean, or with x and t centred within each class."""
     if centering == "pooled":
         return q.merge(k)
-    return Moments(q.n + k.n, np.zeros_like(q.mean), q.scatter + k.scatter)
+    return Moments(np.asarray(q.n + k.n), np.zeros_like(q.mean), q.scatter + k.scatter)
 
 
 def _orient(
@@ -216,5 +217,5 @@ def _orient(
     return a * _sign((a * like[0]).sum(-1)), b * _sign((b * like[1]).sum(-1))
 
 
-def _sign(value: Float[np.ndarray, "*batch"]) -> Float[np.ndarray, "*batch 1"]:
+def _sign(value: PerHead) -> Float[np.ndarray, "*batch 1"]:
     return np.where(value < 0, -1.0, 1.0)[..., None]

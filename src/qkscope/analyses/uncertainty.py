@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy import stats
 
 from qkscope.core.headmoments import N_GROUPS, HeadMoments
@@ -97,7 +98,7 @@ def flags(moments: HeadMoments) -> list[str]:
     return [";".join(_head_flags(*head)) for head in zip(low_n, few, moments.dropped_q, moments.dropped_k, strict=True)]
 
 
-def _head_flags(low_n: Bool[np.ndarray, ""], few: Bool[np.ndarray, ""], dropped_q: int, dropped_k: int) -> list[str]:
+def _head_flags(low_n: np.bool_, few: np.bool_, dropped_q: np.integer[Any], dropped_k: np.integer[Any]) -> list[str]:
     raised = ["low_n"] * bool(low_n) + ["few_documents"] * bool(few)
     raised += [f"nonfinite_q={dropped_q}"] * bool(dropped_q) + [f"nonfinite_k={dropped_k}"] * bool(dropped_k)
     return raised

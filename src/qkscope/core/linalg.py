@@ -9,6 +9,18 @@ SIGN_ANCHOR = 0.05
 """Below this |r_q| the sign of a component is anchored on r_k instead."""
 
 
+def ratio(
+    part: Float[np.ndarray, "..."] | np.float64, whole: Float[np.ndarray, "..."] | np.float64
+) -> Float[np.ndarray, "..."]:
+    """Part / whole, and 0 where the whole is 0: what does not vary explains nothing.
+
+    >>> ratio(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
+    [0.25, 0.0]
+    """
+    some = np.asarray(whole) > 0
+    return np.asarray(np.where(some, part, 0.0) / np.where(some, whole, 1.0))
+
+
 def eigh_descending(
     matrix: Float[np.ndarray, "*batch d d"],
 ) -> tuple[Float[np.ndarray, "*batch d"], Float[np.ndarray, "*batch d d"]]:

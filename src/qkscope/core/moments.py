@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Real
 
+from qkscope.core.linalg import ratio
+
 CHUNK = 65_536
 """Rows are reduced in fixed chunks, so that a result never depends on how they were delivered."""
 
@@ -63,7 +65,7 @@ class Moments:
         if self.d != other.d:
             raise ValueError(f"expected vectors of one length, got {self.d} and {other.d}")
         n = np.asarray(self.n + other.n)
-        share = _share(other.n, n)
+        share = ratio(other.n, n)
         delta = other.mean - self.mean
         mean = self.mean + share[..., None] * delta
         between = (self.n * share)[..., None, None] * delta[..., :, None] * delta[..., None, :]
@@ -90,9 +92,7 @@ class Moments:
         share = self.n / np.maximum(self.n.sum(-1, keepdims=True), np.finfo(float).tiny)
         shift = np.einsum("...p,...pz->...z", share, self.mean)
         away = np.where(self.n[..., None] > 0, self.mean - shift[..., None, :], 0.0)
-        mean = np.einsum(
-            "...p,...pz->...z", _share(n_parts, n[..., None]), away[(..., *sets, slice(None), slice(None))]
-        )
+        mean = np.einsum("...p,...pz->...z", ratio(n_parts, n[..., None]), away[(..., *sets, slice(None), slice(None))])
         flat = self.scatter.reshape(*self.scatter.shape[:-2], -1)
         within = (weights @ flat).reshape(*n.shape, *self.scatter.shape[-2:])
         apart = away[(..., *sets, slice(None), slice(None))] - mean[..., None, :]
@@ -156,21 +156,21 @@ class Moments:
 
     def var_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
         """Variance uᵀΣu for each axis u."""
-        return np.einsum("...md,...md->...m", axes @ self.cov_x, axes)
+        return np.maximum(np.einsum("...md,...md->...m", axes @ self.cov_x, axes), 0.0)
 
     def slope_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
         """Regression slope of uᵀx on t, per token."""
-        return _share(np.einsum("...md,...d->...m", axes, self.cov_xt), self.var_t[..., None])
+        return ratio(np.einsum("...md,...d->...m", axes, self.cov_xt), self.var_t[..., None])
 
     def corr_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
         """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where either does not vary."""
         cov = np.einsum("...md,...d->...m", axes, self.cov_xt)
         scale = np.sqrt(self.var_along(axes) * self.var_t[..., None])
-        return np.clip(_share(np.where(scale > 0, cov, 0.0), scale), -1.0, 1.0)
+        return np.clip(ratio(cov, scale), -1.0, 1.0)
 
     def _per_row(self, part: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
         n = self.n.reshape(self.n.shape + (1,) * (part.ndim - self.n.ndim))
-        return _share(part, n)
+        return np.asarray(part / np.where(n > 0, n, 1.0))
 
 
 def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:
@@ -183,8 +183,3 @@ def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]
     left = z.mean(-2)
     scatter = z.swapaxes(-1, -2) @ z - n[..., None, None] * left[..., :, None] * left[..., None, :]
     return Moments(n, mean + left, scatter)
-
-
-def _share(part: Float[np.ndarray, "..."], whole: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """Ratio of a part to its whole; where the whole is 0, so is the part."""
-    return np.asarray(part / np.where(whole > 0, whole, 1.0))

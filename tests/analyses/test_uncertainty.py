@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from qkscope.analyses.headvariance import head_variance
+from qkscope.analyses.pca import components
+from qkscope.analyses.rotation import rotation
+from qkscope.analyses.tabulate import (
+    HEAD_INTERVALS,
+    PC_INTERVALS,
+    ROTATION_INTERVALS,
+    pca_tables,
+    rotation_tables,
+)
+from qkscope.analyses.uncertainty import Scale, delete_one, jackknife
+from qkscope.core.moments import Moments
+from qkscope.core.planted import Ring, plant
+from qkscope.core.rows import Rows
+from tests.helpers import index_of, moments_of, one_head
+
+
+def test_jackknife_of_a_mean_is_the_classical_standard_error():
+    groups = np.random.default_rng(0).standard_normal((5, 8))
+    total = groups.mean(1)
+    without = (groups.sum(1, keepdims=True) - groups) / 7
+    interval = jackknife(total, without, np.ones((5, 8)))
+    se = groups.std(1, ddof=1) / np.sqrt(8)
+    half = stats.t.ppf(0.975, 7) * se
+    np.testing.assert_allclose(interval.se, se)
+    np.testing.assert_allclose(interval.low, total - half)
+    np.testing.assert_allclose(interval.high, total + half)
+
+
+def test_jackknife_removes_the_bias_of_a_plug_in_variance():
+    groups = np.random.default_rng(1).standard_normal((1, 8))
+    estimate = groups.var(1)
+    without = np.array([[np.delete(groups[0], g).var() for g in range(8)]])
+    interval = jackknife(estimate, without, np.ones((1, 8)))
+    np.testing.assert_allclose((interval.low + interval.high) / 2, groups.var(1, ddof=1))
+
+
+def test_absent_groups_do_not_count_and_too_few_give_no_interval():
+    estimate, replicates = np.array([1.0, 1.0]), np.array([[0.9, 1.1, 1.0, 1.0, 99.0], [0.9, 1.1, 1.0, 99.0, 99.0]])
+    present = np.array([[1.0, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
+    interval = jackknife(estimate, replicates, present)
+    alone = jackknife(estimate[:1], replicates[:1, :4], np.ones((1, 4)))
+    assert interval.low[0] == alone.low[0]
+    assert np.isnan(interval.se[1])
+    assert np.isnan(interval.low[1])
+
+
+def test_ranges_stay_where_the_quantity_can_be():
+    estimate, replicates, present = np.array([0.99]), np.array([[0.99, 0.9, 0.999, 0.98]]), np.ones((1, 4))
+    assert jackknife(estimate, replicates, present, Scale.SHARE).high[0] == 1.0
+    assert jackknife(estimate, replicates, present, Scale.CORRELATION).high[0] < 1.0
+    assert jackknife(estimate, replicates, present).high[0] > 1.0
+
+
+def test_replicates_leave_out_exactly_one_group():
+    head = plant(6, n=400, documents=20)
+    moments = moments_of(head)
+    rest = head.q.take(np.flatnonzero(head.q.example_id % 8 != 3))
+    np.testing.assert_allclose(
+        delete_one(moments.q)[0, 3].scatter, Moments.from_rows(rest.x, rest.position).scatter, rtol=1e-10, atol=1e-9
+    )
+
+
+@pytest.fixture(scope="module")
+def coverage() -> dict[str, float]:
+    """Share of 400 planted heads whose interval holds the value that the population moments give."""
+    rng = np.random.default_rng(1)
+    heads = [
+        plant(
+            16,
+            n=4096,
+            documents=32,
+            window=2048,
+            rings=[Ring(0.02, 1.0, 1.0)],
+            sigma=np.linspace(0.5, 1.5, 16),
+            sigma_document=0.4,
+            mu_q=(rng.normal(2, 1), 3.0),
+            mu_k=(rng.normal(0, 1), -3.0),
+            alpha_q=5e-4,
+            alpha_k=1e-3,
+            seed=seed,
+        )
+        for seed in range(400)
+    ]
+    moments = moments_of(*heads, window=2048)
+    q, k = Moments.stack(h.truth.q for h in heads), Moments.stack(h.truth.k for h in heads)
+    pcs = components(q, k)
+    truths = ((pcs, PC_INTERVALS), (head_variance(q, k, pcs), HEAD_INTERVALS), (rotation(q, k), ROTATION_INTERVALS))
+    tables = pca_tables(index_of(400), moments).frames | rotation_tables(index_of(400), moments).frames
+    frames = (tables["qk"].query("pc == 0"), tables["heads"], tables["rotated"])
+    held = {}
+    for frame, (truth, names) in zip(frames, truths, strict=True):
+        for name in names:
+            value = getattr(truth, name)
+            value = value[:, 0] if value.ndim == 2 else value
+            held[name] = float(((frame[f"{name}_low"] <= value) & (value <= frame[f"{name}_high"])).mean())
+    return held
+
+
+@pytest.mark.parametrize("name", [*PC_INTERVALS, *HEAD_INTERVALS, *ROTATION_INTERVALS])
+def test_95_percent_intervals_cover_the_truth_in_about_95_percent_of_heads(coverage, name):
+    assert 0.92 <= coverage[name] <= 0.98
+
+
+def test_ignoring_documents_would_not_cover():
+    """The reason for the jackknife: with document effects, row-wise standard errors are far too small."""
+    missed = 0
+    for seed in range(100):
+        head = plant(4, n=2048, documents=32, sigma_document=0.5, sigma=0.5, alpha_q=0.0, alpha_k=0.0, seed=seed)
+        values = head.q.x @ head.truth.b
+        se = values.std() / np.sqrt(len(values))
+        missed += abs(values.mean() - 3.0) > 1.96 * se
+    assert missed > 40
+
+
+def test_flags_name_what_qualifies_a_row():
+    few = plant(8, n=39, documents=3)
+    moments = one_head(few.q, few.k)
+    odd = type(moments)(**{**vars(moments), "dropped_q": np.asarray(2), "dropped_k": np.asarray(7)})
+    table = rotation_tables(index_of(1), type(moments).stack([odd])).frames["rotated"]
+    assert table["flags"][0] == "low_n;few_documents;nonfinite_q=2;nonfinite_k=7"
+    many = plant(8, n=400, documents=32)
+    assert rotation_tables(index_of(1), moments_of(many)).frames["rotated"]["flags"][0] == ""
+
+
+def test_intervals_can_be_left_out():
+    moments = moments_of(plant(8, n=400, documents=32))
+    table = rotation_tables(index_of(1), moments, intervals=False).frames["rotated"]
+    assert table["bias_strength_low"].isna().all()
+    assert np.isfinite(table["bias_strength"]).all()
+
+
+def test_queries_and_keys_of_different_documents_share_the_groups():
+    rng = np.random.default_rng(0)
+    q = Rows(rng.standard_normal((60, 3)), np.arange(60), np.arange(60) % 4)
+    k = Rows(rng.standard_normal((60, 3)), np.arange(60), 4 + np.arange(60) % 4)
+    assert one_head(q, k).groups_present.tolist() == [1.0] * 8

@@ -1,0 +1,59 @@
+"""Small datasets and heads for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from qkscope.core.headmoments import HeadMoments, bucket_means, group_moments
+from qkscope.core.planted import PlantedHead, plant
+from qkscope.core.rows import Rows
+from qkscope.heads import HeadId
+from qkscope.store.datasets import write_dataset
+
+
+def moments_of(*heads: PlantedHead, window: int = 4096) -> HeadMoments:
+    return HeadMoments.stack([one_head(head.q, head.k, window) for head in heads])
+
+
+def moments_of_rows(q: Rows, k: Rows, window: int = 4096) -> HeadMoments:
+    """A batch of one head."""
+    return HeadMoments.stack([one_head(q, k, window)])
+
+
+def one_head(q: Rows, k: Rows, window: int = 4096) -> HeadMoments:
+    return HeadMoments(
+        q=group_moments(q),
+        k=group_moments(k),
+        k_buckets=bucket_means(k, window),
+        window=np.asarray(window),
+        scaling=np.asarray(q.d**-0.5),
+        dropped_q=np.asarray(0),
+        dropped_k=np.asarray(0),
+    )
+
+
+def index_of(n: int) -> pd.DataFrame:
+    return pd.DataFrame({"model": "m", "family": "f", "layer": 0, "head": range(n), "k_head": range(n)})
+
+
+def small_dataset(
+    folder: Path, *, layers: int = 2, q_heads: int = 4, q_per_kv: int = 2, d: int = 8, n: int = 200, **options: object
+) -> Path:
+    """A dataset of planted heads, with its card."""
+
+    def heads() -> list[tuple[HeadId, Rows]]:
+        found = []
+        for layer in range(layers):
+            for head in range(q_heads):
+                planted = plant(
+                    d, n=n, documents=16, window=512, sigma=np.linspace(0.5, 1.5, d), seed=layer * 100 + head
+                )
+                found.append((HeadId(layer, head, "q"), planted.q))
+                if head % q_per_kv == 0:
+                    found.append((HeadId(layer, head // q_per_kv, "k"), planted.k))
+        return found
+
+    return write_dataset(folder, heads(), q_per_kv=q_per_kv, **options)  # type: ignore[arg-type]
