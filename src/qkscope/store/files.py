@@ -102,15 +102,22 @@ class HubFiles:
 
     def path(self, name: str) -> Path:
         """The cached copy, downloaded (or its download resumed) first if need be."""
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
+        cached = try_to_load_from_cache(self.repo, name, revision=self.commit, repo_type="dataset")
+        if isinstance(cached, str):
+            return Path(cached)
         disable_progress_bars()  # the caller shows its own, over all files
         try:
-            return Path(hf_hub_download(self.repo, name, revision=self.commit, repo_type="dataset"))
+            # By name rather than by commit, so that the cache also learns what the name stands for.
+            path = Path(hf_hub_download(self.repo, name, revision=self.revision, repo_type="dataset"))
         except (HfHubHTTPError, OSError, _client_error()) as error:
             raise _unreachable(f"{self.repo}/{name}", error) from None
+        if self.commit not in path.parts:
+            raise DatasetError(f"{self.repo} at {self.revision} changed on the Hub while it was read; run again")
+        return path
 
     def identity(self) -> dict[str, str]:
         """Repository, the revision asked for and the commit it stood at."""
@@ -155,16 +162,18 @@ def _hub(repo: str, revision: str | None) -> Files:
 
 
 def _cached_snapshot(repo: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    """The folder of a revision in huggingface_hub's cache, which may hold a part of its files."""
+    from huggingface_hub import constants
 
-    try:
-        return Path(snapshot_download(repo, revision=revision, repo_type="dataset", local_files_only=True))
-    except LocalEntryNotFoundError:
+    wanted = revision or "main"
+    cache = Path(constants.HF_HUB_CACHE) / f"datasets--{repo.replace('/', '--')}"
+    reference = cache / "refs" / wanted
+    snapshot = cache / "snapshots" / (reference.read_text().strip() if reference.is_file() else wanted)
+    if not snapshot.is_dir():
         raise DatasetError(
-            f"HF_HUB_OFFLINE is set and {repo} at {revision or 'main'} is not in the cache; "
-            "unset it, or give a local folder"
-        ) from None
+            f"HF_HUB_OFFLINE is set and {repo} at {wanted} is not in the cache; unset it, or give a local folder"
+        )
+    return snapshot
 
 
 def _revisions(repo: str) -> str:
