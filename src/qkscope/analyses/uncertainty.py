@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
+from scipy.special import stdtrit
 
 from qkscope.core.headmoments import N_GROUPS, HeadMoments
 from qkscope.core.moments import Moments
@@ -57,7 +57,7 @@ def jackknife(
     else:
         center, spread = _center_and_se(estimate, replicates, present)
     n_groups = _like(present.sum(-1), estimate)
-    half = stats.t.ppf((1 + LEVEL) / 2, np.maximum(n_groups - 1, 1)) * spread
+    half = stdtrit(np.maximum(n_groups - 1, 1), (1 + LEVEL) / 2) * spread
     low, high = center - half, center + half
     if scale is Scale.CORRELATION:
         low, high = np.tanh(low), np.tanh(high)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,7 @@ from qkscope._version import __version__
 from qkscope.errors import ConfigError, QkscopeError
 
 if TYPE_CHECKING:
-    from qkscope.pipeline import Failure, OnDone, Outcome
+    from qkscope.pipeline import Failure, Job, OnDone, Outcome
 
 log = logging.getLogger("qkscope")
 
@@ -103,6 +103,7 @@ def _lines() -> Callable[[int, int, list[Failure]], None]:
     def on_done(done: int, total: int, failures: list[Failure]) -> None:
         nonlocal last
         report(failures)
+        log.debug("%d of %d heads", done, total)
         now = time.monotonic()
         if now - last > SECONDS_BETWEEN_LINES:
             last, rate = now, done / (now - start)
@@ -134,6 +135,14 @@ def _bar() -> Iterator[Callable[[int, int, list[Failure]], None]]:
             bar.update(task, completed=done, total=total, rate=done / (time.monotonic() - start))
 
         yield on_done
+
+
+def describe(jobs: Sequence[Job]) -> None:
+    """With --verbose: what was opened."""
+    for job in jobs:
+        run = job.run
+        log.debug("%s: %s, %d query heads per key head", run.model, run.dataset.files.identity(), run.dataset.q_per_kv)
+        log.debug("%s: %d of %d query heads chosen", run.model, len(job.selection.of(run)), len(run.heads))
 
 
 def report(failures: list[Failure]) -> None:

@@ -19,6 +19,7 @@ from qkscope.cli.common import (
     Verbose,
     Version,
     Workers,
+    describe,
     errors_as_lines,
     finish,
     log,
@@ -103,6 +104,7 @@ def analyze(
             )
             for dataset in datasets
         ]
+        describe(jobs)
         with progress() as on_done:
             outcomes = analyze_jobs(
                 jobs,

@@ -20,6 +20,7 @@ from qkscope.cli.common import (
     Verbose,
     Version,
     Workers,
+    describe,
     errors_as_lines,
     finish,
     parse_indices,
@@ -100,9 +101,11 @@ def _analyze(
         for folder, configs in by_folder.items():
             started = time.monotonic()
             count = workers or next((c.workers for c in configs if c.workers != "auto"), None)
+            jobs = [job_from_config(config) for config in configs]
+            describe(jobs)
             with progress() as on_done:
                 outcomes = analyze(
-                    [job_from_config(config) for config in configs],
+                    jobs,
                     [analysis],
                     workers=count,
                     intervals=intervals,

@@ -1,0 +1,89 @@
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import qkscope
+from qkscope.errors import HeadError, QkscopeError
+from qkscope.heads import HeadId
+from tests.helpers import small_dataset
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return qkscope.open(small_dataset(tmp_path_factory.mktemp("api") / "<b>model", window=512))
+
+
+def test_tables_from_python_are_those_of_the_command(run, tmp_path):
+    command = [sys.executable, "-m", "qkscope", "analyze", str(run.dataset.files.folder), "-o", str(tmp_path), "-q"]
+    subprocess.run(command, check=True)
+    tables = {"qk": qkscope.pca(run), "heads": qkscope.head_table(run), "rotated": qkscope.rotation(run)}
+    for name, table in tables.items():
+        pd.testing.assert_frame_equal(table, pd.read_parquet(tmp_path / f"{name}.parquet"))
+
+
+def test_one_head_has_axes_moments_and_projections(run):
+    head = run.head(1, 3)
+    table = qkscope.rotation(run).query("layer == 1 and head == 3").iloc[0]
+    assert head.rotation.bias_strength == pytest.approx(table["bias_strength"])
+    assert abs(head.a @ head.b) < 1e-12
+    assert head.taxonomy == qkscope.pca(run).query("layer == 1 and head == 3")["taxonomy"].iloc[0]
+    q = head.projections("q")
+    assert len(q) == 200
+    assert q["a"].mean() == pytest.approx(head.rotation.mu_q_a, abs=1e-5)
+    assert np.corrcoef(q["pc0"], q["position"])[0, 1] == pytest.approx(head.pca.r_q[0], abs=1e-5)
+    assert len(head.projections("k", size=30)) == 30
+    assert head.moments.total_k.n == 200
+
+
+def test_samples_are_the_same_tokens_whatever_the_size(run):
+    large, small = (run.sample(HeadId(0, 1, "q"), size, seed=3).rows for size in (50, 20))
+    np.testing.assert_array_equal(large.position[:20], small.position)
+
+
+def test_html_escapes_what_users_name(run):
+    for text in (run._repr_html_(), run.head(0, 0)._repr_html_()):
+        assert "<b>" not in text
+        assert "&lt;b&gt;model" in text
+    assert "8 query heads in 2 layers" in repr(run)
+    assert "l00h01q" in repr(run.head(0, 1))
+
+
+def test_what_is_not_there_is_named(run):
+    with pytest.raises(HeadError, match=r"l07h00q: .* has no such head; see run.heads"):
+        run.head(7, 0)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        qkscope.nothing
+    assert set(qkscope.__all__) == set(dir(qkscope))
+    for name in qkscope.__all__:
+        assert getattr(qkscope, name) is not None
+
+
+def test_a_broken_head_raises_from_python(tmp_path):
+    dataset = small_dataset(tmp_path / "d")
+    (dataset / "l00h00q" / "data.parquet").write_bytes(b"")
+    with pytest.raises(QkscopeError, match="l00h00q"):
+        qkscope.pca(qkscope.open(dataset))
+
+
+PROBE = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers"):
+            raise ImportError(name)
+sys.meta_path.insert(0, NoTorch())
+import qkscope
+assert "pandas" not in sys.modules and "numpy" not in sys.modules, "import qkscope must stay light"
+import qkscope.core.moments, qkscope.core.sample, qkscope.core.planted
+assert "pandas" not in sys.modules and "pyarrow" not in sys.modules, "core is NumPy and SciPy only"
+import qkscope.analyses.tabulate
+assert "pyarrow.parquet" not in sys.modules and "huggingface_hub" not in sys.modules
+import qkscope.pipeline, qkscope.cli.main
+"""
+
+
+def test_imports_are_light_and_need_no_torch():
+    subprocess.run([sys.executable, "-c", PROBE], check=True)
