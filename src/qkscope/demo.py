@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ N_LAYERS, N_QUERY_HEADS, Q_PER_KV = 6, 8, 2
 D, WINDOW, DOCUMENTS, ROWS = 64, 8192, 32, 3072
 
 
-def write_demo_dataset(folder: Path, seed: int = 0) -> Path:
+def write_demo_dataset(folder: str | os.PathLike[str], seed: int = 0) -> Path:
     """Plant 6 layers of 8 query and 4 key heads; the drift weakens with depth, so that every class occurs."""
     return write_dataset(folder, _heads(seed), q_per_kv=Q_PER_KV, window=WINDOW, scaling=D**-0.5)
 

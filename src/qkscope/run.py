@@ -62,13 +62,12 @@ class Run:
         return f"Run({self.model!r}, {len(self.heads)} query heads in {len(self._layers)} layers)"
 
     def _repr_html_(self) -> str:
-        source = " ".join(f"{key}={value}" for key, value in self.dataset.files.identity().items())
         rows = {
             "family": self.family or "—",
             "query heads": f"{len(self.heads)} in {len(self._layers)} layers",
             "query heads per key head": str(self.dataset.q_per_kv),
             "window": str(self.dataset.window or "each head's last position + 1"),
-            "source": source,
+            "source": str(self.dataset.files),
         }
         return _html(f"Run {self.model}", rows)
 

@@ -51,6 +51,9 @@ class LocalFiles:
         """The file itself."""
         return self.folder / name
 
+    def __str__(self) -> str:
+        return str(self.folder)
+
     def identity(self) -> dict[str, str]:
         """The folder, made absolute."""
         return {"kind": "folder", "path": str(self.folder.resolve())}
@@ -118,6 +121,9 @@ class HubFiles:
         if self.commit not in path.parts:
             raise DatasetError(f"{self.repo} at {self.revision} changed on the Hub while it was read; run again")
         return path
+
+    def __str__(self) -> str:
+        return f"hf://datasets/{self.repo}@{self.revision}"
 
     def identity(self) -> dict[str, str]:
         """Repository, the revision asked for and the commit it stood at."""

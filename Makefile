@@ -1,0 +1,39 @@
+# Two commands for a newcomer, both self-contained given Python 3.11+ and make:
+#   make demo    install into .venv, run the main job on the embedded default, say where the result is
+#   make test    install into .venv, then lint, types, import contracts and tests
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# One BLAS thread: the tests' matrices are small, and worker processes bring their own.
+export OPENBLAS_NUM_THREADS = 1
+
+.PHONY: demo test bench
+
+demo: .venv/installed
+	$(BIN)/qkscope demo -o demo
+
+test: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+bench: .venv/installed-dev
+	$(BIN)/python -m benchmarks.dataset
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "qkscope needs Python 3.11 or later; say which with: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python pyproject.toml
+	@echo "installing qkscope into .venv (about a minute)"
+	$(PIP) --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	@echo "installing what the tests need into .venv (about a minute)"
+	$(PIP) --editable '.[dev]'
+	@touch $@
