@@ -1,0 +1,1 @@
+"""Builds what the documents show."""

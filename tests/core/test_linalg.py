@@ -5,10 +5,11 @@ from hypothesis import strategies as st
 
 from qkscope.core.linalg import (
     canonical_signs,
-    complement_projector,
     eigh_descending,
+    eigh_near,
     householder,
     off_axis,
+    off_axis_matrix,
     unit,
 )
 
@@ -50,7 +51,47 @@ def test_signs_follow_r_q_unless_it_is_too_weak(r_q, r_k, sign):
 
 def test_projectors_remove_the_axis():
     rng = np.random.default_rng(2)
-    a, v = unit(rng.standard_normal(5)), rng.standard_normal(5)
-    np.testing.assert_allclose(complement_projector(a) @ v, off_axis(v, a), atol=1e-15)
-    assert abs(off_axis(v, a) @ a) < 1e-15
+    a, v = unit(rng.standard_normal((4, 5))), rng.standard_normal((4, 5))
+    m = rng.standard_normal((4, 5, 5))
+    m = m + m.swapaxes(-1, -2)
+    projector = np.eye(5) - a[..., :, None] * a[..., None, :]
+    np.testing.assert_allclose(np.einsum("bij,bj->bi", projector, v), off_axis(v, a), atol=1e-15)
+    np.testing.assert_allclose(off_axis_matrix(m, a), projector @ m @ projector, atol=1e-14)
     assert not unit(np.zeros(3)).any()
+
+
+def spectrum(kind: str, d: int) -> np.ndarray:
+    return {
+        "steep": np.geomspace(30, 0.01, d),
+        "like a head": np.concatenate([[34, 4.9, 4.9, 3.5, 3.5], np.geomspace(2.7, 0.05, d - 5)]),
+        "flat": np.ones(d),
+        "low rank": np.concatenate([[5.0, 3.0], np.zeros(d - 2)]),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["steep", "like a head", "flat", "low rank"])
+@pytest.mark.parametrize(("d", "k"), [(64, 10), (128, 10), (64, 1), (5, 5), (20, 10)])
+def test_eigenpairs_of_a_nearby_matrix_equal_a_full_decomposition(kind, d, k):
+    """Nearby as delete-one covariances are: the same law, an eighth of the rows left out."""
+    if kind in ("like a head", "low rank") and d < 10:
+        pytest.skip("needs more dimensions than that")
+    rng = np.random.default_rng(d + k)
+    turn = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    parts = [(rng.standard_normal((500, d)) * np.sqrt(spectrum(kind, d))) @ turn for _ in range(8)]
+    scatters = np.stack([x.T @ x for x in parts])
+    without = (scatters.sum(0) - scatters) / 3500
+    values, axes = eigh_near(without, eigh_descending(scatters.sum(0) / 4000), k)
+    full_values, full_axes = eigh_descending(without)
+    np.testing.assert_allclose(values, full_values[:, :k], rtol=1e-4, atol=1e-12)
+    residual = without @ axes.swapaxes(-1, -2) - axes.swapaxes(-1, -2) * values[:, None]
+    assert np.abs(residual).max() < 0.02 * values.max()
+    np.testing.assert_allclose(axes @ axes.swapaxes(-1, -2), np.broadcast_to(np.eye(k), (8, k, k)), atol=1e-10)
+    assert (np.abs((axes[:, 0] * full_axes[:, 0]).sum(-1)) > 0.999).all() or kind == "flat"
+
+
+def test_a_matrix_that_is_not_near_is_decomposed_in_full():
+    rng = np.random.default_rng(0)
+    m = rng.standard_normal((3, 60, 60))
+    m = m @ m.swapaxes(-1, -2)
+    values, _ = eigh_near(m, eigh_descending(np.diag(np.arange(1.0, 61))), 4)
+    np.testing.assert_allclose(values, eigh_descending(m)[0][:, :4], rtol=1e-12)

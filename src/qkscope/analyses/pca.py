@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from qkscope.core.linalg import canonical_signs, eigh_descending, ratio, sign_is_anchored_on_k
+from qkscope.core.linalg import Eigen, canonical_signs, eigh_descending, eigh_near, ratio, sign_is_anchored_on_k
 from qkscope.core.moments import Moments
 from qkscope.core.shapes import PerHead
 
@@ -24,6 +24,8 @@ class Components:
     """Principal components of pooled queries and keys; arrays end in the component axis c."""
 
     axes: Float[np.ndarray, "*batch c d"]
+    basis: Eigen | None
+    """All eigenpairs of the pooled covariance, where they were computed."""
     explained_variance: Float[np.ndarray, "*batch c"]
     eigengap: Float[np.ndarray, "*batch c"]
     r_q: Float[np.ndarray, "*batch c"]
@@ -61,23 +63,28 @@ class Components:
         return self.eigengap < DEGENERATE_GAP
 
 
-def components(
-    q: Moments, k: Moments, n_components: int = 10, like: Float[np.ndarray, "*#batch c d"] | None = None
-) -> Components:
-    """The leading components of queries and keys pooled, oriented by the sign rule or ``like`` other axes."""
+def components(q: Moments, k: Moments, n_components: int = 10, near: Components | None = None) -> Components:
+    """The leading components of queries and keys pooled, oriented by the sign rule.
+
+    With ``near``, q and k have one more batch axis, the groups left out one at a time; the search then starts from
+    the components of the whole, and their orientation is kept.
+    """
     pooled = q.merge(k)
     n_components = min(n_components, pooled.d)
-    values, vectors = eigh_descending(pooled.cov_x)
-    axes = vectors[..., :n_components, :]
-    if like is None:
+    if near is None or near.basis is None:
+        basis = eigh_descending(pooled.cov_x)
+        values, axes = basis.values, basis.axes[..., :n_components, :]
         signs = canonical_signs(q.corr_along(axes), k.corr_along(axes))
     else:
-        signs = np.where((axes * like).sum(-1) < 0, -1.0, 1.0)
+        basis = None
+        values, axes = eigh_near(pooled.cov_x, near.basis, n_components)
+        signs = np.where((axes * near.axes[..., None, :, :]).sum(-1) < 0, -1.0, 1.0)
     axes = axes * signs[..., None]
     return Components(
         axes=axes,
-        explained_variance=_share(values, n_components),
-        eigengap=_eigengap(values, n_components),
+        basis=basis,
+        explained_variance=ratio(values[..., :n_components], np.trace(pooled.cov_x, axis1=-2, axis2=-1)[..., None]),
+        eigengap=_eigengap(values)[..., :n_components],
         r_q=q.corr_along(axes),
         r_k=k.corr_along(axes),
         mu_q=q.mean_along(axes),
@@ -104,13 +111,9 @@ def taxonomy(r_q: PerHead, r_k: PerHead, high: float = 0.7, low: float = 0.3) ->
     return np.select(classes, range(4), default=4)
 
 
-def _share(values: Float[np.ndarray, "*batch d"], n_components: int) -> Float[np.ndarray, "*batch c"]:
-    return ratio(values[..., :n_components], values.sum(-1, keepdims=True))
-
-
-def _eigengap(values: Float[np.ndarray, "*batch d"], n_components: int) -> Float[np.ndarray, "*batch c"]:
+def _eigengap(values: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch d"]:
     """Relative distance of each eigenvalue to the nearer of its neighbours."""
     steps = values[..., :-1] - values[..., 1:]
     edge = np.full((*values.shape[:-1], 1), np.inf)
     gaps = np.minimum(np.concatenate([edge, steps], -1), np.concatenate([steps, edge], -1))
-    return ratio(gaps, values)[..., :n_components]
+    return ratio(gaps, values)

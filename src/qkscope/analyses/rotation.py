@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from qkscope.core.headmoments import BucketMeans
-from qkscope.core.linalg import complement_projector, eigh_descending, householder, off_axis, ratio, unit
+from qkscope.core.linalg import Eigen, eigh_descending, eigh_near, householder, off_axis, off_axis_matrix, ratio, unit
 from qkscope.core.moments import Moments
 from qkscope.core.shapes import PerHead, TruthPerHead
 
@@ -31,6 +31,8 @@ class Rotation:
 
     a: Float[np.ndarray, "*batch d"]
     b: Float[np.ndarray, "*batch d"]
+    off_a: Eigen | None
+    """All eigenpairs of C_δ off axis a, where they were computed; b is the first."""
     position_r: PerHead
     r_q_a: PerHead
     r_k_a: PerHead
@@ -89,20 +91,28 @@ def rotation(
     k: Moments,
     cross: Moments | None = None,
     centering: Centering = "pooled",
-    like: tuple[Float[np.ndarray, "*#batch d"], Float[np.ndarray, "*#batch d"]] | None = None,
+    near: Rotation | None = None,
 ) -> Rotation:
     """Construct a and b and measure queries and keys along them.
 
-    ``cross`` holds moments of (q, k) at the same token; with it δ pairs them token by token, without it δ runs
-    over all pairs. ``like`` orients the axes as another (a, b), for the replicates of a jackknife.
+    ``cross`` holds moments of (q, k) at the same token; with it δ pairs them token by token, without it δ runs over
+    all pairs. With ``near``, the moments have one more batch axis, the groups left out one at a time; the search for b
+    then starts from the model of the whole, and the orientation of its axes is kept.
     """
     pooled = q.merge(k)
     a = unit(drift_covariance(q, k, centering))
     c_delta = difference_moment(q, k) if cross is None else paired_difference_moment(cross)
-    projector = complement_projector(a)
-    values, vectors = eigh_descending(projector @ c_delta @ projector)
-    b = unit(off_axis(vectors[..., 0, :], a))
-    a, b = _orient(a, b, q.mean_x - k.mean_x, like)
+    off = off_axis_matrix(c_delta, a)
+    if near is None or near.off_a is None:
+        off_a = eigh_descending(off)
+        values, vectors = off_a
+        signs = np.ones((*a.shape[:-1], 1)), _sign((vectors[..., 0, :] * (q.mean_x - k.mean_x)).sum(-1))
+    else:
+        off_a = None
+        values, vectors = eigh_near(off, near.off_a, 1)
+        like_a, like_b = near.a[..., None, :], near.b[..., None, :]
+        signs = _sign((a * like_a).sum(-1)), _sign((vectors[..., 0, :] * like_b).sum(-1))
+    a, b = a * signs[0], unit(off_axis(vectors[..., 0, :], a)) * signs[1]
     axes = np.stack([a, b], -2)
     total = np.trace(pooled.cov_x, axis1=-2, axis2=-1)
     mu_q, mu_k = q.mean_along(axes), k.mean_along(axes)
@@ -111,6 +121,7 @@ def rotation(
     return Rotation(
         a=a,
         b=b,
+        off_a=off_a,
         position_r=np.abs(pooled.corr_along(axes)[..., 0]),
         r_q_a=q.corr_along(axes)[..., 0],
         r_k_a=k.corr_along(axes)[..., 0],
@@ -203,18 +214,6 @@ def _centred(q: Moments, k: Moments, centering: Centering) -> Moments:
     if centering == "pooled":
         return q.merge(k)
     return Moments(np.asarray(q.n + k.n), np.zeros_like(q.mean), q.scatter + k.scatter)
-
-
-def _orient(
-    a: Float[np.ndarray, "*batch d"],
-    b: Float[np.ndarray, "*batch d"],
-    apart: Float[np.ndarray, "*batch d"],
-    like: tuple[Float[np.ndarray, "*#batch d"], Float[np.ndarray, "*#batch d"]] | None,
-) -> tuple[Float[np.ndarray, "*batch d"], Float[np.ndarray, "*batch d"]]:
-    """A keeps the direction of c and b points from keys to queries; or both follow ``like``."""
-    if like is None:
-        return a, b * _sign((b * apart).sum(-1))
-    return a * _sign((a * like[0]).sum(-1)), b * _sign((b * like[1]).sum(-1))
 
 
 def _sign(value: PerHead) -> Float[np.ndarray, "*batch 1"]:

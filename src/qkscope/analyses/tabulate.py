@@ -12,8 +12,8 @@ from jaxtyping import Float
 from qkscope.analyses.headvariance import HeadVariance, head_variance
 from qkscope.analyses.pca import TAXONOMY, Components, components, taxonomy
 from qkscope.analyses.rotation import Centering, Rotation, leftovers, rotation
-from qkscope.analyses.uncertainty import Scale, delete_one, flags, interval_columns
-from qkscope.core.headmoments import HeadMoments
+from qkscope.analyses.uncertainty import Scale, flags, interval_columns
+from qkscope.core.headmoments import DELETE_ONE, HeadMoments
 from qkscope.core.moments import Moments
 
 Columns = dict[str, Float[np.ndarray, "heads *rest"]]
@@ -126,8 +126,8 @@ def rotation_tables(
 
 def _pca_again(moments: HeadMoments, options: PcaOptions, pcs: Components) -> tuple[Components, HeadVariance]:
     """The PCA with each document group left out, oriented as the full one."""
-    q, k = delete_one(moments.q), delete_one(moments.k)
-    again = components(q, k, options.n_components, like=pcs.axes[:, None])
+    q, k = moments.without_q, moments.without_k
+    again = components(q, k, options.n_components, near=pcs)
     return again, head_variance(q, k, again)
 
 
@@ -135,9 +135,8 @@ def _rotation_again(
     moments: HeadMoments, paired: Moments | None, options: RotationOptions, model: Rotation
 ) -> Rotation:
     """The rotation model with each document group left out, oriented as the full one."""
-    cross = None if paired is None else delete_one(paired)
-    like = model.a[:, None], model.b[:, None]
-    return rotation(delete_one(moments.q), delete_one(moments.k), cross, options.centering, like)
+    cross = None if paired is None else paired.merged(DELETE_ONE)
+    return rotation(moments.without_q, moments.without_k, cross, options.centering, near=model)
 
 
 def _pca_replicates(pcs: Components | None, whole: HeadVariance | None) -> dict[str, Float[np.ndarray, "heads groups"]]:

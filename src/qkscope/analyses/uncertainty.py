@@ -16,15 +16,13 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
 
-from qkscope.core.headmoments import N_GROUPS, HeadMoments
-from qkscope.core.moments import Moments
+from qkscope.core.headmoments import HeadMoments
 
 LEVEL = 0.95
 MIN_GROUPS = 4
 """With fewer non-empty document groups there is no interval."""
 MIN_ROWS_PER_DIMENSION = 5
 """With fewer rows per dimension a row carries the flag ``low_n``."""
-DELETE_ONE = 1.0 - np.eye(N_GROUPS)
 
 
 class Scale(Enum):
@@ -83,11 +81,6 @@ def interval_columns(
             interval = jackknife(estimates[name], replicates[name], present, scale)
         columns |= {f"{name}_se": interval.se, f"{name}_low": interval.low, f"{name}_high": interval.high}
     return columns
-
-
-def delete_one(groups: Moments) -> Moments:
-    """The eight delete-one moments (…, 8) of moments by document group (…, 8)."""
-    return groups.merged(DELETE_ONE)
 
 
 def flags(moments: HeadMoments) -> list[str]:

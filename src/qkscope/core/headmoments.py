@@ -18,6 +18,7 @@ from qkscope.core.rows import Rows
 
 N_GROUPS = 8
 N_BUCKETS = 16
+DELETE_ONE = 1.0 - np.eye(N_GROUPS)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,16 @@ class HeadMoments:
     def total_k(self) -> Moments:
         """Keys of all documents."""
         return self.k.merged()
+
+    @cached_property
+    def without_q(self) -> Moments:
+        """Queries with each document group left out in turn (…, 8)."""
+        return self.q.merged(DELETE_ONE)
+
+    @cached_property
+    def without_k(self) -> Moments:
+        """Keys with each document group left out in turn (…, 8)."""
+        return self.k.merged(DELETE_ONE)
 
     @property
     def groups_present(self) -> Float[np.ndarray, "*batch 8"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,9 @@ class Moments:
         """
         if x.shape[:-1] != t.shape:
             raise ValueError(f"expected one position per row, got x {x.shape} and t {t.shape}")
-        total = cls.zeros(x.shape[-1], x.shape[:-2])
-        for start in range(0, x.shape[-2], CHUNK):
-            stop = start + CHUNK
-            total = total.merge(_chunk_moments(x[..., start:stop, :], t[..., start:stop]))
-        return total
+        starts = range(0, x.shape[-2], CHUNK)
+        chunks = (_chunk_moments(x[..., i : i + CHUNK, :], t[..., i : i + CHUNK]) for i in starts)
+        return reduce(Moments.merge, chunks) if starts else cls.zeros(x.shape[-1], x.shape[:-2])
 
     @classmethod
     def stack(cls, parts: Iterable[Moments]) -> Moments:
@@ -176,10 +174,6 @@ class Moments:
 def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:
     z = np.empty((*x.shape[:-1], x.shape[-1] + 1))
     z[..., :-1], z[..., -1] = x, t
-    n = np.full(z.shape[:-2], float(z.shape[-2]))
-    # The second pass over the mean removes what rounding left of a large one.
     mean = z.mean(-2)
     z -= mean[..., None, :]
-    left = z.mean(-2)
-    scatter = z.swapaxes(-1, -2) @ z - n[..., None, None] * left[..., :, None] * left[..., None, :]
-    return Moments(n, mean + left, scatter)
+    return Moments(np.full(z.shape[:-2], float(z.shape[-2])), mean, z.swapaxes(-1, -2) @ z)
