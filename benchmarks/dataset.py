@@ -105,27 +105,27 @@ def by_groups(work: Callable[[Sequence[HeadId]], object], groups: list[list[Head
 # ---- measuring ----------------------------------------------------------------------------------
 
 
-def check(run: qkscope.Run, head: HeadId) -> float:
+def check(run: qkscope.Run, dataset: Dataset, head: HeadId) -> float:
     """Largest relative difference between the plain way and the tables on one head."""
     job = Job(run, Selection(layers=frozenset([head.layer]), heads=frozenset([head.head])))
     frames = analyze([job])[0].tables.frames
     ours = {**frames["rotated"].iloc[0].to_dict(), **frames["qk"].iloc[0].to_dict()}
-    theirs = _plain_head(run.dataset, head)
+    theirs = _plain_head(dataset, head)
     return max(abs(ours[name] - value) / abs(value) for name, value in theirs.items())
 
 
 def measure(folder: Path, workers: int, repeats: int, plain_groups: int) -> dict[str, Any]:
-    run = qkscope.open(folder, model="bench")
-    key_of = partial(HeadId.key_head, q_per_kv=run.dataset.q_per_kv)
+    run, dataset = qkscope.open(folder, model="bench"), Dataset.open(folder)
+    key_of = partial(HeadId.key_head, q_per_kv=dataset.q_per_kv)
     groups = [[h for h in run.heads if key_of(h) == key] for key in sorted({key_of(h) for h in run.heads})]
     n_heads, few = len(run.heads), groups[:plain_groups]
     ways: dict[str, tuple[Callable[[], object], int]] = {
-        "read only": (lambda: by_groups(partial(read_only, run.dataset), groups, workers), n_heads),
+        "read only": (lambda: by_groups(partial(read_only, dataset), groups, workers), n_heads),
         "read + both analyses": (lambda: analyze([Job(run)], workers=workers, intervals=False), n_heads),
         "read + both analyses + intervals": (lambda: analyze([Job(run)], workers=workers), n_heads),
-        "plain": (lambda: by_groups(partial(plain, run.dataset), few, workers), sum(map(len, few))),
+        "plain": (lambda: by_groups(partial(plain, dataset), few, workers), sum(map(len, few))),
     }
-    worst = check(run, run.heads[0])
+    worst = check(run, dataset, run.heads[0])
     for way, _ in ways.values():  # once unmeasured: page cache, and each way has run before any is timed
         way()
     rates: dict[str, list[float]] = {name: [] for name in ways}

@@ -17,7 +17,7 @@ def run(tmp_path_factory):
 
 
 def test_tables_from_python_are_those_of_the_command(run, tmp_path):
-    command = [sys.executable, "-m", "qkscope", "analyze", str(run.dataset.files.folder), "-o", str(tmp_path), "-q"]
+    command = [sys.executable, "-m", "qkscope", "analyze", str(run.source), "-o", str(tmp_path), "-q"]
     subprocess.run(command, check=True)
     tables = {"qk": qkscope.pca(run), "heads": qkscope.head_table(run), "rotated": qkscope.rotation(run)}
     for name, table in tables.items():

@@ -19,6 +19,10 @@ class DatasetError(QkscopeError):
     """A dataset that cannot be opened at all: nothing can be said about any of its heads."""
 
 
+class CaptureError(QkscopeError):
+    """A model or a text that cannot be captured."""
+
+
 class TableError(QkscopeError):
     """A table that cannot be read, written or merged."""
 

@@ -18,7 +18,7 @@ from qkscope.core.headmoments import HeadMoments
 from qkscope.engine import for_each
 from qkscope.errors import ConfigError, HeadError
 from qkscope.heads import HeadId
-from qkscope.load import load_key_group
+from qkscope.load import Loaded
 from qkscope.run import Run, open_run
 from qkscope.store.columns import TABLES
 from qkscope.store.tables import arranged
@@ -131,7 +131,7 @@ def do_task(task: Task) -> tuple[Tables, list[Failure]]:
     """Read one key head and the query heads that read it, and tabulate them."""
     run = task.job.run
     paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
-    loaded, errors = load_key_group(run.dataset, task.heads, replace(run.reading, paired=paired))
+    loaded, errors = run.source.load(task.heads, replace(run.reading, paired=paired))
     parts = []
     if loaded:
         index, moments = _index(run, loaded), HeadMoments.stack([moments for _, moments in loaded])
@@ -206,7 +206,7 @@ def _table(job: Job, analysis: Analysis, name: str, workers: int, intervals: boo
 
 
 def _tasks(job: Job, analyses: tuple[Analysis, ...], intervals: bool) -> list[Task]:
-    by_key = groupby(job.selection.of(job.run), lambda head: head.key_head(job.run.dataset.q_per_kv))
+    by_key = groupby(job.selection.of(job.run), lambda head: head.key_head(job.run.source.q_per_kv))
     return [Task(job, tuple(heads), analyses, intervals) for _, heads in by_key]
 
 
@@ -238,10 +238,10 @@ def _concat_replicates(parts: list[Tables]) -> dict[str, np.ndarray]:
 
 def _no_drift(run: Run, head: HeadId) -> HeadError:
     reason = "no linear drift with position at all, so axis a is undefined"
-    return HeadError(head, reason, run.dataset.heads[head])
+    return HeadError(head, reason, run.source.file(head))
 
 
-def _index(run: Run, loaded: list[tuple[HeadId, HeadMoments]]) -> pd.DataFrame:
+def _index(run: Run, loaded: Loaded) -> pd.DataFrame:
     heads = [head for head, _ in loaded]
     return pd.DataFrame(
         {
@@ -249,6 +249,6 @@ def _index(run: Run, loaded: list[tuple[HeadId, HeadMoments]]) -> pd.DataFrame:
             "family": run.family,
             "layer": [head.layer for head in heads],
             "head": [head.head for head in heads],
-            "k_head": [run.dataset.key_head(head).head for head in heads],
+            "k_head": [run.source.key_head(head).head for head in heads],
         }
     )

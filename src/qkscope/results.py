@@ -52,7 +52,7 @@ def summarize(outcome: Outcome) -> dict[str, Any]:
     run, frames = outcome.job.run, outcome.tables.frames
     said: dict[str, Any] = {
         "family": run.family,
-        "dataset": run.dataset.files.identity() | {"q_per_kv": run.dataset.q_per_kv},
+        "dataset": run.source.identity() | {"q_per_kv": run.source.q_per_kv},
         "config": outcome.job.config,
         "heads": outcome.n_heads,
         "heads_failed": len({failure.error.head for failure in outcome.failures}),

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from pathlib import PurePath
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -19,8 +19,9 @@ from qkscope.core.headmoments import HeadMoments
 from qkscope.core.sample import Sample
 from qkscope.errors import HeadError
 from qkscope.heads import HeadId, Kind
-from qkscope.load import Reading, load_key_group, read_head
+from qkscope.load import CapturedSource, DatasetSource, Reading, Source
 from qkscope.store.datasets import Dataset
+from qkscope.store.runs import MANIFEST, RunFolder
 
 WHOLE = Reading()
 """Every row of every head."""
@@ -30,7 +31,7 @@ WHOLE = Reading()
 class Run:
     """One model (or checkpoint) measured on one corpus: heads, moments, samples."""
 
-    dataset: Dataset
+    source: Source
     model: str
     family: str = ""
     reading: Reading = WHOLE
@@ -38,23 +39,23 @@ class Run:
     @property
     def heads(self) -> list[HeadId]:
         """All query heads, by (layer, head)."""
-        return self.dataset.query_heads
+        return self.source.query_heads
 
     def moments(self, head: HeadId) -> HeadMoments:
         """Sufficient statistics of a query head and its key head; a ``HeadError`` if there are none."""
-        loaded, failed = load_key_group(self.dataset, [head], self.reading)
+        loaded, failed = self.source.load([head], self.reading)
         if failed:
             raise failed[0]
         return loaded[0][1]
 
     def sample(self, head: HeadId, size: int = 8000, seed: int = 0) -> Sample:
         """A seeded sample of a query or key head's vectors; the same tokens in every head."""
-        return Sample.from_rows(read_head(self.dataset, head, self.reading)[0], size, seed)
+        return Sample.from_rows(self.source.rows(head, self.reading), size, seed)
 
     def head(self, layer: int, head: int) -> Head:
         """One query head with the key head it reads."""
         wanted = HeadId(layer, head, "q")
-        if wanted not in self.dataset.heads:
+        if wanted not in self.heads:
             raise HeadError(wanted, f"{self.model} has no such head; see run.heads")
         return Head(self, wanted)
 
@@ -65,9 +66,9 @@ class Run:
         rows = {
             "family": self.family or "—",
             "query heads": f"{len(self.heads)} in {len(self._layers)} layers",
-            "query heads per key head": str(self.dataset.q_per_kv),
-            "window": str(self.dataset.window or "each head's last position + 1"),
-            "source": str(self.dataset.files),
+            "query heads per key head": str(self.source.q_per_kv),
+            "window": str(self.source.window or "each head's last position + 1"),
+            "source": str(self.source),
         }
         return _html(f"Run {self.model}", rows)
 
@@ -136,7 +137,7 @@ class Head:
         return _html(f"{self.run.model} {self.id}", rows)
 
     def _of(self, kind: Kind) -> HeadId:
-        return self.id if kind == "q" else self.run.dataset.key_head(self.id)
+        return self.id if kind == "q" else self.run.source.key_head(self.id)
 
 
 def open_run(
@@ -150,10 +151,14 @@ def open_run(
     max_samples: int | None = None,
     seed: int = 0,
 ) -> Run:
-    """Open a dataset of query and key vectors: a folder, a Hub id, or ``hf://datasets/owner/name@revision``."""
-    dataset = Dataset.open(location, revision, q_per_kv=q_per_kv, window=window)
-    label = model or revision or PurePath(os.fspath(location)).name
-    return Run(dataset, label, family, Reading(max_samples, seed))
+    """Open a captured run's folder, or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``."""
+    source: Source
+    if (Path(location) / MANIFEST).is_file():
+        source = CapturedSource(RunFolder.open(Path(location)))
+    else:
+        source = DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window))
+    label = model or revision or Path(location).absolute().name
+    return Run(source, label, family, Reading(max_samples, seed))
 
 
 def _html(title: str, rows: dict[str, str]) -> str:

@@ -43,7 +43,7 @@ def direct(q: Rows, k: Rows, window: int) -> dict[str, float]:
     rest_q, rest_k = projector @ c_q, projector @ c_k
     bias_full = q.x.mean(0) @ c_k / k.position.var()
     off = projector @ apart
-    bucket = k.position * 16 // window
+    bucket = k.position // -(-window // 16)
     means = pd.DataFrame({"bucket": bucket, "a": k.x @ a, "t": k.position}).groupby("bucket").agg(["mean", "size"])
     weighted = np.cov(means["a"]["mean"], means["t"]["mean"], fweights=means["a"]["size"])
     mu = {

@@ -141,7 +141,7 @@ def describe(jobs: Sequence[Job]) -> None:
     """With --verbose: what was opened."""
     for job in jobs:
         run = job.run
-        log.debug("%s: %s, %d query heads per key head", run.model, run.dataset.files, run.dataset.q_per_kv)
+        log.debug("%s: %s, %d query heads per key head", run.model, run.source, run.source.q_per_kv)
         log.debug("%s: %d of %d query heads chosen", run.model, len(job.selection.of(run)), len(run.heads))
 
 

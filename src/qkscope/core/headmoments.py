@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float, Int
 
+from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Rows
 
@@ -28,6 +29,13 @@ class BucketMeans:
     n: Float[np.ndarray, "*batch buckets"]
     mean_x: Float[np.ndarray, "*batch buckets d"]
     mean_t: Float[np.ndarray, "*batch buckets"]
+
+    def merge(self, other: BucketMeans) -> BucketMeans:
+        """The means of both sets of rows."""
+        n = self.n + other.n
+        share = ratio(other.n, n)
+        mean_x = self.mean_x + share[..., None] * (other.mean_x - self.mean_x)
+        return BucketMeans(n, mean_x, self.mean_t + share * (other.mean_t - self.mean_t))
 
 
 @dataclass(frozen=True)
@@ -113,9 +121,18 @@ def group_moments(rows: Rows) -> Moments:
     )
 
 
+def bucket_width(window: int, buckets: int = N_BUCKETS) -> int:
+    """Positions per bucket.
+
+    >>> bucket_width(4096), bucket_width(100)
+    (256, 7)
+    """
+    return -(-window // buckets)
+
+
 def bucket_means(rows: Rows, window: int) -> BucketMeans:
-    """Means of the rows in each of 16 equal position buckets over the window."""
-    bucket = np.clip(rows.position * N_BUCKETS // window, 0, N_BUCKETS - 1)
+    """Means of the rows in each of 16 position buckets of equal width over the window (the last may be shorter)."""
+    bucket = np.clip(rows.position // bucket_width(window), 0, N_BUCKETS - 1)
     member = (bucket == np.arange(N_BUCKETS)[:, None]).astype(float)
     n = member.sum(-1)
     per_row = member / np.maximum(n, 1.0)[:, None]

@@ -88,10 +88,15 @@ def write_dataset(
     target = Path(folder)
     for head, rows in heads:
         write_rows(target / str(head) / DATA_FILE, rows)
+    write_card(target, q_per_kv=q_per_kv, window=window, scaling=scaling)
+    return target
+
+
+def write_card(target: Path, *, q_per_kv: int, window: int | None = None, scaling: float | None = None) -> None:
+    """Write what a dataset says of itself."""
     card = {"q_per_kv": q_per_kv, "window": window, "scaling": scaling}
     text = json.dumps({key: value for key, value in card.items() if value is not None}, indent=2) + "\n"
     write_together(target, {CARD: text.encode()})
-    return target
 
 
 def derive_q_per_kv(heads: Iterable[HeadId]) -> int:

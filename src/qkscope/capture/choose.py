@@ -1,0 +1,54 @@
+"""Which tokens' vectors are kept: a fixed-size sample of the run, or the published samplers for a dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from qkscope.core.sample import priority
+from qkscope.errors import CaptureError
+
+Sampler = Literal["uniform", "log_uniform", "all"]
+
+
+@dataclass(frozen=True)
+class VectorSampling:
+    """How vectors are chosen for a dataset."""
+
+    rate: float = 1.0
+    """Expected share of the tokens that are kept."""
+    sampler: Sampler = "uniform"
+    """uniform: every token alike; log_uniform: with a chance that falls as 1/(position + 1); all."""
+    seed: int = 0
+    """Seed of the choice of tokens, and of heads."""
+    heads: int | None = None
+    """Keep only this many query heads, drawn at random, and the key heads they read."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise CaptureError(f"expected a rate above 0 and up to 1, got {self.rate}")
+
+
+def sample_tokens(lengths: list[int], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
+    """Columns of each document whose tokens are among the ``size`` of lowest priority in the whole run."""
+    example = np.concatenate([np.full(n, i) for i, n in enumerate(lengths)])
+    position = np.concatenate([np.arange(n) for n in lengths])
+    counted = np.flatnonzero(position >= skip_first)
+    keys = priority(example[counted], position[counted], seed)
+    chosen = np.sort(counted[np.lexsort([position[counted], example[counted], keys])[:size]])
+    return [position[chosen[example[chosen] == i]] for i in range(len(lengths))]
+
+
+def vector_tokens(example: int, length: int, sampling: VectorSampling, skip_first: int) -> np.ndarray:
+    """Columns of one document that a dataset keeps."""
+    position = np.arange(skip_first, length)
+    if sampling.sampler == "all" or not len(position):
+        return position
+    draw = priority(np.full(len(position), example), position, sampling.seed + 1) / 2.0**64
+    chance = np.full(len(position), sampling.rate)
+    if sampling.sampler == "log_uniform":
+        weight = 1.0 / (position + 1)
+        chance = np.minimum(1.0, sampling.rate * len(position) * weight / weight.sum())
+    return position[draw < chance]

@@ -1,0 +1,105 @@
+"""Vectors that are kept: gathered shard by shard while a capture runs, then written in the dataset layout."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from qkscope.capture.choose import VectorSampling
+from qkscope.core.headmoments import bucket_width
+from qkscope.core.rows import Rows
+from qkscope.heads import HeadId
+from qkscope.store.atomic import atomic_path
+from qkscope.store.datasets import write_card
+from qkscope.store.runs import SAMPLE
+from qkscope.store.vectors import DATA_FILE, write_rows
+
+VECTORS = "vectors"
+
+
+@dataclass(frozen=True)
+class KeptVectors:
+    """The kept tokens of one shard, and their queries and keys (n, H, d) by layer."""
+
+    example_id: np.ndarray
+    position: np.ndarray
+    vectors: dict[int, tuple[np.ndarray, np.ndarray]]
+
+
+def write_kept(folder: Path, shard: int, kept: KeptVectors) -> None:
+    """Write one shard's vectors; written again, it is the same file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {"example_id": kept.example_id.astype(np.int64), "position": kept.position.astype(np.int64)}
+    for layer, (q, k) in kept.vectors.items():
+        tensors |= {f"{layer}.q": q, f"{layer}.k": k}
+    with atomic_path(folder / f"kept-{shard:05d}.safetensors") as temporary:
+        save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, temporary)
+
+
+def write_datasets(
+    folder: Path,
+    manifest: dict[str, Any],
+    sampled: list[np.ndarray],
+    chosen: list[np.ndarray] | None,
+    sampling: VectorSampling | None,
+) -> None:
+    """Write the run's sample and, if asked for, its dataset of vectors, layer by layer."""
+    shards = sorted((folder / "shards").glob("kept-*.safetensors"))
+    targets: dict[Path, tuple[list[np.ndarray], set[HeadId] | None]] = {folder / SAMPLE: (sampled, None)}
+    if chosen is not None and sampling is not None:
+        targets[folder / VECTORS] = (chosen, _drawn_heads(manifest, sampling))
+    for layer in manifest["layers"]:
+        rows = _layer_rows(shards, layer["layer"])
+        for target, (tokens, heads) in targets.items():
+            _write_layer(target, layer, rows, tokens, heads, manifest)
+    scalings = {layer["scaling"] for layer in manifest["layers"]}
+    scaling = min(scalings) if len(scalings) == 1 else None
+    for target in targets:
+        write_card(target, q_per_kv=manifest["q_per_kv"], window=manifest["window"], scaling=scaling)
+
+
+def _layer_rows(shards: list[Path], layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    parts = []
+    for shard in shards:
+        with safe_open(shard, framework="np") as file:
+            if f"{layer}.q" in file.keys():  # noqa: SIM118
+                names = ("example_id", "position", f"{layer}.q", f"{layer}.k")
+                parts.append([file.get_tensor(name) for name in names])
+    example, position, q, k = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return example, position, q, k
+
+
+def _write_layer(
+    target: Path,
+    layer: dict[str, Any],
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    tokens: list[np.ndarray],
+    heads: set[HeadId] | None,
+    manifest: dict[str, Any],
+) -> None:
+    example, position, q, k = rows
+    wanted = np.concatenate([np.full(len(part), i, dtype=np.int64) << 32 | part for i, part in enumerate(tokens)])
+    index = np.flatnonzero(np.isin(example << 32 | position, wanted))
+    bucket = position[index] // bucket_width(manifest["window"], manifest["options"]["buckets"])
+    for kind, names, values in (("q", layer["query_heads"], q), ("k", layer["key_heads"], k)):
+        for number, name in enumerate(names):
+            head = HeadId(layer["layer"], name, "q" if kind == "q" else "k")
+            if heads is None or head in heads:
+                found = Rows(values[index, number], position[index], example[index])
+                path = target / str(head) / DATA_FILE
+                write_rows(path, found, bucket=bucket, sliding_window=layer["sliding_window"])
+
+
+def _drawn_heads(manifest: dict[str, Any], sampling: VectorSampling) -> set[HeadId] | None:
+    """The query heads of a dataset, drawn as ``random.Random(seed).sample``, with the key heads they read."""
+    if sampling.heads is None:
+        return None
+    queries = sorted(HeadId(la["layer"], h, "q") for la in manifest["layers"] for h in la["query_heads"])
+    drawn = random.Random(sampling.seed).sample(queries, min(sampling.heads, len(queries)))
+    return {*drawn, *(head.key_head(manifest["q_per_kv"]) for head in drawn)}

@@ -1,0 +1,99 @@
+"""A model and its tokenizer from a Hub id, a folder or a GGUF file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from qkscope.capture.attention import backbone, self_attentions
+from qkscope.errors import CaptureError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is loaded."""
+
+    model: str
+    """Hub id, local folder or GGUF file."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    tokenizer: str | None = None
+    """Where the tokenizer is, if not with the model."""
+    dtype: str = "auto"
+    """float32, bfloat16, float16, or auto: as stored on a GPU, float32 on a CPU."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 …; auto: a GPU if there is one; balanced: spread over all devices."""
+    attn: str | None = None
+    """Attention implementation; by default the model's own choice."""
+    config_overrides: dict[str, Any] | None = None
+    """Entries of the model's config to replace, such as rope_parameters."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model."""
+
+
+def load(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load model (in evaluation mode) and tokenizer."""
+    place = options.model
+    common: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    common = {key: value for key, value in common.items() if value}
+    if place.endswith(".gguf"):
+        path = Path(place)
+        if not path.is_file():
+            raise CaptureError(f"{place} does not exist")
+        place, common["gguf_file"] = str(path.parent), path.name
+    try:
+        config = AutoConfig.from_pretrained(place, **common)
+        for key, value in (options.config_overrides or {}).items():
+            _override(config, key, value)
+        device = _device(options.device)
+        placing = {"device_map": "auto" if device == "balanced" else device}
+        if options.attn is not None:
+            placing["attn_implementation"] = options.attn
+        model = AutoModelForCausalLM.from_pretrained(
+            place, config=config, dtype=_dtype(options.dtype, device), **placing, **common
+        )
+        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or place, **({} if options.tokenizer else common))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise CaptureError(f"{options.model} cannot be loaded ({' '.join(str(error).split())[:400]})") from None
+    model.train(False)
+    return model, tokenizer
+
+
+def describe(model: PreTrainedModel) -> dict[str, Any]:
+    """What the manifest records of the model."""
+    decoder = backbone(model)
+    return {
+        "class": type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": str(decoder.config._attn_implementation),
+        "layers": len(self_attentions(model)),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "commit": getattr(model.config, "_commit_hash", None),
+    }
+
+
+def _override(config: Any, key: str, value: Any) -> None:
+    target = config.get_text_config(decoder=True)
+    if not hasattr(target, key):
+        raise CaptureError(f"the model's config has no entry {key!r}")
+    setattr(target, key, value)
+
+
+def _device(asked: str) -> str:
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return asked
+
+
+def _dtype(asked: str, device: str) -> Any:
+    if asked == "auto":
+        return torch.float32 if device == "cpu" else "auto"
+    if asked not in DTYPES:
+        raise CaptureError(f"unknown dtype {asked!r}; there are {', '.join(DTYPES)} and auto")
+    return DTYPES[asked]

@@ -1,0 +1,206 @@
+"""Queries and keys of one layer, as they pass, into sums on the layer's own device.
+
+Each vector becomes a row z = (x − shift, t − bucket centre, 1), zero where the token does not count; one product
+zᵀz per document and position bucket then holds counts, sums and squares at once. Products are float32 over rows that
+were shifted first; everything beyond one document and bucket is added in float64. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from qkscope.capture.attention import Attention
+from qkscope.capture.rope import LayerRope, temperature
+from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_width
+from qkscope.core.layermoments import LayerMoments
+from qkscope.core.moments import Moments
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all layers and forward passes of a run have in common."""
+
+    window: int
+    buckets: int
+    skip_first: int
+
+    @property
+    def width(self) -> int:
+        """Positions per bucket."""
+        return bucket_width(self.window, self.buckets)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one forward pass: rows are documents, columns consecutive positions from ``first``."""
+
+    first: int
+    """Position of the first column: a multiple of the bucket width."""
+    lengths: np.ndarray
+    """Columns of each row that are tokens; the rest is padding."""
+    groups: np.ndarray
+    """Document group of each row."""
+    kept: list[np.ndarray]
+    """Columns of each row whose vectors are kept."""
+
+    def weights(self, plan: Plan, columns: int, device: torch.device) -> torch.Tensor:
+        """1 for a token that counts, 0 for padding and for the first positions of a document (B, T)."""
+        column = np.arange(columns)
+        counts = (column < self.lengths[:, None]) & (column + self.first >= plan.skip_first)
+        return torch.from_numpy(counts.astype(np.float32)).to(device, non_blocking=True)
+
+
+@dataclass
+class KindSums:
+    """Sums of z zᵀ for the query heads or the key heads of one layer; D = d + 2."""
+
+    shift: torch.Tensor
+    """Subtracted from every vector (H, d)."""
+    by_group: torch.Tensor
+    """(H, 8, D, D), float64."""
+    by_bucket: torch.Tensor
+    """(H, buckets, D, D), or (H, buckets, D) where only counts and means are kept; float64."""
+    unrotated: torch.Tensor | None = None
+    """Σ of the vectors with their rotation undone (H, 8, planes, 2), float64."""
+
+    def add(self, x: torch.Tensor, tokens: Tokens, weights: torch.Tensor, plan: Plan) -> None:
+        """Add the vectors x (B, H, T, d) of one forward pass."""
+        products, first = _products(x, self.shift, tokens, weights, plan)
+        groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
+        self.by_group.index_add_(1, groups, products.sum(2).transpose(0, 1))
+        span = slice(first, first + products.shape[2])
+        if self.by_bucket.ndim == 4:
+            self.by_bucket[:, span] += products.sum(0)
+        else:
+            self.by_bucket[:, span] += products[..., -1, :].sum(0)
+
+    def add_unrotated(
+        self,
+        x: torch.Tensor,
+        tokens: Tokens,
+        weights: torch.Tensor,
+        rope: LayerRope,
+        angles: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Add the rotated coordinates of x with their rotation undone; weights (B, T) may divide by a temperature."""
+        assert self.unrotated is not None
+        part = x[..., rope.start : rope.start + 2 * rope.planes].float()
+        if rope.layout == "half":
+            u, v = part[..., : rope.planes], part[..., rope.planes :]
+        else:
+            u, v = part[..., 0::2], part[..., 1::2]
+        cos, sin = (a / rope.attention_factor * weights[..., None] for a in angles)
+        sin = sin * rope.sign
+        real = (u * cos[:, None] + v * sin[:, None]).sum(2)
+        imaginary = (v * cos[:, None] - u * sin[:, None]).sum(2)
+        groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
+        sums = torch.stack([real, imaginary], -1).double()
+        self.unrotated.index_add_(1, groups, sums.transpose(0, 1))
+
+
+@dataclass
+class LayerSums:
+    """Everything gathered of one layer within one shard of documents."""
+
+    plan: Plan
+    rope: LayerRope | None
+    q: KindSums | None = None
+    k: KindSums | None = None
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """(queries, keys) of the kept tokens, (n, H, d) each, in order."""
+
+    def add(self, seen: Attention, tokens: Tokens, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """Add one attention call; ``angles`` are those of the layer's embedding at the call's positions."""
+        weights = tokens.weights(self.plan, seen.q.shape[2], seen.q.device)
+        if self.q is None or self.k is None:
+            planes = None if self.rope is None else self.rope.planes
+            self.q = _empty(seen.q, weights, self.plan, planes, full_buckets=True)
+            self.k = _empty(seen.k, weights, self.plan, planes, full_buckets=False)
+        self.q.add(seen.q, tokens, weights, self.plan)
+        self.k.add(seen.k, tokens, weights, self.plan)
+        if self.rope is not None and angles is not None:
+            factor = temperature(seen, self.rope)
+            query_weights = weights if factor is None else weights / factor
+            self.q.add_unrotated(seen.q, tokens, query_weights, self.rope, angles)
+            self.k.add_unrotated(seen.k, tokens, weights, self.rope, angles)
+        for row, columns in enumerate(tokens.kept):
+            if len(columns):
+                index = torch.from_numpy(columns).to(seen.q.device, non_blocking=True)
+                self.kept.append(tuple(x[row].index_select(1, index).transpose(0, 1) for x in (seen.q, seen.k)))  # type: ignore[arg-type]
+
+
+def finish(sums: LayerSums) -> LayerMoments:
+    """Bring one shard's sums of a layer to the host, as moments."""
+    assert sums.q is not None
+    assert sums.k is not None
+    q_groups, q_buckets, q_shift = _to_host(sums.q, sums.plan)
+    k_groups, k_buckets, k_shift = _to_host(sums.k, sums.plan)
+    turned = [
+        np.zeros((kind.by_group.shape[0], N_GROUPS, 0, 2)) if kind.unrotated is None else kind.unrotated.cpu().numpy()
+        for kind in (sums.q, sums.k)
+    ]
+    n, mean = _mean(k_buckets)
+    means = BucketMeans(n, mean[..., :-1] + k_shift[:, None, :-1], mean[..., -1] + k_shift[:, None, -1])
+    return LayerMoments(
+        _centred(q_groups, q_shift), _centred(k_groups, k_shift), _centred(q_buckets, q_shift), means, *turned
+    )
+
+
+def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | None, *, full_buckets: bool) -> KindSums:
+    """Sums of nothing; the shift is the mean of the first vectors, which keeps the products small."""
+    heads, d = x.shape[1], x.shape[-1]
+    total = weights.sum().clamp_min(1.0)
+    shift = (x.float() * weights[:, None, :, None]).sum((0, 2)) / total
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=x.device)
+
+    return KindSums(
+        shift=shift,
+        by_group=zeros(heads, N_GROUPS, d + 2, d + 2),
+        by_bucket=zeros(heads, plan.buckets, d + 2, d + 2) if full_buckets else zeros(heads, plan.buckets, d + 2),
+        unrotated=None if planes is None else zeros(heads, N_GROUPS, planes, 2),
+    )
+
+
+def _products(
+    x: torch.Tensor, shift: torch.Tensor, tokens: Tokens, weights: torch.Tensor, plan: Plan
+) -> tuple[torch.Tensor, int]:
+    """Z zᵀ summed over the tokens of each bucket (B, H, n, D, D), float64, and the first of the n buckets."""
+    batch, heads, columns, d = x.shape
+    first = tokens.first // plan.width
+    n = -(-columns // plan.width)
+    z = torch.zeros(batch, heads, n * plan.width, d + 2, device=x.device)
+    torch.sub(x.float(), shift[:, None], out=z[:, :, :columns, :d])
+    position = torch.arange(columns, device=x.device)
+    z[:, :, :columns, d] = (position % plan.width - (plan.width - 1) / 2).to(z.dtype)
+    z[:, :, :columns, d + 1] = 1.0
+    z[:, :, :columns] *= weights[:, None, :, None]
+    z = z.view(batch, heads, n, plan.width, d + 2)
+    products = (z.transpose(-1, -2) @ z).double()
+    # From the bucket's centre to the middle of the window, the same for all buckets.
+    centre = (torch.arange(first, first + n, device=x.device) + 0.5) * plan.width - 0.5 - plan.window / 2
+    products[..., d, :] += centre.double()[:, None] * products[..., d + 1, :]
+    products[..., :, d] += centre.double()[:, None] * products[..., :, d + 1]
+    return products, first
+
+
+def _to_host(kind: KindSums, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sums by group and by bucket, and the shift of (x, t) that they are about."""
+    heads = kind.shift.shape[0]
+    shift = np.concatenate([kind.shift.double().cpu().numpy(), np.full((heads, 1), plan.window / 2)], -1)
+    return kind.by_group.cpu().numpy(), kind.by_bucket.cpu().numpy(), shift
+
+
+def _centred(sums: np.ndarray, shift: np.ndarray) -> Moments:
+    n, mean = _mean(sums[..., -1, :])
+    scatter = sums[..., :-1, :-1] - n[..., None, None] * mean[..., :, None] * mean[..., None, :]
+    return Moments(n, np.where(n[..., None] > 0, mean + shift[:, None], 0.0), scatter)
+
+
+def _mean(last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    n = last[..., -1]
+    return n, last[..., :-1] / np.maximum(n, 1.0)[..., None]

@@ -1,0 +1,218 @@
+"""How each layer rotates, read from the live model: frequencies, scaling, layout, temperature.
+
+Nothing here knows a model by name. The rotary embedding of the model is evaluated in float32 at positions of our
+choice; the vectors that went into and came out of the layer's own rotary function say which coordinates form its
+planes and which way they turn.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from qkscope.capture.attention import Attention, backbone
+from qkscope.errors import CaptureError
+
+Layout = Literal["half", "interleaved"]
+TOLERANCE = 2e-2
+"""Relative error up to which a hypothesis about the rotation is taken to hold; bf16 needs that much."""
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A rotary embedding of the model, with the layer type it is asked for where it keeps several."""
+
+    module: nn.Module
+    layer_type: str | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its frequencies are."""
+        return next((buffer.device for buffer in self.module.buffers()), torch.device("cpu"))
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cos and sin (T, planes) in float32 at these positions (T,), times the embedding's attention factor."""
+        probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=positions.device)
+        options = {} if self.layer_type is None else {"layer_type": self.layer_type}
+        with torch.no_grad():
+            answer = self.module(probe, positions[None], **options)
+        if isinstance(answer, torch.Tensor):
+            return answer.real[0].float(), answer.imag[0].float()
+        cos, sin = (part[0].float() for part in answer)
+        return _distinct(cos), _distinct(sin)
+
+
+@dataclass(frozen=True)
+class LayerRope:
+    """The rotary encoding of one layer; planes m = 0 … of coordinates start + (m, m + planes) or (2m, 2m + 1)."""
+
+    frequencies: list[float]
+    """Radians per token, one per plane, at the run's window."""
+    attention_factor: float
+    """Factor that the encoding puts on every rotated vector."""
+    layout: Layout
+    start: int
+    """First rotated coordinate."""
+    sign: int
+    """+1 if planes turn counter-clockwise with position."""
+    temperature: bool
+    """Whether queries are scaled by a factor of their position after the rotation."""
+    embedding: Embedding = field(repr=False, compare=False)
+
+    @property
+    def planes(self) -> int:
+        """Number of rotated planes."""
+        return len(self.frequencies)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the manifest records."""
+        return {key: value for key, value in vars(self).items() if key != "embedding"}
+
+
+def planes_of(x: torch.Tensor, planes: int, layout: Layout, start: int = 0) -> torch.Tensor:
+    """The rotated coordinates as complex numbers (…, planes)."""
+    part = x[..., start : start + 2 * planes].float()
+    if layout == "half":
+        return torch.complex(part[..., :planes], part[..., planes:])
+    return torch.complex(part[..., 0::2], part[..., 1::2])
+
+
+def describe(seen: Attention, positions: torch.Tensor, candidates: list[Embedding], window: int) -> LayerRope | None:
+    """The rotary encoding of a layer from one call of its attention; None for a layer without."""
+    if seen.rotary is None:
+        return None
+    before, after = (by_heads(part, seen.q) for part in (seen.rotary.before[0], seen.rotary.after[0]))
+    embedding = _used(seen, positions, candidates)
+    cos, sin = embedding.angles(positions)
+    layout, sign = _layout(before, after, cos, sin, f"layer {seen.layer}")
+    ends = embedding.angles(torch.tensor([0, 1, window - 1], device=positions.device))
+    factor = float(torch.hypot(ends[0][0], ends[1][0]).mean())
+    frequencies = torch.atan2(ends[1][1].double(), ends[0][1].double()).tolist()
+    return LayerRope(
+        frequencies=frequencies,
+        attention_factor=factor,
+        layout=layout,
+        start=_start(seen.q, after),
+        sign=sign,
+        temperature=_has_temperature(seen.q, after),
+        embedding=embedding,
+    )
+
+
+def embeddings(model: nn.Module) -> list[Embedding]:
+    """Every rotary embedding of the text decoder, once for each layer type it distinguishes."""
+    decoder = backbone(model)
+    types = sorted(set(getattr(decoder.config, "layer_types", None) or []))
+    return list(_embeddings(decoder, types))
+
+
+def temperature(seen: Attention, rope: LayerRope) -> torch.Tensor | None:
+    """Factor (B, T) on the queries of each position after the rotation, where the layer applies one."""
+    if not rope.temperature or seen.rotary is None:
+        return None
+    after = by_heads(seen.rotary.after[0], seen.q)[:, 0].float()
+    q = seen.q[:, 0, :, rope.start : rope.start + after.shape[-1]].float()
+    return _factor(q, after)
+
+
+def _embeddings(decoder: nn.Module, types: list[str]) -> Iterator[Embedding]:
+    for module in decoder.modules():
+        if not type(module).__name__.endswith("RotaryEmbedding"):
+            continue
+        if "layer_type" in inspect.signature(type(module).forward).parameters:
+            yield from (Embedding(module, kind) for kind in types)
+        else:
+            yield Embedding(module)
+
+
+def _used(seen: Attention, positions: torch.Tensor, candidates: list[Embedding]) -> Embedding:
+    """The embedding whose angles the layer was given."""
+    assert seen.rotary is not None
+    given = seen.rotary.angles
+    if given[0].is_complex():
+        cos, sin = given[0].real, given[0].imag
+    else:
+        cos, sin = given[0], given[1]
+    length = positions.shape[0]
+    cos, sin = (_distinct(part.float().reshape(-1, length, part.shape[-1])[0]) for part in (cos, sin))
+    for candidate in candidates:
+        expected = candidate.angles(positions)
+        if expected[0].shape == cos.shape and _close(torch.complex(*expected), torch.complex(cos, sin)):
+            return candidate
+    raise CaptureError(f"layer {seen.layer}: its rotary angles come from none of the model's rotary embeddings")
+
+
+def _distinct(part: torch.Tensor) -> torch.Tensor:
+    """One column per plane, where cos or sin is given twice (side by side, or one after the other)."""
+    n = part.shape[-1]
+    if n % 2 == 0 and torch.equal(part[..., : n // 2], part[..., n // 2 :]):
+        return part[..., : n // 2]
+    if n % 2 == 0 and torch.equal(part[..., 0::2], part[..., 1::2]):
+        return part[..., 0::2]
+    return part
+
+
+def _layout(
+    before: torch.Tensor, after: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, where: str
+) -> tuple[Layout, int]:
+    """Which coordinates form a plane after the rotation, and which way it turns: the hypothesis that fits."""
+    planes = cos.shape[-1]
+    layouts: tuple[Layout, Layout] = ("half", "interleaved")
+    errors = {}
+    for source, target, sign in product(layouts, layouts, (1, -1)):
+        turned = planes_of(before, planes, source) * torch.complex(cos, sign * sin)
+        errors[target, sign, source] = _error(planes_of(after, planes, target), turned)
+    best = min(errors, key=lambda key: errors[key])
+    if errors[best] > TOLERANCE:
+        raise CaptureError(f"{where}: its rotary function is not a rotation of planes that we know")
+    return best[0], best[1]
+
+
+def by_heads(part: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """A tensor of the rotary function as (B, H, T, …): some models call it before they move the heads forward."""
+    if part.shape[1:3] == q.shape[1:3] and not (part.shape[1] == part.shape[2] and _is_transposed(part, q)):
+        return part
+    return part.transpose(1, 2)
+
+
+def _is_transposed(part: torch.Tensor, q: torch.Tensor) -> bool:
+    norms = [x.float().norm(dim=-1) for x in (part, q)]
+    return _error(norms[0].transpose(1, 2), norms[1]) < _error(norms[0], norms[1])
+
+
+def _start(q: torch.Tensor, after: torch.Tensor) -> int:
+    """Where the rotated coordinates stand in the head: the whole head, its front, or its end."""
+    size = after.shape[-1]
+    if size == q.shape[-1]:
+        return 0
+    front, end = q[..., :size].float(), q[..., -size:].float()
+    return 0 if _error(front, after.float()) < _error(end, after.float()) else q.shape[-1] - size
+
+
+def _has_temperature(q: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether q is the rotated query times something that depends on the position alone."""
+    if q.data_ptr() == after.data_ptr() or after.shape[-1] != q.shape[-1] or q.shape[1] < 2:
+        return False
+    factors = _factor(q.float(), after.float())
+    return _close(factors, factors[:, :1].expand_as(factors))
+
+
+def _factor(scaled: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+    """By how much vectors were scaled; 1 for a vector of length 0."""
+    power = (plain * plain).sum(-1)
+    return torch.where(power > 0, (scaled * plain).sum(-1) / power.clamp_min(1e-30), 1.0)
+
+
+def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    scale = expected.abs().square().mean().sqrt()
+    return float((got - expected).abs().square().mean().sqrt() / scale.clamp_min(1e-30))
+
+
+def _close(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    return _error(got, expected) < TOLERANCE

@@ -1,0 +1,93 @@
+"""Documents: files, folders, globs, JSON lines, parquet columns, or files of a Hub dataset. Never joined."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from qkscope.errors import CaptureError
+from qkscope.store.files import locate
+
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text and where it comes from."""
+
+    name: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """Identifies the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+
+def read_documents(places: list[str], field: str = "text", limit: int | None = None) -> list[Document]:
+    """The documents at these places, in order: files, folders, globs or ``hf://datasets/…`` URLs."""
+    documents: list[Document] = []
+    for place in places:
+        for document in _at(place, field):
+            if limit is not None and len(documents) >= limit:
+                return documents
+            if document.text.strip():
+                documents.append(document)
+    if not documents:
+        raise CaptureError(f"no text found at {', '.join(places)}; expected {', '.join(SUFFIXES)} files")
+    return documents
+
+
+def _at(place: str, field: str) -> Iterator[Document]:
+    if place.startswith("hf://"):
+        located = locate(place)
+        names = [n for n in located.files.names() if n.startswith(located.prefix) and n.endswith(SUFFIXES)]
+        for name in names:
+            yield from _in_file(located.files.path(name), name, field)
+        return
+    for path in _paths(place):
+        yield from _in_file(path, path.name, field)
+
+
+def _paths(place: str) -> list[Path]:
+    path = Path(place)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    found = sorted(Path(p) for p in glob.glob(place, recursive=True))  # noqa: PTH207
+    if not found:
+        raise CaptureError(f"{place} is no file, no folder and no pattern that matches any")
+    return [p for p in found if p.is_file()]
+
+
+def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
+    try:
+        if path.suffix == ".jsonl":
+            yield from _json_lines(path, name, field)
+        elif path.suffix == ".parquet":
+            column = pq.read_table(path, columns=[field])[field]
+            yield from (Document(f"{name}:{i}", str(value)) for i, value in enumerate(column.to_pylist()) if value)
+        else:
+            yield Document(name, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, pa.ArrowException, KeyError) as error:
+        raise CaptureError(f"{path} cannot be read ({' '.join(str(error).split())[:200]})") from None
+
+
+def _json_lines(path: Path, name: str, field: str) -> Iterator[Document]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)[field]
+            except (ValueError, KeyError, TypeError):
+                raise CaptureError(f"{path}, line {number}: expected a JSON object with a field {field!r}") from None
+            yield Document(f"{name}:{number}", str(value))

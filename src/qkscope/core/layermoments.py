@@ -1,0 +1,53 @@
+"""Everything a captured run keeps of one layer: moments of all its heads, by document group and position bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from qkscope.core.headmoments import BucketMeans, HeadMoments
+from qkscope.core.moments import Moments
+
+
+@dataclass(frozen=True)
+class LayerMoments:
+    """Moments of the query and key heads of one layer; they merge over documents."""
+
+    q: Moments
+    """Queries by document group (Hq, 8)."""
+    k: Moments
+    """Keys by document group (Hkv, 8)."""
+    q_buckets: Moments
+    """Queries by position bucket (Hq, buckets)."""
+    k_buckets: BucketMeans
+    """Key means by position bucket (Hkv, buckets)."""
+    unrotated_q: Float[np.ndarray, "hq 8 planes 2"]
+    """Σ over tokens of the queries with their rotation undone, as (real, imaginary); no planes without rotary."""
+    unrotated_k: Float[np.ndarray, "hkv 8 planes 2"]
+    """The same for the keys."""
+
+    def merge(self, other: LayerMoments) -> LayerMoments:
+        """The moments of both sets of documents."""
+        return LayerMoments(
+            self.q.merge(other.q),
+            self.k.merge(other.k),
+            self.q_buckets.merge(other.q_buckets),
+            self.k_buckets.merge(other.k_buckets),
+            self.unrotated_q + other.unrotated_q,
+            self.unrotated_k + other.unrotated_k,
+        )
+
+    def head(self, query: int, key: int, window: int, scaling: float) -> HeadMoments:
+        """The statistics of one query head and the key head it reads."""
+        buckets = self.k_buckets
+        return HeadMoments(
+            q=self.q[query],
+            k=self.k[key],
+            k_buckets=BucketMeans(buckets.n[key], buckets.mean_x[key], buckets.mean_t[key]),
+            window=np.asarray(window),
+            scaling=np.asarray(scaling),
+            dropped_q=np.asarray(0),
+            dropped_k=np.asarray(0),
+        )

@@ -1,0 +1,184 @@
+"""Run folders: a manifest, the moments of each layer, and a sample of vectors in the dataset layout.
+
+    run.json                      what was measured, and how
+    moments/layer-000.safetensors float64; scatters as packed upper triangles
+    sample/l00h00q/data.parquet   …
+
+While a capture is under way there is ``progress.json`` instead of ``run.json``; it names the folder that holds the
+moments of the documents done so far.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from qkscope.core.headmoments import BucketMeans
+from qkscope.core.layermoments import LayerMoments
+from qkscope.core.moments import Moments
+from qkscope.errors import DatasetError
+from qkscope.store.atomic import atomic_path, write_together
+
+FORMAT = 1
+MANIFEST = "run.json"
+MOMENTS = "moments"
+SAMPLE = "sample"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A finished run on disk."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> RunFolder:
+        """Read the manifest; a ``DatasetError`` says what is wrong with it."""
+        path = folder / MANIFEST
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DatasetError(f"{path} cannot be read ({error}); capture the run again") from None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            found = manifest.get("format") if isinstance(manifest, dict) else None
+            raise DatasetError(f"{path} has format {found}, this version reads {FORMAT}; capture the run again")
+        return cls(folder, manifest)
+
+    def layer(self, layer: int) -> LayerMoments:
+        """The moments of one layer."""
+        return read_layer(self.folder / MOMENTS / layer_file(layer))
+
+
+def layer_file(layer: int) -> str:
+    """File name of a layer's moments."""
+    return f"layer-{layer:03d}.safetensors"
+
+
+def write_layer(path: Path, moments: LayerMoments) -> None:
+    """Write one layer's moments, atomically."""
+    tensors = {
+        "k_buckets.n": moments.k_buckets.n,
+        "k_buckets.mean_x": moments.k_buckets.mean_x,
+        "k_buckets.mean_t": moments.k_buckets.mean_t,
+        "unrotated_q": moments.unrotated_q,
+        "unrotated_k": moments.unrotated_k,
+    }
+    for name in ("q", "k", "q_buckets"):
+        part: Moments = getattr(moments, name)
+        tensors |= {f"{name}.n": part.n, f"{name}.mean": part.mean, f"{name}.scatter": _packed(part.scatter)}
+    with atomic_path(path) as temporary:
+        save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, temporary)
+
+
+def read_layer(path: Path) -> LayerMoments:
+    """Read one layer's moments."""
+    try:
+        found = load_file(path)
+        parts = {
+            name: Moments(found[f"{name}.n"], found[f"{name}.mean"], _unpacked(found[f"{name}.scatter"]))
+            for name in ("q", "k", "q_buckets")
+        }
+        buckets = BucketMeans(*(found[f"k_buckets.{name}"] for name in ("n", "mean_x", "mean_t")))
+        turned = found["unrotated_q"], found["unrotated_k"]
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
+    return LayerMoments(parts["q"], parts["k"], parts["q_buckets"], buckets, *turned)
+
+
+class Checkpoints:
+    """The state of a capture under way: manifest, moments so far, and how many shards they hold."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.shards_done = 0
+        self.moments: dict[int, LayerMoments] = {}
+
+    @property
+    def _progress(self) -> Path:
+        return self.folder / "progress.json"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return (self.folder / MANIFEST).exists()
+
+    def resume(self) -> None:
+        """Take up what an earlier attempt left; a manifest that differs is an error that shows the difference."""
+        source = self.folder / MANIFEST if self.finished else self._progress
+        if not source.exists():
+            return
+        state = json.loads(source.read_text(encoding="utf-8"))
+        before = state if self.finished else state["manifest"]
+        different = [key for key in sorted({*before, *self.manifest}) if before.get(key) != self.manifest.get(key)]
+        if different:
+            shown = "; ".join(_difference(key, before.get(key), self.manifest.get(key)) for key in different)
+            raise DatasetError(f"{self.folder} holds a run of other settings ({shown}); choose another folder")
+        if not self.finished:
+            self.shards_done = state["shards_done"]
+            # A kill between the two steps of finish() leaves the moments under their final name.
+            named = self.folder / state["moments"]
+            files = sorted((named if named.exists() else self.folder / MOMENTS).glob("layer-*.safetensors"))
+            self.moments = {int(file.stem.removeprefix("layer-")): read_layer(file) for file in files}
+
+    def save(self, moments: dict[int, LayerMoments]) -> None:
+        """Record one more shard: moments first, then the progress that names them, then the old ones go."""
+        self.shards_done += 1
+        self.moments = moments
+        name = f"moments-{self.shards_done:05d}"
+        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for layer, part in moments.items():
+            write_layer(self.folder / name / layer_file(layer), part)
+        state = {"manifest": self.manifest, "shards_done": self.shards_done, "moments": name}
+        write_together(self.folder, {"progress.json": _json(state)})
+        self._remove_but(name)
+
+    def finish(self) -> None:
+        """Turn the last checkpoint into a finished run."""
+        name = f"moments-{self.shards_done:05d}"
+        if (self.folder / name).exists():
+            shutil.rmtree(self.folder / MOMENTS, ignore_errors=True)
+            os.replace(self.folder / name, self.folder / MOMENTS)  # noqa: PTH105
+        write_together(self.folder, {MANIFEST: _json(self.manifest)})
+        self._progress.unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "shards", ignore_errors=True)
+
+    def _remove_but(self, name: str) -> None:
+        for old in self.folder.glob("moments-*"):
+            if old.name != name:
+                shutil.rmtree(old)
+
+
+def _difference(key: str, before: object, now: object) -> str:
+    if isinstance(before, dict) and isinstance(now, dict):
+        inner = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k)]
+        return ", ".join(_difference(f"{key}.{k}", before.get(k), now.get(k)) for k in inner[:5])
+    shown = [text if len(text := json.dumps(value)) < 80 else text[:77] + "..." for value in (before, now)]
+    return f"{key}: {shown[0]} there, {shown[1]} now"
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _packed(scatter: Float[np.ndarray, "*batch z z"]) -> Float[np.ndarray, "*batch p"]:
+    rows, columns = np.triu_indices(scatter.shape[-1])
+    return scatter[..., rows, columns]
+
+
+def _unpacked(packed: Float[np.ndarray, "*batch p"]) -> Float[np.ndarray, "*batch z z"]:
+    size = int((np.sqrt(8 * packed.shape[-1] + 1) - 1) / 2)
+    rows, columns = np.triu_indices(size)
+    full = np.empty((*packed.shape[:-1], size, size))
+    full[..., rows, columns] = packed
+    full[..., columns, rows] = packed
+    return full
