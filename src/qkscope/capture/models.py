@@ -51,12 +51,12 @@ def load(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
         config = AutoConfig.from_pretrained(place, **common)
         for key, value in (options.config_overrides or {}).items():
             _override(config, key, value)
-        device = _device(options.device)
+        device = resolved_device(options.device)
         placing = {"device_map": "auto" if device == "balanced" else device}
         if options.attn is not None:
             placing["attn_implementation"] = options.attn
         model = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=_dtype(options.dtype, device), **placing, **common
+            place, config=config, dtype=resolved_dtype(options.dtype, device), **placing, **common
         )
         tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or place, **({} if options.tokenizer else common))
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -85,13 +85,15 @@ def _override(config: Any, key: str, value: Any) -> None:
     setattr(target, key, value)
 
 
-def _device(asked: str) -> str:
+def resolved_device(asked: str) -> str:
+    """The device that ``auto`` stands for here."""
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return asked
 
 
-def _dtype(asked: str, device: str) -> Any:
+def resolved_dtype(asked: str, device: str) -> Any:
+    """The torch dtype; on a GPU ``auto`` is left to transformers."""
     if asked == "auto":
         return torch.float32 if device == "cpu" else "auto"
     if asked not in DTYPES:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkscope.cli.capture import capture, plan
 from qkscope.cli.common import (
     Heads,
     Layers,
@@ -142,6 +143,12 @@ def demo(
         if not quiet:
             show_results(outcomes[0], output / "results")
         raise typer.Exit(code)
+
+
+app.command(epilog="Example: qkscope capture HuggingFaceTB/SmolLM2-135M --texts books/ --window 4096 -o runs/smollm2")(
+    capture
+)
+app.command(epilog="Example: qkscope plan HuggingFaceTB/SmolLM2-135M --texts books/")(plan)
 
 
 def _parse_analyses(text: str | None) -> list[Analysis]:
