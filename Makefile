@@ -22,6 +22,7 @@ test: .venv/installed-dev
 
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks.dataset
+	$(BIN)/python -m benchmarks.capture
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -34,6 +35,7 @@ bench: .venv/installed-dev
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	@echo "installing what the tests need into .venv (about a minute)"
-	$(PIP) --editable '.[dev]'
+	@echo "installing what the tests need into .venv (about two minutes)"
+	$(PIP) torch==2.13.0  # first and exactly: a range would bring gigabytes of GPU packages
+	$(PIP) --editable '.[dev,capture,gguf]'
 	@touch $@

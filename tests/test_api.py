@@ -68,6 +68,22 @@ def test_a_broken_head_raises_from_python(tmp_path):
         qkscope.pca(qkscope.open(dataset))
 
 
+REFUSED = """
+from qkscope.analyses.tabulate import PcaOptions, RotationOptions
+for make in (lambda: RotationOptions("bogus"), lambda: RotationOptions(pairing="bogus"), lambda: PcaOptions(low=0.9)):
+    try:
+        make()
+    except ValueError as error:
+        assert "expected" in str(error)
+    else:
+        raise SystemExit("accepted")
+"""
+
+
+def test_options_that_do_not_exist_are_refused_also_where_types_are_not_checked():
+    subprocess.run([sys.executable, "-c", REFUSED], check=True)
+
+
 PROBE = """
 import sys
 class NoTorch:

@@ -5,12 +5,14 @@ from hypothesis import strategies as st
 from qkscope.heads import HeadId
 
 
-@given(st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from("qk"))
+@given(st.integers(0, 9_999), st.integers(0, 9_999), st.sampled_from("qk"))
 def test_names_round_trip(layer, head, kind):
     assert HeadId.parse(str(HeadId(layer, head, kind))) == HeadId(layer, head, kind)
 
 
-@pytest.mark.parametrize("name", ["", "l05h13", "l05h13v", "xl05h13q", "l05h13q/", "l-1h00q", "l٣h00q", "../l05h13q"])
+@pytest.mark.parametrize(
+    "name", ["", "l05h13", "l05h13v", "xl05h13q", "l05h13q/", "l-1h00q", "l٣h00q", "../l05h13q", "l12345h00q"]
+)
 def test_other_names_are_not_heads(name):
     assert HeadId.match(name) is None
     with pytest.raises(ValueError, match="expected a head name"):

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qkscope.errors import ConfigError
 
-Index = Annotated[int, Field(ge=0)]
+Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
+Count = Annotated[int, Field(gt=0, lt=2**31, strict=True)]
 
 
 class _Strict(BaseModel):
@@ -21,7 +22,7 @@ class _Strict(BaseModel):
 class DataConfig(_Strict):
     """Which vectors are read."""
 
-    dataset: str
+    dataset: Annotated[str, Field(min_length=1)]
     """Hub id, ``hf://`` URL or local folder."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
@@ -29,22 +30,22 @@ class DataConfig(_Strict):
     """Only these layers."""
     heads: list[Index] | None = None
     """Only these query heads of each layer."""
-    max_samples: PositiveInt | None = None
+    max_samples: Annotated[int, Field(ge=2, lt=2**31, strict=True)] | None = None
     """At most this many rows of each head."""
-    sample_heads: PositiveInt | None = None
+    sample_heads: Count | None = None
     """Only this many query heads, drawn at random."""
     seed: int = 0
     """Seed of both choices."""
-    q_per_kv: PositiveInt | None = None
+    q_per_kv: Count | None = None
     """Query heads per key head; set only where the heads present do not tell."""
-    window: PositiveInt | None = None
+    window: Count | None = None
     """Context length of the capture; by default each head's last position + 1."""
 
 
 class PcaConfig(_Strict):
     """Choices of the combined PCA."""
 
-    n_components: PositiveInt = 10
+    n_components: Count = 10
     high: Annotated[float, Field(ge=0, le=1)] = 0.7
     low: Annotated[float, Field(ge=0, le=1)] = 0.3
 
@@ -79,7 +80,7 @@ class Config(_Strict):
     pca: PcaConfig = PcaConfig()
     rotation: RotationConfig = RotationConfig()
     output: OutputConfig = OutputConfig()
-    workers: PositiveInt | Literal["auto"] = "auto"
+    workers: Count | Literal["auto"] = "auto"
 
 
 def load_configs(paths: list[Path]) -> list[Config]:
@@ -98,9 +99,9 @@ def load_config(path: Path) -> Config:
     """Read one config file; errors name the file, the key and, for a misspelt key, the nearest valid one."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path} is not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected keys such as 'model' and 'data', got {type(raw).__name__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -52,7 +53,10 @@ def for_each(
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool:
-        raise QkscopeError("a worker process died, most likely for lack of memory; try --workers 1") from None
+        raise QkscopeError(
+            "a worker process died: for lack of memory, or, in a script, because it lacks the guard "
+            "if __name__ == '__main__'; try one worker"
+        ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -62,6 +66,9 @@ def _cores() -> int:
 
 
 def _single_threaded() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers for all
+    import scipy.linalg  # noqa: F401  a limit holds only for what is loaded when it is set
+
     global _limits  # kept alive: the limit ends with the object
     _limits = threadpool_limits(1)
 

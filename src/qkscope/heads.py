@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["q", "k"]
 
-_NAME = re.compile(r"l(\d+)h(\d+)([qk])")
+_NAME = re.compile(r"l(\d{1,4})h(\d{1,4})([qk])", re.ASCII)
 
 
 class HeadId(NamedTuple):
@@ -42,7 +42,7 @@ class HeadId(NamedTuple):
         True
         """
         found = _NAME.fullmatch(name)
-        if found is None or not name.isascii():
+        if found is None:
             return None
         layer, head, kind = found.groups()
         return cls(int(layer), int(head), "q" if kind == "q" else "k")

@@ -36,6 +36,10 @@ class Reading:
     """Also take moments of (q, k) at the same token."""
 
 
+TOO_LARGE = 1e60
+"""Beyond this, squares and their products leave float64."""
+
+
 @dataclass(frozen=True)
 class _Kind:
     """The rows and moments of one query or key head."""
@@ -44,6 +48,7 @@ class _Kind:
     rows: Rows
     groups: Moments
     dropped: int
+    last: int
     _buckets: dict[int, BucketMeans] = field(default_factory=dict)
 
     def buckets(self, window: int) -> BucketMeans:
@@ -123,7 +128,7 @@ class DatasetSource:
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """All finite rows of the head."""
-        return read_head(self.dataset, head, reading)[0]
+        return read_head(self.dataset, head, reading).rows
 
     def identity(self) -> dict[str, str]:
         """Folder, or Hub repository and commit."""
@@ -185,7 +190,7 @@ class CapturedSource:
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """The run's sample of the head's vectors."""
-        return read_head(Dataset.open(self.run.folder / SAMPLE), head, reading)[0]
+        return read_head(Dataset.open(self.run.folder / SAMPLE), head, reading).rows
 
     def identity(self) -> dict[str, str]:
         """Folder, model and corpus."""
@@ -203,14 +208,26 @@ def _layer_moments(folder: str, layer: int) -> LayerMoments:
     return RunFolder(Path(folder), {}).layer(layer)
 
 
-def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> tuple[Rows, int]:
-    """The finite rows of a head in canonical order, and how many were not finite."""
+@dataclass(frozen=True)
+class HeadRows:
+    """The finite rows of a head in canonical order, how many were not finite, and the last position among all."""
+
+    rows: Rows
+    dropped: int
+    last: int
+
+
+def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> HeadRows:
+    """Read a head and put its rows in order."""
     rows = dataset.read(head)
     finite = rows.finite()
     dropped = len(rows) - len(finite)
+    if len(finite) and float(max(finite.x.max(), -finite.x.min())) > TOO_LARGE:
+        reason = f"holds values beyond ±{TOO_LARGE:g}, which no attention vector does"
+        raise HeadError(head, reason, dataset.heads.get(head))
     if reading.max_samples is not None:
         finite = Sample.from_rows(finite, reading.max_samples, reading.seed).rows
-    return finite.ordered(), dropped
+    return HeadRows(finite.ordered(), dropped, int(rows.position.max()))
 
 
 def load_key_group(dataset: Dataset, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
@@ -239,9 +256,10 @@ def _attempt(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind | HeadEr
 def _load(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind:
     file = dataset.heads.get(head)
     try:
-        rows, dropped = read_head(dataset, head, reading)
+        found = read_head(dataset, head, reading)
     except DatasetError as error:
         raise HeadError(head, str(error), file) from None
+    rows, dropped = found.rows, found.dropped
     if len(rows) < 2:
         lost = f" after dropping {dropped} non-finite ones" if dropped else ""
         raise HeadError(head, f"expected at least 2 rows, got {len(rows)}{lost}", file)
@@ -250,7 +268,7 @@ def _load(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind:
         raise HeadError(head, reason, file)
     if rows.d < 2:
         raise HeadError(head, f"expected vectors of length 2 or more, got {rows.d}", file)
-    return _Kind(head, rows, group_moments(rows), dropped)
+    return _Kind(head, rows, group_moments(rows), dropped, found.last)
 
 
 def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadMoments:
@@ -258,7 +276,10 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadM
     if query.rows.d != key.rows.d:
         reason = f"its vectors have length {query.rows.d}, those of its key head {key.head} have {key.rows.d}"
         raise HeadError(query.head, reason, file)
-    window = dataset.window or 1 + int(max(query.rows.position.max(), key.rows.position.max()))
+    last = max(query.last, key.last)
+    window = dataset.window or last + 1
+    if last >= window:
+        raise HeadError(query.head, f"has positions up to {last}, which a window of {window} does not hold", file)
     cross = cross_moments(query.rows, key.rows) if reading.paired else None
     if cross is not None and cross.n.sum() < 2:
         reason = f"pairing by token needs tokens that it shares with {key.head}; use pairing 'independent'"

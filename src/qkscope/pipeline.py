@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
@@ -61,7 +61,7 @@ class Job:
     selection: Selection = field(default_factory=Selection)
     pca: PcaOptions = field(default_factory=PcaOptions)
     rotation: RotationOptions = field(default_factory=RotationOptions)
-    config: dict[str, object] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
     """The configuration it came from, for the record."""
 
 
@@ -81,9 +81,15 @@ class Outcome:
     """The tables of one job, and the heads that are missing from them."""
 
     job: Job
+    analyses: tuple[Analysis, ...]
     n_heads: int
     tables: Tables
     failures: list[Failure]
+
+    @property
+    def n_failed(self) -> int:
+        """Heads that are missing from a table."""
+        return len({failure.error.head for failure in self.failures})
 
 
 @dataclass(frozen=True)
@@ -132,24 +138,44 @@ def do_task(task: Task) -> tuple[Tables, list[Failure]]:
     run = task.job.run
     paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
     loaded, errors = run.source.load(task.heads, replace(run.reading, paired=paired))
-    parts = []
-    if loaded:
-        index, moments = _index(run, loaded), HeadMoments.stack([moments for _, moments in loaded])
-        if "pca" in task.analyses:
-            parts.append(pca_tables(index, moments, task.job.pca, intervals=task.intervals))
-        if "rotation" in task.analyses:
-            drifts = np.asarray(has_drift(moments.total_q, moments.total_k, task.job.rotation.centering))
-            errors += [_no_drift(run, head) for (head, _), defined in zip(loaded, drifts, strict=True) if not defined]
-            if not drifts.all():
-                index = index.loc[drifts].reset_index(drop=True)
-                moments = HeadMoments.stack(
-                    [moments for (_, moments), kept in zip(loaded, drifts, strict=True) if kept]
-                )
-            if drifts.any():
-                parts.append(rotation_tables(index, moments, task.job.rotation, intervals=task.intervals))
+    tables, failed = _tabulate(task, loaded)
+    return tables, [Failure(run.model, error) for error in [*errors, *failed]]
+
+
+def _tabulate(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
+    """Both analyses of the heads at once; if the mathematics fails, head by head, to see whose it is."""
+    try:
+        return _tabulate_together(task, loaded) if loaded else (Tables({}), [])
+    except (np.linalg.LinAlgError, FloatingPointError) as error:
+        if len(loaded) == 1:
+            head = loaded[0][0]
+            return Tables({}), [HeadError(head, f"cannot be analysed ({error})", task.job.run.source.file(head))]
+    parts = [_tabulate(task, [one]) for one in loaded]
+    names = {name: None for tables, _ in parts for name in tables.frames}
+    frames = {
+        name: pd.concat([t.frames[name] for t, _ in parts if name in t.frames], ignore_index=True) for name in names
+    }
+    return Tables(frames, _concat_replicates([tables for tables, _ in parts])), [e for _, es in parts for e in es]
+
+
+def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
+    run, job = task.job.run, task.job
+    index, moments = _index(run, loaded), HeadMoments.stack([moments for _, moments in loaded])
+    parts, errors = [], []
+    if "pca" in task.analyses:
+        parts.append(pca_tables(index, moments, job.pca, intervals=task.intervals))
+    if "rotation" in task.analyses:
+        drifts = np.asarray(has_drift(moments.total_q, moments.total_k, job.rotation.centering))
+        errors = [_no_drift(run, head) for (head, _), defined in zip(loaded, drifts, strict=True) if not defined]
+        if not drifts.all():
+            index = index.loc[drifts].reset_index(drop=True)
+            kept = [moments for (_, moments), drifting in zip(loaded, drifts, strict=True) if drifting]
+            moments = HeadMoments.stack(kept) if kept else moments
+        if drifts.any():
+            parts.append(rotation_tables(index, moments, job.rotation, intervals=task.intervals))
     frames = {name: frame for tables in parts for name, frame in tables.frames.items()}
     replicates = {name: values for tables in parts for name, values in tables.replicates.items()}
-    return Tables(frames, replicates), [Failure(run.model, error) for error in errors]
+    return Tables(frames, replicates), errors
 
 
 # ---- the same from Python -----------------------------------------------------------------------
@@ -225,7 +251,9 @@ def _outcome(
         frames[name] = arranged(name, pd.concat(parts, ignore_index=True)) if parts else empty
     replicates = _concat_replicates([tables for tables, _ in mine])
     n_heads = sum(len(task.heads) for task in tasks if task.job is job)
-    return Outcome(job, n_heads, Tables(frames, replicates), [failure for _, failures in mine for failure in failures])
+    return Outcome(
+        job, analyses, n_heads, Tables(frames, replicates), [failure for _, failures in mine for failure in failures]
+    )
 
 
 def _concat_replicates(parts: list[Tables]) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ computed model by model into one folder.
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -19,9 +20,11 @@ from jaxtyping import Float
 
 from qkscope._version import __version__
 from qkscope.analyses.pca import TAXONOMY
-from qkscope.analyses.uncertainty import jackknife
+from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
+from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.errors import TableError
-from qkscope.pipeline import Outcome
+from qkscope.pipeline import ANALYSES, Analysis, Outcome
+from qkscope.store.atomic import locked
 from qkscope.store.tables import read_table, write_tables
 
 SUMMARY = "summary.json"
@@ -31,58 +34,85 @@ HEADLINES = {
     "rotated": ["r_q_a", "r_k_a", "bias_strength", "bias_full", "separation_strength", "plane_var_fraction"],
 }
 """Columns whose mean over heads the summary gives; those of ``qk`` on component 0."""
+INTERVALS = PC_INTERVALS | HEAD_INTERVALS | ROTATION_INTERVALS
+
+
+def check_folder(folder: Path, tables: Sequence[str]) -> None:
+    """Raise now what writing would raise after all the work: a folder or a table that is not ours to replace."""
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise TableError(f"cannot write to {folder} ({nearest} is no folder that can be written); choose another")
+    for name in tables:
+        if (folder / f"{name}.csv").is_dir() or (folder / f"{name}.parquet").is_dir():
+            raise TableError(f"{folder / name}.csv or .parquet is a folder; move it away or write elsewhere")
+        read_table(folder, name)
+    _read_summary(folder)
 
 
 def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: float) -> list[Path]:
-    """Write tables and summary.json; returns the csv files."""
-    names = list(outcomes[0].tables.frames)
-    models = [outcome.job.run.model for outcome in outcomes]
-    frames = {name: _with_kept_rows(folder, name, [o.tables.frames[name] for o in outcomes], models) for name in names}
-    summary = _read_summary(folder)
-    summary |= {"qkscope": __version__, "versions": _versions(), "wall_seconds": round(wall_seconds, 3)}
-    for outcome in outcomes:
-        entry = summary["models"].setdefault(outcome.job.run.model, {})
-        entry |= summarize(outcome) | {"headline": entry.get("headline", {}) | headline(outcome)}
-    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return write_tables(folder, frames, {SUMMARY: text.encode()})
+    """Write tables and summary.json; returns the csv files. A model of which no head succeeded changes nothing."""
+    worth = [outcome for outcome in outcomes if outcome.n_failed < outcome.n_heads]
+    if not worth:
+        raise TableError(f"no head could be analysed; {folder} is left as it was")
+    names = list(worth[0].tables.frames)
+    models = [outcome.job.run.model for outcome in worth]
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        frames = {name: _with_kept_rows(folder, name, [o.tables.frames[name] for o in worth], models) for name in names}
+        summary = _read_summary(folder)
+        summary |= {"qkscope": __version__, "versions": _versions(), "wall_seconds": round(wall_seconds, 3)}
+        for outcome in worth:
+            entry = summary["models"].setdefault(outcome.job.run.model, {})
+            entry |= {"family": outcome.job.run.family, "dataset": _identity(outcome)}
+            entry |= {analysis: summarize(outcome, analysis) for analysis in outcome.analyses}
+        text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return write_tables(folder, frames, {SUMMARY: text.encode()})
 
 
-def summarize(outcome: Outcome) -> dict[str, Any]:
-    """Counts, configuration, dataset identity, taxonomy shares and failures of one model."""
-    run, frames = outcome.job.run, outcome.tables.frames
+def summarize(outcome: Outcome, analysis: Analysis) -> dict[str, Any]:
+    """Counts, configuration, headline means, taxonomy shares and failures of one analysis of one model."""
     said: dict[str, Any] = {
-        "family": run.family,
-        "dataset": run.source.identity() | {"q_per_kv": run.source.q_per_kv},
         "config": outcome.job.config,
         "heads": outcome.n_heads,
-        "heads_failed": len({failure.error.head for failure in outcome.failures}),
+        "heads_failed": outcome.n_failed,
         "failures": [str(failure.error) for failure in outcome.failures],
+        "headline": headline(outcome, ANALYSES[analysis]),
     }
-    if "heads" in frames and len(frames["heads"]):
-        shares = frames["heads"]["taxonomy"].value_counts(normalize=True)
+    heads = outcome.tables.frames.get("heads")
+    if analysis == "pca" and heads is not None and len(heads):
+        shares = heads["taxonomy"].value_counts(normalize=True)
         said["taxonomy"] = {kind: float(shares.get(kind, 0.0)) for kind in TAXONOMY}
     return said
 
 
-def headline(outcome: Outcome) -> dict[str, dict[str, float]]:
-    """Means over heads of the headline columns, each with the interval of that mean by document group."""
+def _identity(outcome: Outcome) -> dict[str, Any]:
+    source = outcome.job.run.source
+    return source.identity() | {"q_per_kv": source.q_per_kv}
+
+
+def headline(outcome: Outcome, tables: Sequence[str] = tuple(HEADLINES)) -> dict[str, dict[str, float]]:
+    """Means over heads of the headline columns of these tables, each with its interval by document group."""
     values: dict[str, dict[str, float]] = {}
     again = outcome.tables.replicates
-    for table, columns in HEADLINES.items():
+    for table in tables:
+        columns = HEADLINES[table]
         frame = outcome.tables.frames.get(table)
         if frame is None or frame.empty:
             continue
         rows = frame[frame["pc"] == 0] if table == "qk" else frame
-        values |= {name: _mean(rows[name], again.get(name)) for name in columns}
+        values |= {name: _mean(rows[name], again.get(name), INTERVALS[name]) for name in columns}
         if table == "qk":
             values["abs_r_k"] = _mean(rows["r_k"].abs(), np.abs(again["r_k"]) if "r_k" in again else None)
+            values["discordant_share"] = _mean((rows["concordant"] == False).fillna(False), None)  # noqa: E712
         if table == "rotated":
             # A share of signs does not vary smoothly, and the jackknife has nothing to say about it.
             values["positive_bias_share"] = _mean(rows["bias_strength"] > 0, None)
     return values
 
 
-def _mean(per_head: pd.Series, replicates: Float[np.ndarray, "heads groups"] | None) -> dict[str, float]:
+def _mean(
+    per_head: pd.Series, replicates: Float[np.ndarray, "heads groups"] | None, scale: Scale = Scale.LINEAR
+) -> dict[str, float]:
     """Mean over heads; with an interval where every head has the same, and enough, document groups."""
     mean = float(per_head.mean())
     if replicates is None:
@@ -91,7 +121,9 @@ def _mean(per_head: pd.Series, replicates: Float[np.ndarray, "heads groups"] | N
     if not (present == present[0]).all():
         return {"mean": mean}
     over_heads = np.where(present[0], np.nan_to_num(replicates).mean(0), 0.0)
-    interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float))
+    # A mean of correlations is no correlation; a mean of shares is a share.
+    kept = scale if scale is Scale.SHARE else Scale.LINEAR
+    interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float), kept)
     if np.isnan(interval.se[0]):
         return {"mean": mean}
     return {"mean": mean, "low": float(interval.low[0]), "high": float(interval.high[0])}
@@ -110,9 +142,9 @@ def _read_summary(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {"models": {}}
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        return {"models": dict(summary["models"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        models = json.loads(path.read_text(encoding="utf-8"))["models"]
+        return {"models": {name: dict(entry) for name, entry in models.items()}}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TableError(f"{path} cannot be read ({error!r}); move it away or write elsewhere") from None
 
 

@@ -116,6 +116,8 @@ class Head:
 
     def projections(self, kind: Literal["q", "k"], size: int = 8000, seed: int = 0) -> pd.DataFrame:
         """Sampled queries or keys on pc0, pc1, a and b (not centred), with document and position."""
+        if kind not in ("q", "k"):
+            raise ValueError(f"expected kind to be 'q' or 'k', got {kind!r}")
         rows = self.run.sample(self._of(kind), size, seed).rows
         axes = np.concatenate([self.pca.axes[:2], self.a[None], self.b[None]])
         frame = pd.DataFrame(rows.x @ axes.T, columns=["pc0", "pc1", "a", "b"])

@@ -153,6 +153,12 @@ def test_identical_vectors_are_no_information_not_nan():
     assert (tables["heads"][["posvar_q", "fisher"]] == 0).all(axis=None)
 
 
+def test_classes_without_spread_are_told_apart_perfectly():
+    t = np.arange(40)
+    q, k = (Rows(np.full((40, 5), v), t, t % 16) for v in (1.0, -1.0))
+    assert pca_tables(index_of(1), moments_of_rows(q, k)).frames["heads"]["lda_accuracy_gaussian"][0] == 1.0
+
+
 def test_orthogonal_rotation_changes_no_column():
     heads = [plant(16, n=800, documents=16, sigma=np.geomspace(2, 0.5, 16), seed=s) for s in range(3)]
     turn = np.linalg.qr(np.random.default_rng(0).standard_normal((16, 16)))[0]

@@ -192,6 +192,22 @@ def test_a_head_without_drift_is_recognised_not_divided_by_zero():
     assert not has_drift(*totals(still, still), centering="within")
 
 
+def test_data_without_full_rank_keep_the_axes_at_a_right_angle():
+    t = np.arange(60.0)
+    line = Rows(np.outer(t, np.ones(5)), t.astype(int), np.arange(60) % 16)
+
+    def point(value: float) -> Rows:
+        x = np.full((60, 5), value)
+        x[:, 0] += t * 1e-3
+        return Rows(x, t.astype(int), np.arange(60) % 16)
+
+    point_q, point_k = point(1.0), point(-1.0)
+    for q, k in ((line, line), (point_q, point_k)):
+        row = rotation_tables(index_of(1), moments_of_rows(q, k)).frames["rotated"].iloc[0]
+        assert row["plane_var_fraction"] <= 1 + 1e-9
+        assert row["residual_pos_r"] < 1e-12
+
+
 def test_orthogonal_rotation_changes_no_column():
     heads = [head(s, rings=[]) for s in range(4)]
     turn = np.linalg.qr(np.random.default_rng(0).standard_normal((20, 20)))[0]

@@ -1,6 +1,7 @@
 """The commands as a user runs them: exit codes, messages, files."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -58,10 +60,14 @@ def test_analyze_writes_all_tables_and_a_summary(tmp_path):
     assert rotated["residual_pos_r"].max() < 1e-12
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     model = summary["models"]["my-model"]
-    assert (model["heads"], model["heads_failed"], model["failures"]) == (8, 0, [])
-    assert model["headline"]["r_k_a"]["mean"] == pytest.approx(rotated["r_k_a"].mean())
-    assert model["headline"]["r_k_a"]["low"] < model["headline"]["r_k_a"]["high"]
-    assert sum(model["taxonomy"].values()) == pytest.approx(1)
+    for analysis in ("pca", "rotation"):
+        entry = model[analysis]
+        assert (entry["heads"], entry["heads_failed"], entry["failures"]) == (8, 0, [])
+    headline = model["rotation"]["headline"]
+    assert headline["r_k_a"]["mean"] == pytest.approx(rotated["r_k_a"].mean())
+    assert headline["r_k_a"]["low"] < headline["r_k_a"]["high"]
+    assert model["pca"]["headline"]["posvar_q"]["low"] >= 0
+    assert sum(model["pca"]["taxonomy"].values()) == pytest.approx(1)
     assert summary["qkscope"] == qkscope.__version__
     assert summary["wall_seconds"] > 0
 
@@ -126,8 +132,9 @@ def test_published_commands_write_their_tables_into_the_configs_folder(tmp_path)
     for name in TABLES:
         assert (tmp_path / "results" / name).read_bytes() == (tmp_path / "both" / name).read_bytes()
     summary = json.loads((tmp_path / "results" / "summary.json").read_text())["models"]["tiny"]
-    assert summary["config"]["data"]["dataset"] == str(dataset)
-    assert {"r_q", "r_k_a"} <= set(summary["headline"])
+    assert summary["pca"]["config"]["data"]["dataset"] == str(dataset)
+    assert "r_q" in summary["pca"]["headline"]
+    assert "r_k_a" in summary["rotation"]["headline"]
 
 
 def test_several_configs_make_one_table_and_a_model_can_be_done_again(tmp_path):
@@ -184,6 +191,34 @@ def empty_file(dataset: Path) -> None:
     pq.write_table(pq.read_table(path).slice(0, 0), path)
 
 
+def rewrite64(dataset: Path, head: str, change) -> None:
+    path = dataset / head / "data.parquet"
+    table = pq.read_table(path)
+    x = change(read_rows(path, HeadId.parse(head)).x.astype(np.float64))
+    column = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), x.shape[1])
+    pq.write_table(table.set_column(table.column_names.index("vector"), "vector", column), path)
+
+
+def column_twice(dataset: Path) -> None:
+    path = dataset / "l00h01q" / "data.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("position", table["position"]), path)
+
+
+def position_of(dataset: Path, head: str, value: int) -> None:
+    path = dataset / head / "data.parquet"
+    table = pq.read_table(path)
+    positions = table["position"].to_numpy().astype(np.int64)
+    positions[5] = value
+    pq.write_table(table.set_column(table.column_names.index("position"), "position", pa.array(positions)), path)
+
+
+def pipe(dataset: Path) -> None:
+    path = dataset / "l00h01q" / "data.parquet"
+    path.unlink()
+    os.mkfifo(path)
+
+
 BROKEN = {
     "truncated": (truncate, ["l00h01q"], "the file cannot be read as parquet ("),
     "no key head": (
@@ -213,6 +248,22 @@ BROKEN = {
         ["l00h01q"],
         "expected at least 2 rows, got 0 after dropping 200 non-finite ones",
     ),
+    "huge": (
+        lambda d: rewrite64(d, "l00h01q", lambda x: np.where(np.arange(len(x))[:, None] == 3, 1e300, x)),
+        ["l00h01q"],
+        "holds values beyond ±1e+60, which no attention vector does",
+    ),
+    "column twice": (
+        column_twice,
+        ["l00h01q"],
+        "has the column position more than once",
+    ),
+    "position of 64 bits": (
+        lambda d: position_of(d, "l00h01q", 2**63 - 1),
+        ["l00h01q"],
+        "expected 'position' within 32 bits, got",
+    ),
+    "a pipe": (pipe, ["l00h01q"], "the file is missing"),
     "scalars": (
         lambda d: rewrite(d, "l00h01q", lambda rows: Rows(rows.x[:, :1], rows.position, rows.example_id)),
         ["l00h01q"],
@@ -239,7 +290,7 @@ def test_a_broken_head_is_named_in_one_line_and_the_others_are_written(tmp_path,
     kept = good[~np.logical_or.reduce(lost)].reset_index(drop=True)
     pd.testing.assert_frame_equal(got, kept)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())["models"]["data"]
-    assert (summary["heads"], summary["heads_failed"]) == (8, len(heads))
+    assert (summary["pca"]["heads"], summary["pca"]["heads_failed"]) == (8, len(heads))
     strict = run("analyze", dataset, "-o", tmp_path / "strict", "--strict")
     assert strict.exit_code == 2
     assert not (tmp_path / "strict").exists()
@@ -295,7 +346,9 @@ def test_a_head_without_drift_is_reported_and_keeps_its_pca(tmp_path):
         (["analyze", "{data}", "--layers", "9"], "none of its 8 query heads is in the chosen layers and heads"),
         (["analyze", "{data}", "--layers", "x-2"], "expected numbers and ranges such as 0,4-7, got 'x-2'"),
         (["analyze", "{data}", "{data}"], "several sources are labelled data"),
-        (["analyze", "{data}", "{data}", "--model", "m"], "--model labels one dataset, and several were given"),
+        (["analyze", "{data}", "{data}", "--model", "m"], "--model was given 1 times for 2 datasets"),
+        (["analyze", "{data}", "--layers", "5-2"], "expected ranges that rise and end below 10000, got '5-2'"),
+        (["analyze", "{data}", "--heads", "0-99999999999"], "expected ranges that rise and end below 10000"),
         (["analyze", "{data}", "-o", "{file}"], "cannot write to"),
     ],
 )
@@ -323,9 +376,82 @@ def test_a_results_folder_of_another_version_is_not_overwritten(tmp_path):
     assert done.exit_code == 2
     assert "move it away or write elsewhere" in done.output
     assert (tmp_path / "out" / "heads.parquet").read_bytes() == before
-    (tmp_path / "out" / "heads.parquet").unlink()
+    for name in ("heads.parquet", "heads.csv"):
+        (tmp_path / "out" / name).unlink()
     (tmp_path / "out" / "summary.json").write_text("{")
     assert "summary.json cannot be read" in run("analyze", dataset, "-o", tmp_path / "out").output
+
+
+def test_a_model_of_which_no_head_can_be_used_leaves_the_results_alone(tmp_path):
+    dataset = small_dataset(tmp_path / "data")
+    run("analyze", dataset, "-o", tmp_path / "out")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    for path in dataset.glob("*/data.parquet"):
+        path.write_bytes(b"junk")
+    done = run("analyze", dataset, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "no head could be analysed" in done.output
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
+
+
+def test_tables_that_are_not_ours_are_not_replaced(tmp_path):
+    dataset = small_dataset(tmp_path / "data")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "qk.csv").write_text("my own table")
+    done = run("analyze", dataset, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "not ours to replace" in done.output
+    assert (tmp_path / "out" / "qk.csv").read_text() == "my own table"
+
+
+def test_processes_that_write_into_one_folder_take_turns(tmp_path):
+    dataset = small_dataset(tmp_path / "data")
+    labels = ["a", "b", "c", "d"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "qkscope", "analyze", dataset, "-o", tmp_path / "out", "--model", label, "-q"]
+        )
+        for label in labels
+    ]
+    assert [process.wait() for process in processes] == [0] * 4
+    for name in ("qk.csv", "heads.csv", "rotated.csv"):
+        assert sorted(pd.read_csv(tmp_path / "out" / name)["model"].unique()) == labels
+    assert sorted(json.loads((tmp_path / "out" / "summary.json").read_text())["models"]) == labels
+
+
+def test_a_window_that_does_not_hold_the_positions_is_refused(tmp_path):
+    dataset = small_dataset(tmp_path / "data")
+    done = run("analyze", dataset, "-o", tmp_path / "out", "--window", 100)
+    assert done.exit_code == 2
+    assert "l00h00q: has positions up to 51" in done.output
+    assert "which a window of 100 does not hold" in done.output
+
+
+def test_linked_head_folders_are_followed_and_loops_are_not(tmp_path):
+    dataset = small_dataset(tmp_path / "data")
+    (tmp_path / "elsewhere").mkdir()
+    (dataset / "l00h00q").rename(tmp_path / "elsewhere" / "head")
+    (dataset / "l00h00q").symlink_to(tmp_path / "elsewhere" / "head")
+    (dataset / "loop").symlink_to(dataset)
+    assert "8 of 8 heads" in run("analyze", dataset, "-o", tmp_path / "out").output
+
+
+def test_queries_of_one_document_give_no_interval(tmp_path):
+    dataset = small_dataset(tmp_path / "data")
+    rewrite(dataset, "l00h01q", lambda rows: Rows(rows.x, rows.position, np.zeros(len(rows), dtype=int)))
+    assert run("analyze", dataset, "-o", tmp_path / "out").exit_code == 0
+    row = pd.read_csv(tmp_path / "out" / "rotated.csv").query("layer == 0 and head == 1").iloc[0]
+    assert row["flags"] == "few_documents"
+    assert np.isnan(row["r_q_a_se"])
+
+
+def test_one_analysis_does_not_speak_for_the_other_in_the_summary(tmp_path):
+    dataset = small_dataset(tmp_path / "data")
+    run("analyze", dataset, "-o", tmp_path / "out")
+    run("analyze", dataset, "-o", tmp_path / "out", "--only", "rotation", "--sample-heads", 2, "--seed", 5)
+    model = json.loads((tmp_path / "out" / "summary.json").read_text())["models"]["data"]
+    assert (model["pca"]["heads"], model["rotation"]["heads"]) == (8, 2)
+    assert model["rotation"]["config"]["seed"] == 5
 
 
 def test_a_kill_at_any_moment_leaves_the_old_tables_or_the_new_ones(tmp_path):

@@ -95,3 +95,12 @@ def test_a_matrix_that_is_not_near_is_decomposed_in_full():
     m = m @ m.swapaxes(-1, -2)
     values, _ = eigh_near(m, eigh_descending(np.diag(np.arange(1.0, 61))), 4)
     np.testing.assert_allclose(values, eigh_descending(m)[0][:, :4], rtol=1e-12)
+
+
+def test_variance_that_appears_where_none_was_is_not_missed():
+    """Along an axis of eigenvalue 0, uncoupled to all others: nothing in the leading block tells of it."""
+    known = np.diag(np.concatenate([np.linspace(10, 5, 40), np.zeros(24)]))
+    axis = eigh_descending(known).axes[-1]
+    values, axes = eigh_near((known + 50 * np.outer(axis, axis))[None], eigh_descending(known), 1)
+    assert values[0, 0] == pytest.approx(50)
+    assert abs(axes[0, 0] @ axis) == pytest.approx(1)

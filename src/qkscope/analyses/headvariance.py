@@ -60,12 +60,15 @@ def lda_accuracy_gaussian(q: Moments, k: Moments, axes: Float[np.ndarray, "*batc
     on_q, on_k = q.project(axes), k.project(axes)
     within = ratio(on_q.scatter[..., :-1, :-1] + on_k.scatter[..., :-1, :-1], (q.n + k.n)[..., None, None])
     apart = on_q.mean_x - on_k.mean_x
+    still = np.trace(within, axis1=-2, axis2=-1) == 0
     w = np.einsum("...ij,...j->...i", np.linalg.pinv(within, hermitian=True), apart)
+    w = np.where(still[..., None], apart, w)
     half = (w * apart).sum(-1) / 2
 
     def correct(on: Moments) -> PerHead:
         spread = np.sqrt(on.var_along(w[..., None, :])[..., 0])
-        return ndtr(ratio(half, spread))
+        # Where a class has no spread along w, all of it lies on its own side of the threshold.
+        return ndtr(np.where(spread > 0, ratio(half, spread), np.where(half > 0, np.inf, 0.0)))
 
     return (correct(on_q) + correct(on_k)) / 2
 

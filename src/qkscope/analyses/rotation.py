@@ -21,6 +21,7 @@ from qkscope.core.shapes import PerHead, TruthPerHead
 Centering = Literal["pooled", "within"]
 Pairing = Literal["independent", "token"]
 
+TIE_BREAK = 1e-9
 NO_DRIFT = 1e-12
 """‖c‖ below this share of √(tr Σ · var t) is rounding, and axis a is undefined."""
 
@@ -102,7 +103,9 @@ def rotation(
     pooled = q.merge(k)
     a = unit(drift_covariance(q, k, centering))
     c_delta = difference_moment(q, k) if cross is None else paired_difference_moment(cross)
-    off = off_axis_matrix(c_delta, a)
+    # A little less than nothing along a keeps the top eigenvector off it even where nothing else varies.
+    least = TIE_BREAK * np.trace(c_delta, axis1=-2, axis2=-1)[..., None, None]
+    off = off_axis_matrix(c_delta, a) - least * a[..., :, None] * a[..., None, :]
     if near is None or near.off_a is None:
         off_a = eigh_descending(off)
         values, vectors = off_a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,8 @@ from jaxtyping import Float
 
 from qkscope.analyses.headvariance import HeadVariance, head_variance
 from qkscope.analyses.pca import TAXONOMY, Components, components, taxonomy
-from qkscope.analyses.rotation import Centering, Rotation, leftovers, rotation
-from qkscope.analyses.uncertainty import Scale, flags, interval_columns
+from qkscope.analyses.rotation import Centering, Pairing, Rotation, leftovers, rotation
+from qkscope.analyses.uncertainty import Scale, flags, interval_columns, usable_groups
 from qkscope.core.headmoments import DELETE_ONE, HeadMoments
 from qkscope.core.moments import Moments
 
@@ -30,6 +31,10 @@ class PcaOptions:
     low: float = 0.3
     """Below this |r| a head counts as not positional."""
 
+    def __post_init__(self) -> None:
+        if self.n_components < 1 or not 0 <= self.low <= self.high <= 1:
+            raise ValueError(f"expected n_components of 1 or more and 0 ≤ low ≤ high ≤ 1, got {self}")
+
 
 @dataclass(frozen=True)
 class RotationOptions:
@@ -37,8 +42,13 @@ class RotationOptions:
 
     centering: Centering = "pooled"
     """About which mean Cov(x, t) is taken: that of the pool (as published) or each class's own."""
-    pairing: str = "independent"
+    pairing: Pairing = "independent"
     """Which pairs δ = q − k runs over: all of them, or those at the same token."""
+
+    def __post_init__(self) -> None:
+        for name, choices in (("centering", get_args(Centering)), ("pairing", get_args(Pairing))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"expected {name} to be {' or '.join(choices)}, got {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ HEAD_INTERVALS = {
     "positional_overhead": Scale.SHARE,
 }
 ROTATION_INTERVALS = {
-    "position_r": Scale.CORRELATION,
+    "position_r": Scale.MAGNITUDE,
     "r_q_a": Scale.CORRELATION,
     "r_k_a": Scale.CORRELATION,
     "alpha_q": Scale.LINEAR,
@@ -115,7 +125,7 @@ def rotation_tables(
     numbers |= _numbers(leftovers(q, k, moments.k_buckets, model, options.centering))
     numbers |= _per_window(numbers, moments)
     replicates = None if again is None else _numbers(again, ROTATION_INTERVALS)
-    numbers |= interval_columns(ROTATION_INTERVALS, numbers, replicates, moments.groups_present)
+    numbers |= interval_columns(ROTATION_INTERVALS, numbers, replicates, usable_groups(moments))
     counts = {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
     frame = pd.concat([index, pd.DataFrame(counts | numbers, index=index.index)], axis=1)
     return Tables({"rotated": frame.assign(flags=flags(moments))}, _present(replicates or {}, moments))
@@ -147,7 +157,7 @@ def _pca_replicates(pcs: Components | None, whole: HeadVariance | None) -> dict[
 
 
 def _present(replicates: Columns, moments: HeadMoments) -> Columns:
-    return {name: np.where(moments.groups_present > 0, values, np.nan) for name, values in replicates.items()}
+    return {name: np.where(usable_groups(moments) > 0, values, np.nan) for name, values in replicates.items()}
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -158,7 +168,7 @@ def _pc_rows(index: pd.DataFrame, moments: HeadMoments, pcs: Components, again: 
     n_heads, n_pcs = pcs.r_q.shape
     numbers = _numbers(pcs, _PC_NUMBERS) | {"eigengap": pcs.eigengap}
     replicates = None if again is None else _numbers(again, PC_INTERVALS)
-    ranges = interval_columns(PC_INTERVALS, numbers, replicates, moments.groups_present)
+    ranges = interval_columns(PC_INTERVALS, numbers, replicates, usable_groups(moments))
     for name in ranges:
         if name.startswith(("r_q", "r_k")):
             ranges[name] = np.where(np.arange(n_pcs) == 0, ranges[name], np.nan)
@@ -181,7 +191,7 @@ def _head_rows(
     numbers = _numbers(whole, _HEAD_NUMBERS)
     numbers["amplification_window"] = whole.amplification * moments.window
     replicates = None if again is None else _numbers(again, HEAD_INTERVALS)
-    ranges = interval_columns(HEAD_INTERVALS, numbers, replicates, moments.groups_present)
+    ranges = interval_columns(HEAD_INTERVALS, numbers, replicates, usable_groups(moments))
     return pd.concat([index, pd.DataFrame(numbers | ranges, index=index.index)], axis=1)
 
 

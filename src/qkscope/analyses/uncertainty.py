@@ -31,6 +31,7 @@ class Scale(Enum):
     LINEAR = "linear"
     SHARE = "share"
     CORRELATION = "correlation"
+    MAGNITUDE = "magnitude"
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,18 @@ def jackknife(
 ) -> Interval:
     """Interval of each head's estimate from its delete-one replicates; absent groups are left out."""
     se = _center_and_se(estimate, replicates, present)[1]
-    if scale is Scale.CORRELATION:
+    on_z = scale in (Scale.CORRELATION, Scale.MAGNITUDE)
+    if on_z:
         center, spread = _center_and_se(_fisher_z(estimate), _fisher_z(replicates), present)
     else:
         center, spread = _center_and_se(estimate, replicates, present)
     n_groups = _like(present.sum(-1), estimate)
     half = stdtrit(np.maximum(n_groups - 1, 1), (1 + LEVEL) / 2) * spread
     low, high = center - half, center + half
-    if scale is Scale.CORRELATION:
+    if on_z:
         low, high = np.tanh(low), np.tanh(high)
+    if scale is Scale.MAGNITUDE:
+        low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)
     if scale is Scale.SHARE:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
     enough = n_groups >= MIN_GROUPS
@@ -83,11 +87,16 @@ def interval_columns(
     return columns
 
 
+def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "heads 8"]:
+    """1 for each group that the jackknife deletes; none where either class would be left with too few."""
+    return moments.groups_present * (moments.n_groups >= MIN_GROUPS)[..., None]
+
+
 def flags(moments: HeadMoments) -> list[str]:
     """What a reader should know about each head before using its numbers, joined by ``;``."""
     n_q, n_k = moments.q.n.sum(-1), moments.k.n.sum(-1)
     low_n = np.minimum(n_q, n_k) < MIN_ROWS_PER_DIMENSION * moments.d
-    few = moments.groups_present.sum(-1) < MIN_GROUPS
+    few = moments.n_groups < MIN_GROUPS
     return [";".join(_head_flags(*head)) for head in zip(low_n, few, moments.dropped_q, moments.dropped_k, strict=True)]
 
 

@@ -16,13 +16,15 @@ from qkscope._version import __version__
 from qkscope.errors import ConfigError, QkscopeError
 
 if TYPE_CHECKING:
-    from qkscope.pipeline import Failure, Job, OnDone, Outcome
+    from qkscope.pipeline import Analysis, Failure, Job, OnDone, Outcome
 
 log = logging.getLogger("qkscope")
 
 SOME_HEADS_FAILED = 1
 NOTHING_DONE = 2
 SECONDS_BETWEEN_LINES = 5.0
+MOST_INDICES = 10_000
+"""Layers and heads are numbered below this."""
 
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")]
 Layers = Annotated[str | None, typer.Option(help="Only these layers, such as 0,4-7.")]
@@ -83,7 +85,10 @@ def parse_indices(text: str | None) -> frozenset[int] | None:
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() or not dash)):
             raise ConfigError(f"expected numbers and ranges such as 0,4-7, got {text!r}")
-        chosen |= set(range(int(first), int(last or first) + 1))
+        low, high = int(first), int(last or first)
+        if not low <= high < MOST_INDICES:
+            raise ConfigError(f"expected ranges that rise and end below {MOST_INDICES}, got {part.strip()!r}")
+        chosen |= set(range(low, high + 1))
     return frozenset(chosen)
 
 
@@ -137,12 +142,16 @@ def _bar() -> Iterator[Callable[[int, int, list[Failure]], None]]:
         yield on_done
 
 
-def describe(jobs: Sequence[Job]) -> None:
-    """With --verbose: what was opened."""
+def prepare(jobs: Sequence[Job], folder: Path, analyses: Sequence[Analysis]) -> None:
+    """Find out before the work what would stop it afterwards, and say what is about to be done."""
+    from qkscope.pipeline import ANALYSES
+    from qkscope.results import check_folder
+
+    check_folder(folder, [table for analysis in analyses for table in ANALYSES[analysis]])
     for job in jobs:
-        run = job.run
-        log.debug("%s: %s, %d query heads per key head", run.model, run.source, run.source.q_per_kv)
-        log.debug("%s: %d of %d query heads chosen", run.model, len(job.selection.of(run)), len(run.heads))
+        run, chosen = job.run, len(job.selection.of(job.run))
+        log.info("%s: %d of %d query heads, %d per key head", run.model, chosen, len(run.heads), run.source.q_per_kv)
+        log.debug("%s: from %s", run.model, run.source)
 
 
 def report(failures: list[Failure]) -> None:
@@ -156,8 +165,7 @@ def finish(folder: Path, outcomes: list[Outcome], started: float) -> int:
     from qkscope.results import write_results
 
     written = write_results(folder, outcomes, wall_seconds=time.monotonic() - started)
-    n_heads = sum(outcome.n_heads for outcome in outcomes)
-    failed = sum(len({failure.error.head for failure in outcome.failures}) for outcome in outcomes)
+    n_heads, failed = (sum(counts) for counts in zip(*((o.n_heads, o.n_failed) for o in outcomes), strict=True))
     log.info("%d of %d heads in %.1f s", n_heads - failed, n_heads, time.monotonic() - started)
     for path in written:
         log.info("wrote %s", path)

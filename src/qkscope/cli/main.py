@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +21,11 @@ from qkscope.cli.common import (
     Verbose,
     Version,
     Workers,
-    describe,
     errors_as_lines,
     finish,
     log,
     parse_indices,
+    prepare,
     progress,
     set_up_logging,
 )
@@ -60,7 +61,9 @@ def analyze(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the tables.")] = Path("results"),
     only: Annotated[str | None, typer.Option(help="Only these analyses: pca, rotation or pca,rotation.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit, for a Hub dataset.")] = None,
-    model: Annotated[str | None, typer.Option(help="Label in the tables; by default the folder or revision.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Label in the tables, once per dataset; by default its folder or revision.")
+    ] = None,
     family: Annotated[str, typer.Option(help="Family label in the tables.")] = "",
     q_per_kv: Annotated[int | None, typer.Option(min=1, help="Query heads per key head.")] = None,
     window: Annotated[int | None, typer.Option(min=1, help="Context length of the capture, in tokens.")] = None,
@@ -86,15 +89,18 @@ def analyze(
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
-        if model is not None and len(datasets) > 1:
-            raise ConfigError("--model labels one dataset, and several were given")
+        if model and len(model) != len(datasets):
+            raise ConfigError(
+                f"--model was given {len(model)} times for {len(datasets)} datasets; give it once for each"
+            )
+        analyses = _parse_analyses(only)
         chosen = Selection(parse_indices(layers), parse_indices(heads), sample_heads, seed or 0)
         jobs = [
             Job(
                 open_run(
                     dataset,
                     revision,
-                    model=model,
+                    model=label,
                     family=family,
                     q_per_kv=q_per_kv,
                     window=window,
@@ -102,14 +108,16 @@ def analyze(
                     seed=seed or 0,
                 ),
                 chosen,
+                config={"command": "analyze", "layers": layers, "heads": heads, "sample_heads": sample_heads}
+                | {"seed": seed or 0, "max_samples": max_samples, "window": window, "q_per_kv": q_per_kv},
             )
-            for dataset in datasets
+            for dataset, label in zip_longest(datasets, model or [])
         ]
-        describe(jobs)
+        prepare(jobs, output, analyses)
         with progress() as on_done:
             outcomes = analyze_jobs(
                 jobs,
-                _parse_analyses(only),
+                analyses,
                 workers=workers,
                 intervals=not no_intervals,
                 strict=strict,

@@ -20,10 +20,10 @@ from qkscope.cli.common import (
     Verbose,
     Version,
     Workers,
-    describe,
     errors_as_lines,
     finish,
     parse_indices,
+    prepare,
     progress,
     set_up_logging,
 )
@@ -97,21 +97,15 @@ def _analyze(
         by_folder: dict[Path, list[Config]] = defaultdict(list)
         for config in load_configs(paths):
             by_folder[config.output.results_dir].append(_override(config, choices))
+        work = {folder: [job_from_config(config) for config in configs] for folder, configs in by_folder.items()}
+        for folder, jobs in work.items():
+            prepare(jobs, folder, [analysis])
         codes = []
-        for folder, configs in by_folder.items():
+        for folder, jobs in work.items():
             started = time.monotonic()
-            count = workers or next((c.workers for c in configs if c.workers != "auto"), None)
-            jobs = [job_from_config(config) for config in configs]
-            describe(jobs)
+            count = workers or next((c.workers for c in by_folder[folder] if c.workers != "auto"), None)
             with progress() as on_done:
-                outcomes = analyze(
-                    jobs,
-                    [analysis],
-                    workers=count,
-                    intervals=intervals,
-                    strict=strict,
-                    on_done=on_done,
-                )
+                outcomes = analyze(jobs, [analysis], workers=count, intervals=intervals, strict=strict, on_done=on_done)
             codes.append(finish(folder, outcomes, started))
         raise typer.Exit(max(codes))
 

@@ -53,6 +53,6 @@ def show_results(outcome: Outcome, folder: Path) -> None:
         span = f"{value['low']:.3g} … {value['high']:.3g}" if "low" in value else "—"
         table.add_row(f"{says} ({name})", f"{value['mean']:.3g}", span)
     console.print(table)
-    shares = summarize(outcome)["taxonomy"]
+    shares = summarize(outcome, "pca")["taxonomy"]
     console.print("classes: " + ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items()), highlight=False)
     console.print(f"results: {folder.resolve()}", highlight=False, soft_wrap=True)

@@ -111,6 +111,12 @@ class HeadMoments:
         """1 for each document group that has rows, 0 for the others."""
         return ((self.q.n > 0) | (self.k.n > 0)).astype(float)
 
+    @property
+    def n_groups(self) -> Int[np.ndarray, "*batch"]:
+        """Document groups with rows, of the class (or the pairs) that has fewest."""
+        parts = [self.q, self.k] + ([] if self.cross is None else [self.cross])
+        return np.min([(part.n > 0).sum(-1) for part in parts], axis=0)
+
 
 def group_moments(rows: Rows) -> Moments:
     """Moments of the rows in each document group (8,)."""

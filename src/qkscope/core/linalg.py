@@ -43,39 +43,46 @@ def eigh_descending(matrix: Float[np.ndarray, "*batch d d"]) -> Eigen:
 
 NEAR_BLOCK = 22
 """Neighbours beyond the wanted eigenvectors that ``eigh_near`` treats without approximation."""
-NEAR_LIMIT = 0.1
-"""Largest length of what an eigenvector may take up from outside that block; beyond it the matrix is not near."""
+NEAR_LIMIT = 1e-3
+"""Largest residual ‖Mu − λu‖ / λ that ``eigh_near`` lets pass; beyond it the matrix is decomposed in full."""
 
 
 def eigh_near(matrix: Float[np.ndarray, "*batch g d d"], known: Eigen, k: int) -> Eigen:
     """The k leading eigenpairs of g matrices close to one whose eigenpairs are all known.
 
-    The block of leading axes is decomposed exactly, each eigenvector takes up what couples it to the remaining axes
-    to first order, and a Rayleigh–Ritz step on the result leaves the eigenvalues with an error of fourth order in
-    that coupling. Matrices for which it is not small are decomposed in full.
+    The block of leading axes is decomposed exactly. Two corrections follow, each a Rayleigh–Ritz step: one by what
+    couples the block to the remaining axes, one by the residual that is left (Davidson's step). A matrix is taken to
+    be near only if no remaining axis carries as much as the k-th eigenvalue and the residuals end up small; the others
+    are decomposed in full.
     """
-    known_values, known_axes = known.values[..., None, :], known.axes[..., None, :, :]
+    axes = known.axes[..., None, :, :]
     block = min(matrix.shape[-1], k + NEAR_BLOCK)
-    rows = (known_axes[..., :block, :] @ matrix) @ known_axes.swapaxes(-1, -2)
-    inner, mix = eigh_descending(rows[..., :block])
-    inner, mix = inner[..., :k], mix[..., :k, :]
-    gap = inner[..., None] - known_values[..., None, block:]
-    coupling = mix @ rows[..., block:]
-    admixed = ratio(coupling, gap)
-    usable = ((gap > 0) | (coupling == 0)).all((-2, -1)) & (np.linalg.norm(admixed, axis=-1) <= NEAR_LIMIT).all(-1)
-    values, axes = _ritz(matrix, np.concatenate([mix, admixed], -1) @ known_axes)
-    if not usable.all():
-        full = eigh_descending(matrix[~usable])
-        values[~usable], axes[~usable] = full.values[..., :k], full.axes[..., :k, :]
-    return Eigen(values, axes)
+    turned = axes @ matrix
+    diagonal = np.einsum("...ij,...ij->...i", turned, np.broadcast_to(axes, turned.shape))
+    rows = turned[..., :block, :] @ axes.swapaxes(-1, -2)
+    values, mix = eigh_descending(rows[..., :block])
+    values, mix = values[..., :k], mix[..., :k, :]
+    gap = values[..., None] - diagonal[..., None, block:]
+    inside = (gap > 0).all((-2, -1))
+    span = np.concatenate([mix, ratio(mix @ rows[..., block:], gap)], -1) @ axes
+    values, found = _ritz(matrix, span, k)
+    residual = (found @ matrix - values[..., None] * found) @ axes.swapaxes(-1, -2)
+    distance = values[..., None] - diagonal[..., None, :]
+    step = np.where(np.abs(distance) > 0.05 * values[..., None], residual, 0.0) / np.where(distance == 0, 1.0, distance)
+    values, found = _ritz(matrix, np.concatenate([found, step @ axes], -2), k)
+    left = np.linalg.norm(found @ matrix - values[..., None] * found, axis=-1)
+    near = inside & (left <= NEAR_LIMIT * values).all(-1)
+    if not near.all():
+        full = eigh_descending(matrix[~near])
+        values[~near], found[~near] = full.values[..., :k], full.axes[..., :k, :]
+    return Eigen(values, found)
 
 
-def _ritz(matrix: Float[np.ndarray, "*batch d d"], span: Float[np.ndarray, "*batch k d"]) -> Eigen:
-    """The best eigenpairs of a matrix within the span of k nearly orthonormal rows."""
-    root = np.linalg.cholesky(span @ span.swapaxes(-1, -2))
-    basis = np.linalg.solve(root, span)
+def _ritz(matrix: Float[np.ndarray, "*batch d d"], span: Float[np.ndarray, "*batch m d"], k: int) -> Eigen:
+    """The k best eigenpairs of a matrix within the span of m rows."""
+    basis = np.linalg.qr(span.swapaxes(-1, -2))[0].swapaxes(-1, -2)
     values, mix = eigh_descending(basis @ matrix @ basis.swapaxes(-1, -2))
-    return Eigen(values, mix @ basis)
+    return Eigen(values[..., :k], mix[..., :k, :] @ basis)
 
 
 def canonical_signs(r_q: Float[np.ndarray, "*shape"], r_k: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

@@ -17,6 +17,8 @@ from jaxtyping import Float, Real
 
 from qkscope.core.linalg import ratio
 
+ROUNDING = 1e-13
+"""Share of the total variance below which variance along a direction is an effect of rounding."""
 CHUNK = 65_536
 """Rows are reduced in fixed chunks, so that a result never depends on how they were delivered."""
 
@@ -161,9 +163,10 @@ class Moments:
         return ratio(np.einsum("...md,...d->...m", axes, self.cov_xt), self.var_t[..., None])
 
     def corr_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
-        """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where either does not vary."""
+        """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where either does not vary beyond rounding."""
         cov = np.einsum("...md,...d->...m", axes, self.cov_xt)
-        scale = np.sqrt(self.var_along(axes) * self.var_t[..., None])
+        along, total = self.var_along(axes), np.trace(self.cov_x, axis1=-2, axis2=-1)[..., None]
+        scale = np.sqrt(np.where(along > ROUNDING * total, along, 0.0) * self.var_t[..., None])
         return np.clip(ratio(cov, scale), -1.0, 1.0)
 
     def _per_row(self, part: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:

@@ -37,6 +37,19 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder while its files are read, merged and written, so that two processes take turns."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

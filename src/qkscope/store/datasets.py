@@ -49,6 +49,9 @@ class Dataset:
         names = located.files.names()
         prefix, heads = _find_heads(names, located, os.fspath(location))
         said = _read_card(located.files, names, prefix)
+        for name, given in (("q_per_kv", q_per_kv), ("window", window)):
+            if given is not None and not 0 < given < 2**31:
+                raise DatasetError(f"expected {name} to be a positive 32-bit number, got {given}")
         ratio = q_per_kv or said.get("q_per_kv") or derive_q_per_kv(heads)
         return cls(located.files, heads, ratio, window or said.get("window"), said.get("scaling"))
 
@@ -94,6 +97,8 @@ def write_dataset(
 
 def write_card(target: Path, *, q_per_kv: int, window: int | None = None, scaling: float | None = None) -> None:
     """Write what a dataset says of itself."""
+    if not (isinstance(q_per_kv, int) and q_per_kv > 0):
+        raise ValueError(f"expected q_per_kv to be a positive int, got {q_per_kv!r}")
     card = {"q_per_kv": q_per_kv, "window": window, "scaling": scaling}
     text = json.dumps({key: value for key, value in card.items() if value is not None}, indent=2) + "\n"
     write_together(target, {CARD: text.encode()})
@@ -158,13 +163,13 @@ def _read_card(files: Files, names: list[str], prefix: str) -> dict[str, Any]:
     path = files.path(name)
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{path} cannot be read as JSON ({error}); correct or remove it") from None
     if not isinstance(said, dict):
         raise DatasetError(f"{path}: expected a JSON object with {', '.join(_CARD_KEYS)}")
     for key, kind in _CARD_KEYS.items():
         value = said.get(key)
         number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
-        if value is not None and not (number and value > 0):
+        if value is not None and not (number and 0 < value < 2**31):
             raise DatasetError(f"{path}: expected {key} to be a positive {kind.__name__}, got {value!r}")
     return said

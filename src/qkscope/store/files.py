@@ -38,12 +38,14 @@ class LocalFiles:
     folder: Path
 
     def names(self) -> list[str]:
-        """All files below the folder, following no links to folders."""
+        """All files below the folder; links to folders are followed, each folder once."""
         if not self.folder.is_dir():
             what = "is not a folder" if self.folder.exists() else "does not exist"
             raise DatasetError(f"{self.folder} {what}; give a dataset folder, a Hub id or an hf:// URL")
-        found = []
-        for parent, _, files in os.walk(self.folder, onerror=_refuse):
+        found, visited = [], set()
+        for parent, folders, files in os.walk(self.folder, onerror=_refuse, followlinks=True):
+            visited.add(os.path.realpath(parent))
+            folders[:] = [name for name in folders if os.path.realpath(Path(parent) / name) not in visited]
             found += [(Path(parent) / file).relative_to(self.folder).as_posix() for file in files]
         return sorted(found)
 

@@ -30,6 +30,9 @@ def read_table(folder: Path, table: str) -> pd.DataFrame | None:
     """A table written earlier, or None if there is none; one of another layout is refused."""
     path = folder / f"{table}.parquet"
     if not path.exists():
+        if (folder / f"{table}.csv").exists():
+            reason = f"{folder / table}.csv stands there without its {path.name}, so it is not ours to replace"
+            raise TableError(f"{reason}; move it away or write elsewhere")
         return None
     try:
         frame = pd.read_parquet(path)

@@ -19,6 +19,7 @@ from qkscope.heads import HeadId
 from qkscope.store.atomic import atomic_path
 
 DATA_FILE = "data.parquet"
+INT32 = 2**31
 _READ = ("example_id", "position", "vector")
 
 
@@ -49,6 +50,10 @@ def write_rows(
     tokens: list[str | None] | None = None,
 ) -> None:
     """Write a head's rows in the dataset format, atomically, at float16 or else float32."""
+    for name in ("position", "example_id"):
+        numbers = getattr(rows, name)
+        if len(numbers) and not -INT32 <= numbers.min() <= numbers.max() < INT32:
+            raise ValueError(f"expected {name} within 32 bits, got {numbers.min()} to {numbers.max()}")
     n = len(rows)
     values = rows.x if rows.x.dtype == np.float16 else rows.x.astype(np.float32)
     table = pa.table(
@@ -73,12 +78,15 @@ class _Malformed(Exception):
 
 
 def _read_table(path: Path, head: HeadId) -> pa.Table:
-    if not path.exists():
+    if not path.is_file():
         raise HeadError(head, "the file is missing", path)
     try:
         # A file object of our own keeps pyarrow from guessing partitions out of the folder names.
         with pq.ParquetFile(path) as file:
             missing = [name for name in _READ if name not in file.schema_arrow.names]
+            twice = [name for name in _READ if file.schema_arrow.names.count(name) > 1]
+            if twice:
+                raise HeadError(head, f"has the column {twice[0]} more than once", path)
             if missing:
                 found = ", ".join(file.schema_arrow.names)
                 raise HeadError(head, f"expected the columns {', '.join(_READ)}; found {found}", path)
@@ -127,7 +135,9 @@ def _integers(table: pa.Table, name: str, lowest: int | None) -> Int[np.ndarray,
         raise _Malformed(f"expected '{name}' to be integers, got {column.type}")
     if column.null_count:
         raise _Malformed(f"expected '{name}' in every row, got {column.null_count} nulls")
-    values = column.to_numpy().astype(np.int64)
-    if lowest is not None and values.min() < lowest:
-        raise _Malformed(f"expected '{name}' of {lowest} or more, got {values.min()}")
-    return values
+    found = column.to_numpy()
+    if lowest is not None and found.min() < lowest:
+        raise _Malformed(f"expected '{name}' of {lowest} or more, got {found.min()}")
+    if not -INT32 <= int(found.min()) <= int(found.max()) < INT32:
+        raise _Malformed(f"expected '{name}' within 32 bits, got {found.min()} to {found.max()}")
+    return found.astype(np.int64)

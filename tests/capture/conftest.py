@@ -1,0 +1,53 @@
+"""A tiny model with its tokenizer on disk, and texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from tests.capture.families import Family, build, families
+
+WORDS = [f"w{number:02d}" for number in range(90)]
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory) -> Path:
+    """Twenty documents of different length."""
+    folder = tmp_path_factory.mktemp("texts")
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        words = rng.choice(WORDS, rng.integers(60, 200))
+        (folder / f"doc{number:02d}.txt").write_text(" ".join(words))
+    return folder
+
+
+def save(family: Family, folder: Path) -> Path:
+    build(family).save_pretrained(folder)
+    vocabulary = {"[PAD]": 0, "[BOS]": 1, "[EOS]": 2, **{word: 3 + i for i, word in enumerate(WORDS)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[PAD]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory) -> Path:
+    """A Llama of four layers on disk."""
+    return save(families()["llama"], tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def model() -> tf.PreTrainedModel:
+    return build(families()["llama"])
+
+
+@pytest.fixture(scope="session")
+def ids() -> list[np.ndarray]:
+    generator = torch.Generator().manual_seed(5)
+    lengths = np.random.default_rng(1).integers(60, 200, 20)
+    return [torch.randint(3, 93, (int(n),), generator=generator).numpy() for n in lengths]

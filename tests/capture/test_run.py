@@ -1,0 +1,364 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import qkscope
+from qkscope.capture.choose import VectorSampling, sample_tokens, vector_tokens
+from qkscope.capture.run import CaptureOptions, capture
+from qkscope.capture.texts import Document
+from qkscope.cli.main import app
+from qkscope.core.moments import Moments
+from qkscope.errors import CaptureError, DatasetError
+from qkscope.heads import HeadId
+from qkscope.store.datasets import Dataset
+from qkscope.store.runs import RunFolder
+from tests.capture.conftest import save
+from tests.capture.families import build, families
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+
+WINDOW = 160
+ALL = VectorSampling(sampler="all")
+
+
+def do(model, ids, folder: Path, on_progress=None, **options: object) -> Path:
+    documents = [Document(f"d{i}", f"text {i}") for i in range(len(ids))]
+    settings = {"window": WINDOW, "sample": 100} | options
+    return capture(model, documents, ids, folder, CaptureOptions(**settings), {"id": "tiny"}, on_progress)  # type: ignore[arg-type]
+
+
+def same_moments(a: Moments, b: Moments, rtol: float) -> None:
+    """Relative to the spread of each coordinate."""
+    np.testing.assert_array_equal(a.n, b.n)
+    spread = np.sqrt(np.einsum("...ii->...i", b.scatter))
+    scale = np.maximum(spread[..., :, None] * spread[..., None, :], 1e-30)
+    assert np.abs((a.scatter - b.scatter) / scale).max() < rtol
+    sd = spread / np.sqrt(np.maximum(b.n, 1))[..., None]
+    assert np.abs((a.mean - b.mean) / np.maximum(sd, 1e-30)).max() < rtol
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("name", ["llama", "smollm3", "gemma3", "deepseek-v3", "ministral3", "glm4"])
+def test_captured_moments_are_those_of_the_saved_vectors(name, ids, tmp_path):
+    folder = do(build(families()[name]), ids, tmp_path / "run", vectors=ALL)
+    run, vectors = qkscope.open(folder), qkscope.open(folder / "vectors")
+    assert run.heads == vectors.heads
+    for head in run.heads[::3]:
+        captured, saved = run.moments(head), vectors.moments(head)
+        same_moments(captured.total_q, saved.total_q, 1e-6)
+        same_moments(captured.total_k, saved.total_k, 1e-6)
+        same_moments(captured.q, saved.q, 5e-6)  # a group is two or three short documents
+        same_moments(captured.k, saved.k, 5e-6)
+        np.testing.assert_allclose(captured.k_buckets.mean_x, saved.k_buckets.mean_x, atol=1e-6)
+        assert captured.scaling == pytest.approx(saved.scaling)
+    for table in (qkscope.rotation, qkscope.pca):
+        ours, theirs = table(run), table(vectors)
+        numbers = ["r_k_a", "bias_full", "plane_var_fraction"] if "r_k_a" in ours else ["explained_variance", "var_q"]
+        np.testing.assert_allclose(ours[numbers], theirs[numbers], rtol=1e-4, atol=1e-9)
+        assert list(ours.columns) == list(theirs.columns)
+
+
+def test_every_token_past_the_first_ones_counts_once(model, ids, tmp_path):
+    run = qkscope.open(do(model, ids, tmp_path / "run", skip_first=7))
+    expected = sum(min(len(one), WINDOW) - 7 for one in ids)
+    assert run.moments(run.heads[0]).total_q.n == expected
+    assert run.moments(run.heads[0]).total_k.n == expected
+
+
+def test_query_moments_by_bucket_are_those_of_the_vectors(model, ids, tmp_path):
+    folder = do(model, ids, tmp_path / "run", vectors=ALL, buckets=5)
+    layer = RunFolder.open(folder).layer(2)
+    rows = Dataset.open(folder / "vectors").read(HeadId(2, 1, "q"))
+    for bucket in range(5):
+        chosen = rows.position // 32 == bucket
+        expected = Moments.from_rows(rows.x[chosen], rows.position[chosen])
+        same_moments(layer.q_buckets[1, bucket], expected, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "yarn scaling", "glm4", "deepseek-v3", "llama4", "ministral3"])
+def test_sums_with_the_rotation_undone(name, ids, tmp_path):
+    folder = do(build(families()[name]), ids, tmp_path / "run", vectors=ALL)
+    manifest = RunFolder.open(folder).manifest
+    described, moments = manifest["layers"][0]["rope"], RunFolder.open(folder).layer(0)
+    rows = Dataset.open(folder / "vectors").read(HeadId(0, 1, "k"))
+    planes, start = len(described["frequencies"]), described["start"]
+    part = rows.x[:, start : start + 2 * planes].astype(float)
+    if described["layout"] == "half":
+        z = part[:, :planes] + 1j * part[:, planes:]
+    else:
+        z = part[:, 0::2] + 1j * part[:, 1::2]
+    undone = z * np.exp(-1j * np.outer(rows.position, described["frequencies"]))
+    got = moments.unrotated_k[1].sum(0)
+    np.testing.assert_allclose(got[:, 0] + 1j * got[:, 1], undone.sum(0), rtol=2e-3, atol=2e-3 * np.abs(z).sum())
+
+
+def test_a_layer_without_rotary_has_no_planes_and_says_so(ids, tmp_path):
+    folder = RunFolder.open(do(build(families()["smollm3"]), ids, tmp_path / "run"))
+    assert [layer["rope"] is None for layer in folder.manifest["layers"]] == [False, False, False, True]
+    assert folder.layer(3).unrotated_q.shape[2] == 0
+
+
+@pytest.mark.parametrize("batch", [3, 8])
+def test_padding_enters_no_statistic(model, ids, tmp_path, batch):
+    one = qkscope.open(do(model, ids, tmp_path / "one"))
+    many = qkscope.open(do(model, ids, tmp_path / "many", batch=batch))
+    for head in one.heads[::5]:
+        same_moments(many.moments(head).q, one.moments(head).q, 1e-4)
+        same_moments(many.moments(head).k, one.moments(head).k, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_prefilling_in_steps_gives_the_same_numbers(name, attention, ids, tmp_path):
+    model = build(families()[name], attention)
+    whole = qkscope.open(do(model, ids, tmp_path / "whole", prefill=0))
+    steps = qkscope.open(do(model, ids, tmp_path / "steps", prefill=40))
+    for head in whole.heads[::5]:
+        same_moments(steps.moments(head).q, whole.moments(head).q, 1e-4)
+        same_moments(steps.moments(head).k, whole.moments(head).k, 1e-4)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 8, 9, 17, 20])
+def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(model, ids, tmp_path, after):
+    do(model, ids, tmp_path / "whole", vectors=VectorSampling(0.2))
+
+    def stop(progress) -> None:
+        if progress.documents == after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        do(model, ids, tmp_path / "stopped", stop, vectors=VectorSampling(0.2))
+    seen = []
+    do(model, ids, tmp_path / "stopped", seen.append, vectors=VectorSampling(0.2))
+    assert seen[0].documents == (after - 1) // 8 * 8 + 1, "finished shards were done again"
+    assert all_bytes(tmp_path / "stopped") == all_bytes(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_alone_and_other_settings_are_shown(model, ids, tmp_path):
+    do(model, ids, tmp_path / "run")
+    before = all_bytes(tmp_path / "run")
+    do(model, ids, tmp_path / "run", lambda _: pytest.fail("nothing was left to do"))
+    assert all_bytes(tmp_path / "run") == before
+    with pytest.raises(DatasetError, match=r"options.skip_first: 4 there, 5 now.*choose another folder"):
+        do(model, ids, tmp_path / "run", skip_first=5)
+
+
+def test_layers_heads_and_stage_can_be_chosen(ids, tmp_path):
+    model = build(families()["gemma3"])
+    run = qkscope.open(do(model, ids, tmp_path / "some", layers=(1, 3), heads=(1, 2)))
+    assert [str(h) for h in run.heads] == ["l01h01q", "l01h02q", "l03h01q", "l03h02q"]
+    everything = qkscope.open(do(model, ids, tmp_path / "all"))
+    for head in run.heads:
+        same_moments(run.moments(head).q, everything.moments(head).q, 1e-6)
+        same_moments(run.moments(head).k, everything.moments(head).k, 1e-6)
+    full = qkscope.open(do(model, ids, tmp_path / "full", full_attention_only=True))
+    assert {h.layer for h in full.heads} == {1, 3}
+    before = do(model, ids, tmp_path / "pre", pre_rope=True)
+    assert RunFolder.open(before).manifest["stage"] == "pre-rope"
+    pre, post = (qkscope.open(f).moments(HeadId(0, 0, "q")).total_q for f in (before, tmp_path / "all"))
+    # A rotation keeps lengths: the mean square stays, the mean does not.
+    power = [np.trace(m.cov_x) + m.mean_x @ m.mean_x for m in (pre, post)]
+    assert power[0] == pytest.approx(power[1], rel=1e-4)
+    assert np.linalg.norm(pre.mean_x - post.mean_x) > 0.01
+    with pytest.raises(CaptureError, match="the model has"):
+        do(model, ids, tmp_path / "none", layers=(9,))
+    with pytest.raises(CaptureError, match="query heads 0 to 3, not 7"):
+        do(model, ids, tmp_path / "none", heads=(7,))
+
+
+def test_the_sample_is_the_same_tokens_in_every_head_and_can_be_projected(model, ids, tmp_path):
+    run = qkscope.open(do(model, ids, tmp_path / "run", sample=150))
+    q, k = (run.sample(head).rows for head in (HeadId(0, 3, "q"), HeadId(2, 1, "k")))
+    assert len(q) == len(k) == 150
+    np.testing.assert_array_equal(q.position, k.position)
+    assert q.position.min() >= 4
+    assert len(run.head(1, 2).projections("k")) == 150
+
+
+def test_token_choices():
+    lengths = [50, 3, 80]
+    chosen = sample_tokens(lengths, 40, 0, 4)
+    assert sum(map(len, chosen)) == 40
+    assert len(chosen[1]) == 0
+    assert sum(map(len, sample_tokens(lengths, 10_000, 0, 4))) == 46 + 76
+    assert len(vector_tokens(0, 10, VectorSampling(sampler="all"), 4)) == 6
+    uniform = np.concatenate([vector_tokens(i, 1000, VectorSampling(0.1), 0) for i in range(50)])
+    assert len(uniform) == pytest.approx(5000, rel=0.1)
+    log = np.concatenate([vector_tokens(i, 1000, VectorSampling(0.1, "log_uniform"), 0) for i in range(50)])
+    early, late = ((log < 30).sum(), (log >= 500).sum())
+    assert early > 2 * late
+    with pytest.raises(CaptureError, match="rate above 0"):
+        VectorSampling(0.0)
+
+
+def test_head_sampling_of_saved_vectors(model, ids, tmp_path):
+    folder = do(model, ids, tmp_path / "run", vectors=VectorSampling(0.3, "uniform", 42, heads=3))
+    import random
+
+    targets = [HeadId(layer, head, "q") for layer in range(4) for head in range(4)]
+    dataset = Dataset.open(folder / "vectors")
+    assert dataset.query_heads == sorted(random.Random(42).sample(targets, 3))
+    assert all(dataset.key_head(head) in dataset.heads for head in dataset.query_heads)
+
+
+def test_an_offloaded_model(model, ids, tmp_path):
+    from accelerate import cpu_offload
+
+    plain = qkscope.open(do(model, ids[:8], tmp_path / "plain"))
+    offloaded = build(families()["llama"])
+    cpu_offload(offloaded, execution_device=torch.device("cpu"))
+    run = qkscope.open(do(offloaded, ids[:8], tmp_path / "offloaded"))
+    same_moments(run.moments(run.heads[3]).q, plain.moments(plain.heads[3]).q, 1e-9)
+
+
+def test_numbers_that_are_not_finite_stop_the_run(model, ids, tmp_path):
+    with torch.no_grad():
+        model.model.layers[2].self_attn.k_proj.weight[0, 0] = float("nan")
+    with pytest.raises(CaptureError, match=r"parity|not finite"):
+        do(model, ids, tmp_path / "run")
+
+
+def test_documents_that_are_too_short_are_named(model, tmp_path):
+    with pytest.raises(CaptureError, match="no token past the first 4: d0"):
+        do(model, [np.arange(3, 7)], tmp_path / "run")
+
+
+# ---- the command --------------------------------------------------------------------------------
+
+
+def run_cli(*arguments: object):
+    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def test_capture_and_analyze_from_the_command_line(model_folder, texts, tmp_path):
+    done = run_cli("capture", model_folder, "--texts", texts, "--sample", 64, "-o", tmp_path / "run", "--window", 128)
+    assert done.exit_code == 0, done.output
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert manifest["window"] == 128
+    assert len(manifest["documents"]) == 20
+    assert manifest["model"]["class"] == "LlamaForCausalLM"
+    assert str(tmp_path) not in json.dumps(manifest)
+    done = run_cli("analyze", tmp_path / "run", "-o", tmp_path / "tables", "--model", "tiny")
+    assert done.exit_code == 0, done.output
+    assert len(pd.read_csv(tmp_path / "tables" / "rotated.csv")) == 16
+
+
+def test_a_config_file_holds_the_options_and_the_command_line_goes_first(model_folder, texts, tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text(f"model: {model_folder}\ntexts: [{texts}]\nwindow: 64\nmax_docs: 9\nsample: 10\n")
+    assert run_cli("capture", "--config", config, "-o", tmp_path / "run", "--window", 96).exit_code == 0
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (manifest["window"], len(manifest["documents"])) == (96, 9)
+    config.write_text("modle: x\n")
+    done = run_cli("capture", "--config", config)
+    assert done.exit_code == 2
+    assert "unknown key 'modle'" in done.output
+
+
+def test_config_overrides_reach_the_model(model_folder, texts, tmp_path):
+    scaling = "{rope_parameters: {rope_type: linear, rope_theta: 10000.0, factor: 4.0}}"
+    done = run_cli(
+        "capture",
+        model_folder,
+        "--texts",
+        texts,
+        "--max-docs",
+        8,
+        "--config-overrides",
+        scaling,
+        "-o",
+        tmp_path / "run",
+    )
+    assert done.exit_code == 0, done.output
+    layer = json.loads((tmp_path / "run" / "run.json").read_text())["layers"][0]
+    assert layer["rope"]["frequencies"][0] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "a capture needs a MODEL and --texts"),
+        (["{model}", "--texts", "/nowhere"], "/nowhere is no file, no folder and no pattern"),
+        (["{model}", "--texts", "{empty}"], "no text found at"),
+        (["/no/model", "--texts", "{texts}"], "/no/model cannot be loaded ("),
+        (["/no/model.gguf", "--texts", "{texts}"], "/no/model.gguf does not exist"),
+        (["{model}", "--texts", "{texts}", "--dtype", "int3"], "unknown dtype 'int3'"),
+        (["{model}", "--texts", "{bad}"], "line 2: expected a JSON object with a field 'text'"),
+        (["{model}", "--texts", "{texts}", "--config-overrides", "{{nope: 1}}"], "has no entry 'nope'"),
+        (["{model}", "--texts", "{texts}", "--save-vectors", "2"], "expected a rate above 0 and up to 1"),
+    ],
+)
+def test_what_cannot_be_captured_is_one_line(model_folder, texts, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.jsonl").write_text('{"text": "w01 w02"}\n{"other": 1}\n')
+    places = {"model": model_folder, "texts": texts, "empty": tmp_path / "empty", "bad": tmp_path / "bad.jsonl"}
+    done = run_cli("capture", *(a.format(**places) for a in arguments), "-o", tmp_path / "run")
+    assert done.exit_code == 2
+    lines = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_texts_of_every_kind(tmp_path):
+    from qkscope.capture.texts import read_documents
+
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.md").write_text("two")
+    (tmp_path / "c.jsonl").write_text('{"body": "three"}\n\n{"body": "four"}\n')
+    pd.DataFrame({"body": ["five", None, "six"]}).to_parquet(tmp_path / "d.parquet")
+    (tmp_path / "ignored.bin").write_bytes(b"\x00")
+    found = [d.text for d in read_documents([str(tmp_path)], "body")]
+    assert found == ["one", "two", "three", "four", "five", "six"]
+    assert [d.text for d in read_documents([str(tmp_path / "*.txt"), str(tmp_path / "b.md")])] == ["one", "two"]
+    assert len(read_documents([str(tmp_path)], "body", limit=2)) == 2
+
+
+def test_plan_says_what_it_will_take(model_folder, texts):
+    done = run_cli("plan", model_folder, "--texts", texts, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    for word in ("parameters", "weights", "statistics", "disk", "tokens/s", "minutes"):
+        assert word in done.output
+
+
+def test_without_torch_the_way_out_is_named(tmp_path):
+    probe = (
+        "import sys\nsys.modules['torch'] = None\nfrom qkscope.cli.main import app\n"
+        f"app(['capture', 'm', '--texts', {str(tmp_path)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'qkscope[capture]'" in done.stderr
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, texts):
+    """SIGKILL, wherever it strikes; then the same command again."""
+    folder = save(families()["llama"], tmp_path / "model")
+    command = [sys.executable, "-m", "qkscope", "capture", folder, "--texts", texts, "--sample", "50", "-q", "-o"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    start = time.monotonic()
+    subprocess.run([*command, tmp_path / "whole"], check=True, env=environment)
+    whole = time.monotonic() - start
+    for share in np.random.default_rng(0).uniform(0.6, 1.0, 4):
+        process = subprocess.Popen([*command, tmp_path / "killed"], env=environment)
+        time.sleep(whole * share)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run([*command, tmp_path / "killed"], check=True, env=environment)
+    assert all_bytes(tmp_path / "killed") == all_bytes(tmp_path / "whole")
