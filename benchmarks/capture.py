@@ -70,7 +70,6 @@ class Bench:
         self.ropes = {call.layer: describe(call, at, found, tokens) for call in seen}
         self.angles = found[0].angles(torch.arange(tokens, device=device))
         self.sums: dict[int, LayerSums] = {}
-        self.kept: Attention | None = None
 
     def plain(self) -> None:
         with torch.no_grad():

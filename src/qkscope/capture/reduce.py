@@ -8,6 +8,7 @@ were shifted first; everything beyond one document and bucket is added in float6
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -46,11 +47,17 @@ class Tokens:
     kept: list[np.ndarray]
     """Columns of each row whose vectors are kept."""
 
+    def counted(self, plan: Plan) -> list[tuple[int, int]]:
+        """First column that counts and the one after the last, for each row."""
+        begin = max(0, plan.skip_first - self.first)
+        return [(begin, max(begin, int(length))) for length in self.lengths]
+
     def weights(self, plan: Plan, columns: int, device: torch.device) -> torch.Tensor:
         """1 for a token that counts, 0 for padding and for the first positions of a document (B, T)."""
-        column = np.arange(columns)
-        counts = (column < self.lengths[:, None]) & (column + self.first >= plan.skip_first)
-        return torch.from_numpy(counts.astype(np.float32)).to(device, non_blocking=True)
+        counts = np.zeros((len(self.lengths), columns), dtype=np.float32)
+        for row, (begin, end) in enumerate(self.counted(plan)):
+            counts[row, begin:end] = 1.0
+        return torch.from_numpy(counts).to(device, non_blocking=True)
 
 
 @dataclass
@@ -66,9 +73,9 @@ class KindSums:
     unrotated: torch.Tensor | None = None
     """Σ of the vectors with their rotation undone (H, 8, planes, 2), float64."""
 
-    def add(self, x: torch.Tensor, tokens: Tokens, weights: torch.Tensor, plan: Plan) -> None:
+    def add(self, x: torch.Tensor, tokens: Tokens, plan: Plan) -> None:
         """Add the vectors x (B, H, T, d) of one forward pass."""
-        products, first = _products(x, self.shift, tokens, weights, plan)
+        products, first = _products(x, self.shift, tokens, plan)
         groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
         self.by_group.index_add_(1, groups, products.sum(2).transpose(0, 1))
         span = slice(first, first + products.shape[2])
@@ -119,8 +126,8 @@ class LayerSums:
             planes = None if self.rope is None else self.rope.planes
             self.q = _empty(seen.q, weights, self.plan, planes, full_buckets=True)
             self.k = _empty(seen.k, weights, self.plan, planes, full_buckets=False)
-        self.q.add(seen.q, tokens, weights, self.plan)
-        self.k.add(seen.k, tokens, weights, self.plan)
+        self.q.add(seen.q, tokens, self.plan)
+        self.k.add(seen.k, tokens, self.plan)
         if self.rope is not None and angles is not None:
             factor = temperature(seen, self.rope)
             query_weights = weights if factor is None else weights / factor
@@ -166,19 +173,19 @@ def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | Non
     )
 
 
-def _products(
-    x: torch.Tensor, shift: torch.Tensor, tokens: Tokens, weights: torch.Tensor, plan: Plan
-) -> tuple[torch.Tensor, int]:
+def _products(x: torch.Tensor, shift: torch.Tensor, tokens: Tokens, plan: Plan) -> tuple[torch.Tensor, int]:
     """Z zᵀ summed over the tokens of each bucket (B, H, n, D, D), float64, and the first of the n buckets."""
     batch, heads, columns, d = x.shape
     first = tokens.first // plan.width
     n = -(-columns // plan.width)
-    z = torch.zeros(batch, heads, n * plan.width, d + 2, device=x.device)
+    z = _scratch((batch, heads, n * plan.width, d + 2), x.device)
     torch.sub(x.float(), shift[:, None], out=z[:, :, :columns, :d])
     position = torch.arange(columns, device=x.device)
     z[:, :, :columns, d] = (position % plan.width - (plan.width - 1) / 2).to(z.dtype)
     z[:, :, :columns, d + 1] = 1.0
-    z[:, :, :columns] *= weights[:, None, :, None]
+    for row, (begin, end) in enumerate(tokens.counted(plan)):
+        z[row, :, :begin] = 0.0
+        z[row, :, end:] = 0.0
     z = z.view(batch, heads, n, plan.width, d + 2)
     products = (z.transpose(-1, -2) @ z).double()
     # From the bucket's centre to the middle of the window, the same for all buckets.
@@ -186,6 +193,12 @@ def _products(
     products[..., d, :] += centre.double()[:, None] * products[..., d + 1, :]
     products[..., :, d] += centre.double()[:, None] * products[..., :, d + 1]
     return products, first
+
+
+@lru_cache(maxsize=2)  # queries and keys
+def _scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Memory for z that all layers use in turn; asking for it anew each time costs as much as the product."""
+    return torch.empty(shape, device=device)
 
 
 def _to_host(kind: KindSums, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

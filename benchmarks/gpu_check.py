@@ -1,0 +1,75 @@
+"""The capture on a GPU: bit-identical outputs, the parity gate, and moments against float64, family by family.
+
+python -m benchmarks.gpu_check
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+from tests.capture.families import build, families
+
+from qkscope.capture import parity
+from qkscope.capture.attention import Attention, backbone, watching
+from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
+from qkscope.capture.rope import describe, embeddings
+from qkscope.core.moments import Moments
+
+LENGTH = 512
+
+
+def check(name: str, attention: str, dtype: torch.dtype) -> float:
+    """Largest relative error of a layer's moments; raises if anything else is wrong."""
+    model = build(families()[name], attention, dtype).cuda()
+    ids = torch.randint(3, 96, (1, LENGTH), device="cuda")
+    with torch.no_grad():
+        seen = parity.check(model, lambda: backbone(model)(ids).last_hidden_state)
+    at = torch.arange(LENGTH, device="cuda")
+    found = embeddings(model)
+    plan, tokens = Plan(LENGTH, 16, 4), Tokens(0, np.array([LENGTH]), np.array([1]), [np.arange(10, 20)])
+    ropes = {call.layer: describe(call, at, found, LENGTH) for call in seen}
+    sums = {layer: LayerSums(plan, rope) for layer, rope in ropes.items()}
+    kept: dict[int, Attention] = {}
+
+    def add(call: Attention) -> None:
+        rope = ropes[call.layer]
+        sums[call.layer].add(call, tokens, None if rope is None else rope.embedding.angles(at))
+        kept[call.layer] = call
+
+    with torch.no_grad(), watching(model, add):
+        model(ids)
+    worst = 0.0
+    for layer, call in kept.items():
+        moments = finish(sums[layer])
+        for got, x in ((moments.q, call.q), (moments.k, call.k)):
+            rows = x[0, 0, 4:].double().cpu().numpy()
+            exact = Moments.from_rows(rows, np.arange(4, LENGTH))
+            spread = np.sqrt(np.maximum(np.diag(exact.scatter), 1e-30))
+            error = np.abs((got[0].merged().scatter - exact.scatter) / np.outer(spread, spread)).max()
+            worst = max(worst, float(error))
+    return worst
+
+
+def main() -> None:
+    failed = []
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    for name, family in families().items():
+        for attention in ["eager"] if family.eager_only else ["eager", "sdpa"]:
+            for dtype in (torch.float32, torch.bfloat16):
+                label = f"{name}, {attention}, {str(dtype).removeprefix('torch.')}"
+                try:
+                    error = check(name, attention, dtype)
+                    print(f"{label:<40} {error:.1e}", flush=True)
+                    if error > 1e-5:
+                        failed.append(label)
+                except Exception as problem:
+                    print(f"{label:<40} FAILED {type(problem).__name__}: {str(problem)[:160]}", flush=True)
+                    failed.append(label)
+    print(f"{len(failed)} failed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
