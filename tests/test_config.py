@@ -1,3 +1,4 @@
+import inspect
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,18 @@ def test_there_are_no_others_and_a_folder_loads_them_all():
     assert len(load_configs([ROOT / "smollm3-checkpoints"])) == 10
     results = {str(c.output.results_dir) for c in load_configs([ROOT / "smollm3-checkpoints"])}
     assert results == {"results/smollm3_training_progress"}
+
+
+@pytest.mark.parametrize("name", [*MODELS, *(f"smollm3-3b-{checkpoint}" for checkpoint in CHECKPOINTS)])
+def test_each_published_capture_has_a_config_with_known_keys(name):
+    from qkscope.cli.capture import capture, settings
+
+    given = {p.name: p.default for p in inspect.signature(capture).parameters.values()}
+    said = settings(given, ROOT / "capture" / f"{name}.yaml")
+    assert said["save_vectors"] == 1 / 8192
+    assert said["vector_heads"] == 300
+    assert "/" in said["model"]
+    assert said["window"] in (4096, 32_768, 40_960, 65_536, 131_072)
 
 
 def test_the_underscore_spelling_of_the_notes_is_accepted(monkeypatch):

@@ -1,11 +1,9 @@
 import numpy as np
 import pandas as pd
 import pytest
+from benchmarks.coverage import DRIFTS, coverage
 from scipy import stats
 
-from qkscope.analyses.headvariance import head_variance
-from qkscope.analyses.pca import components
-from qkscope.analyses.rotation import rotation
 from qkscope.analyses.tabulate import (
     HEAD_INTERVALS,
     PC_INTERVALS,
@@ -111,44 +109,14 @@ def test_fast_replicates_hold_where_the_drift_axis_is_uncertain(monkeypatch, see
 
 
 @pytest.fixture(scope="module")
-def coverage() -> dict[str, float]:
+def held() -> dict[str, float]:
     """Share of 400 planted heads whose interval holds the value that the population moments give."""
-    rng = np.random.default_rng(1)
-    heads = [
-        plant(
-            16,
-            n=4096,
-            documents=32,
-            window=2048,
-            rings=[Ring(0.02, 1.0, 1.0)],
-            sigma=np.linspace(0.5, 1.5, 16),
-            sigma_document=0.4,
-            mu_q=(rng.normal(2, 1), 3.0),
-            mu_k=(rng.normal(0, 1), -3.0),
-            alpha_q=5e-4,
-            alpha_k=1e-3,
-            seed=seed,
-        )
-        for seed in range(400)
-    ]
-    moments = moments_of(*heads, window=2048)
-    q, k = Moments.stack(h.truth.q for h in heads), Moments.stack(h.truth.k for h in heads)
-    pcs = components(q, k)
-    truths = ((pcs, PC_INTERVALS), (head_variance(q, k, pcs), HEAD_INTERVALS), (rotation(q, k), ROTATION_INTERVALS))
-    tables = pca_tables(index_of(400), moments).frames | rotation_tables(index_of(400), moments).frames
-    frames = (tables["qk"].query("pc == 0"), tables["heads"], tables["rotated"])
-    held = {}
-    for frame, (truth, names) in zip(frames, truths, strict=True):
-        for name in names:
-            value = getattr(truth, name)
-            value = value[:, 0] if value.ndim == 2 else value
-            held[name] = float(((frame[f"{name}_low"] <= value) & (value <= frame[f"{name}_high"])).mean())
-    return held
+    return coverage(400, DRIFTS["strong"])[0]
 
 
 @pytest.mark.parametrize("name", [*PC_INTERVALS, *HEAD_INTERVALS, *ROTATION_INTERVALS])
-def test_95_percent_intervals_cover_the_truth_in_about_95_percent_of_heads(coverage, name):
-    assert 0.92 <= coverage[name] <= 0.98
+def test_95_percent_intervals_cover_the_truth_in_about_95_percent_of_heads(held, name):
+    assert 0.92 <= held[name] <= 0.98
 
 
 def test_ignoring_documents_would_not_cover():

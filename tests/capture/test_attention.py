@@ -250,6 +250,8 @@ def test_cross_attention_is_not_self_attention():
     [
         tf.FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=96),
         tf.GPTJConfig(n_embd=32, n_layer=2, n_head=4, rotary_dim=8, vocab_size=96),
+        tf.GPTNeoXJapaneseConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=96),
+        tf.RoFormerConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=96, is_decoder=True),
         tf.CodeGenConfig(n_embd=32, n_layer=2, n_head=4, rotary_dim=8, vocab_size=96),
     ],
 )

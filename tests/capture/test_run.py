@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from qkscope.store.datasets import Dataset
 from qkscope.store.runs import RunFolder
 from tests.capture.conftest import save
 from tests.capture.families import build, families
+from tests.store.hub_server import FakeHub
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
@@ -103,6 +105,17 @@ def test_sums_with_the_rotation_undone(name, ids, tmp_path):
     undone = z * np.exp(-1j * np.outer(rows.position, described["frequencies"]))
     got = moments.unrotated_k[1].sum(0)
     np.testing.assert_allclose(got[:, 0] + 1j * got[:, 1], undone.sum(0), rtol=2e-3, atol=2e-3 * np.abs(z).sum())
+
+
+def test_the_temperature_of_queries_is_recorded_by_position(ids, tmp_path):
+    moments = RunFolder.open(do(build(families()["ministral3"]), ids, tmp_path / "run")).layer(0)
+    total, count = moments.temperature
+    assert (count[4:100] > 0).all()
+    assert not count[:4].any()
+    at = np.arange(WINDOW)[count > 0]
+    np.testing.assert_allclose((total / np.maximum(count, 1))[at], 1 + 0.1 * np.log(1 + at // 16), rtol=1e-5)
+    plain = RunFolder.open(do(build(families()["llama"]), ids, tmp_path / "plain")).layer(0)
+    assert plain.temperature.shape == (2, 0)
 
 
 def test_a_layer_without_rotary_has_no_planes_and_says_so(ids, tmp_path):
@@ -328,6 +341,22 @@ def test_texts_of_every_kind(tmp_path):
     assert found == ["one", "two", "three", "four", "five", "six"]
     assert [d.text for d in read_documents([str(tmp_path / "*.txt"), str(tmp_path / "b.md")])] == ["one", "two"]
     assert len(read_documents([str(tmp_path)], "body", limit=2)) == 2
+
+
+def test_texts_of_a_hub_dataset(tmp_path, texts):
+    """The real client, in a process of its own, against a server on loopback."""
+    probe = (
+        "from qkscope.capture.texts import read_documents\n"
+        "found = read_documents(['hf://datasets/someone/texts@main/part'])\n"
+        "print(len(found), found[0].name, found[0].text == open(PATH).read())\n"
+    )
+    shutil.copytree(texts, tmp_path / "served" / "part")
+    (tmp_path / "served" / "README.md").write_text("not a text of this part")
+    with FakeHub("someone/texts", "main", tmp_path / "served").serving() as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache")}
+        code = probe.replace("PATH", repr(str(texts / "doc00.txt")))
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "20 part/doc00.txt True\n", done.stderr
 
 
 def test_plan_says_what_it_will_take(model_folder, texts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from accelerate import init_empty_weights
@@ -37,8 +38,11 @@ class Estimate:
 
 def estimate(options: ModelOptions, *, buckets: int, sample: int, window: int) -> Estimate:
     """Estimate from the model's config alone; no weights are loaded."""
+    place, which = options.model, {}
+    if place.endswith(".gguf"):
+        place, which = str(Path(place).parent), {"gguf_file": Path(place).name}
     try:
-        config = AutoConfig.from_pretrained(options.model, revision=options.revision)
+        config = AutoConfig.from_pretrained(place, revision=options.revision, **which)
     except (OSError, ValueError) as error:
         raise CaptureError(f"{options.model} cannot be read ({' '.join(str(error).split())[:300]})") from None
     with init_empty_weights():

@@ -116,6 +116,8 @@ class LayerSums:
     rope: LayerRope | None
     q: KindSums | None = None
     k: KindSums | None = None
+    temperature: torch.Tensor | None = None
+    """Σ of the factor on queries, and count, at each position (2, window), float64, where the layer has one."""
     kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """(queries, keys) of the kept tokens, (n, H, d) each, in order."""
 
@@ -131,12 +133,20 @@ class LayerSums:
         if self.rope is not None and angles is not None:
             factor = temperature(seen, self.rope)
             query_weights = weights if factor is None else weights / factor
+            if factor is not None:
+                self._add_temperature(factor, weights, tokens)
             self.q.add_unrotated(seen.q, tokens, query_weights, self.rope, angles)
             self.k.add_unrotated(seen.k, tokens, weights, self.rope, angles)
         for row, columns in enumerate(tokens.kept):
             if len(columns):
                 index = torch.from_numpy(columns).to(seen.q.device, non_blocking=True)
                 self.kept.append(tuple(x[row].index_select(1, index).transpose(0, 1) for x in (seen.q, seen.k)))  # type: ignore[arg-type]
+
+    def _add_temperature(self, factor: torch.Tensor, weights: torch.Tensor, tokens: Tokens) -> None:
+        if self.temperature is None:
+            self.temperature = torch.zeros(2, self.plan.window, dtype=torch.float64, device=factor.device)
+        span = slice(tokens.first, tokens.first + factor.shape[1])
+        self.temperature[:, span] += torch.stack([(factor * weights).sum(0), weights.sum(0)]).double()
 
 
 def finish(sums: LayerSums) -> LayerMoments:
@@ -145,14 +155,20 @@ def finish(sums: LayerSums) -> LayerMoments:
     assert sums.k is not None
     q_groups, q_buckets, q_shift = _to_host(sums.q, sums.plan)
     k_groups, k_buckets, k_shift = _to_host(sums.k, sums.plan)
-    turned = [
+    turned_q, turned_k = (
         np.zeros((kind.by_group.shape[0], N_GROUPS, 0, 2)) if kind.unrotated is None else kind.unrotated.cpu().numpy()
         for kind in (sums.q, sums.k)
-    ]
+    )
     n, mean = _mean(k_buckets)
     means = BucketMeans(n, mean[..., :-1] + k_shift[:, None, :-1], mean[..., -1] + k_shift[:, None, -1])
     return LayerMoments(
-        _centred(q_groups, q_shift), _centred(k_groups, k_shift), _centred(q_buckets, q_shift), means, *turned
+        _centred(q_groups, q_shift),
+        _centred(k_groups, k_shift),
+        _centred(q_buckets, q_shift),
+        means,
+        turned_q,
+        turned_k,
+        np.zeros((2, 0)) if sums.temperature is None else sums.temperature.cpu().numpy(),
     )
 
 

@@ -82,7 +82,7 @@ def capture(
     given = {key: value for key, value in locals().items() if key not in ("config", "quiet", "verbose", "output")}
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
-        _capture(_settings(given, config), output)
+        _capture(settings(given, config), output)
 
 
 def plan(
@@ -124,7 +124,7 @@ def plan(
             typer.echo(f"time              about {found.seconds(tokens) / 60:.1f} minutes at best")
 
 
-def _settings(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
+def settings(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
     """Options from the command line, over those of the config file."""
     if path is None:
         return given

@@ -27,6 +27,8 @@ class LayerMoments:
     """Σ over tokens of the queries with their rotation undone, as (real, imaginary); no planes without rotary."""
     unrotated_k: Float[np.ndarray, "hkv 8 planes 2"]
     """The same for the keys."""
+    temperature: Float[np.ndarray, "2 positions"]
+    """Where queries are scaled by a factor of their position: Σ of it, and count, at each position; else empty."""
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of documents."""
@@ -37,6 +39,7 @@ class LayerMoments:
             self.k_buckets.merge(other.k_buckets),
             self.unrotated_q + other.unrotated_q,
             self.unrotated_k + other.unrotated_k,
+            self.temperature + other.temperature,
         )
 
     def head(self, query: int, key: int, window: int, scaling: float) -> HeadMoments:

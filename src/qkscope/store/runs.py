@@ -72,6 +72,7 @@ def write_layer(path: Path, moments: LayerMoments) -> None:
         "k_buckets.mean_t": moments.k_buckets.mean_t,
         "unrotated_q": moments.unrotated_q,
         "unrotated_k": moments.unrotated_k,
+        "temperature": moments.temperature,
     }
     for name in ("q", "k", "q_buckets"):
         part: Moments = getattr(moments, name)
@@ -89,10 +90,10 @@ def read_layer(path: Path) -> LayerMoments:
             for name in ("q", "k", "q_buckets")
         }
         buckets = BucketMeans(*(found[f"k_buckets.{name}"] for name in ("n", "mean_x", "mean_t")))
-        turned = found["unrotated_q"], found["unrotated_k"]
+        rest = found["unrotated_q"], found["unrotated_k"], found["temperature"]
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
-    return LayerMoments(parts["q"], parts["k"], parts["q_buckets"], buckets, *turned)
+    return LayerMoments(parts["q"], parts["k"], parts["q_buckets"], buckets, *rest)
 
 
 class Checkpoints:
