@@ -1,27 +1,19 @@
-"""From what is on disk to the moments of heads: a dataset of vectors, or the folder of a captured run.
-
-Both offer the same; what is wrong with a head is said of that head.
-"""
+"""From the files of a dataset to the moments of its heads; what is wrong with a head is said of that head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
 from qkscope.core.headmoments import BucketMeans, HeadMoments, bucket_means, cross_moments, group_moments
-from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Rows
 from qkscope.core.sample import Sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.heads import HeadId
 from qkscope.store.datasets import Dataset
-from qkscope.store.runs import MOMENTS, SAMPLE, RunFolder, layer_file
 
 
 @dataclass(frozen=True)
@@ -60,152 +52,6 @@ class _Kind:
 
 Loaded = list[tuple[HeadId, HeadMoments]]
 """Query heads with their moments."""
-
-
-class Source(Protocol):
-    """Where a run's moments and vectors come from."""
-
-    @property
-    def query_heads(self) -> list[HeadId]:
-        """All query heads, by (layer, head)."""
-
-    @property
-    def q_per_kv(self) -> int:
-        """Query heads per key head."""
-
-    @property
-    def window(self) -> int | None:
-        """Context length, where it is known for all heads."""
-
-    def key_head(self, head: HeadId) -> HeadId:
-        """The key head that a query head reads; a ``HeadError`` if there is none."""
-
-    def file(self, head: HeadId) -> str | None:
-        """The file that a message about this head should name."""
-
-    def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
-        """Moments of query heads that read one key head, and the heads that failed."""
-
-    def rows(self, head: HeadId, reading: Reading) -> Rows:
-        """Vectors of a query or key head: all there are, or the run's sample of them."""
-
-    def identity(self) -> dict[str, str]:
-        """What exactly was read, for the record."""
-
-
-@dataclass(frozen=True)
-class DatasetSource:
-    """A dataset of vectors, reduced as it is read."""
-
-    dataset: Dataset
-
-    @property
-    def query_heads(self) -> list[HeadId]:
-        """All query heads of the dataset."""
-        return self.dataset.query_heads
-
-    @property
-    def q_per_kv(self) -> int:
-        """As the dataset says or its heads tell."""
-        return self.dataset.q_per_kv
-
-    @property
-    def window(self) -> int | None:
-        """As the dataset says, if it does."""
-        return self.dataset.window
-
-    def key_head(self, head: HeadId) -> HeadId:
-        """The key head, if its file is there."""
-        return self.dataset.key_head(head)
-
-    def file(self, head: HeadId) -> str | None:
-        """The head's parquet file."""
-        return self.dataset.heads.get(head)
-
-    def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
-        """Read each file once and reduce it."""
-        return load_key_group(self.dataset, heads, reading)
-
-    def rows(self, head: HeadId, reading: Reading) -> Rows:
-        """All finite rows of the head."""
-        return read_head(self.dataset, head, reading).rows
-
-    def identity(self) -> dict[str, str]:
-        """Folder, or Hub repository and commit."""
-        return self.dataset.files.identity()
-
-    def __str__(self) -> str:
-        return str(self.dataset.files)
-
-
-@dataclass(frozen=True)
-class CapturedSource:
-    """The folder of a captured run: moments as they were stored, vectors from its sample."""
-
-    run: RunFolder
-
-    @cached_property
-    def _layers(self) -> dict[int, dict[str, Any]]:
-        return {layer["layer"]: layer for layer in self.run.manifest["layers"]}
-
-    @property
-    def query_heads(self) -> list[HeadId]:
-        """Every query head that was captured."""
-        return [HeadId(number, h, "q") for number, layer in self._layers.items() for h in layer["query_heads"]]
-
-    @property
-    def q_per_kv(self) -> int:
-        """As the model has it."""
-        return int(self.run.manifest["q_per_kv"])
-
-    @property
-    def window(self) -> int | None:
-        """Context length of the capture."""
-        return int(self.run.manifest["window"])
-
-    def key_head(self, head: HeadId) -> HeadId:
-        """The key head; captured with every query head that reads it."""
-        return head.key_head(self.q_per_kv)
-
-    def file(self, head: HeadId) -> str | None:
-        """The file of the head's layer."""
-        return str(self.run.folder / MOMENTS / layer_file(head.layer))
-
-    def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
-        """Take the heads out of their layer's moments."""
-        if reading.paired or reading.max_samples is not None:
-            what = "pairing by token" if reading.paired else "max_samples"
-            reason = f"{what} needs vectors, and a captured run holds moments; analyse its vectors instead"
-            return [], [HeadError(head, reason, self.file(head)) for head in heads]
-        try:
-            moments = _layer_moments(str(self.run.folder), heads[0].layer)
-        except DatasetError as error:
-            return [], [HeadError(head, str(error), self.file(head)) for head in heads]
-        layer = self._layers[heads[0].layer]
-        loaded = []
-        for head in heads:
-            query, key = layer["query_heads"].index(head.head), layer["key_heads"].index(self.key_head(head).head)
-            loaded.append((head, moments.head(query, key, int(self.run.manifest["window"]), layer["scaling"])))
-        return loaded, []
-
-    def rows(self, head: HeadId, reading: Reading) -> Rows:
-        """The run's sample of the head's vectors."""
-        return read_head(Dataset.open(self.run.folder / SAMPLE), head, reading).rows
-
-    def identity(self) -> dict[str, str]:
-        """Folder, model and corpus."""
-        model = self.run.manifest["model"]
-        place = {"kind": "run", "path": str(self.run.folder.resolve())}
-        return place | {"model": str(model.get("id")), "corpus": str(self.run.manifest["corpus"])}
-
-    def __str__(self) -> str:
-        return str(self.run.folder)
-
-
-@lru_cache(maxsize=2)
-def _layer_moments(folder: str, layer: int) -> LayerMoments:
-    """The heads of a layer are asked for group by group; its file is read once."""
-    return RunFolder(Path(folder), {}).layer(layer)
 
 
 @dataclass(frozen=True)

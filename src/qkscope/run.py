@@ -19,7 +19,8 @@ from qkscope.core.headmoments import HeadMoments
 from qkscope.core.sample import Sample
 from qkscope.errors import HeadError
 from qkscope.heads import HeadId, Kind
-from qkscope.load import CapturedSource, DatasetSource, Reading, Source
+from qkscope.load import Reading
+from qkscope.sources import CapturedSource, DatasetSource, Source
 from qkscope.store.datasets import Dataset
 from qkscope.store.runs import MANIFEST, RunFolder
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import qkscope
 from qkscope.capture.choose import VectorSampling, sample_tokens, vector_tokens
-from qkscope.capture.run import CaptureOptions, capture
+from qkscope.capture.options import CaptureOptions
+from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
 from qkscope.cli.main import app
 from qkscope.core.moments import Moments

@@ -17,13 +17,14 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from qkscope.capture import parity
 from qkscope.capture.attention import Attention, backbone, watching
-from qkscope.capture.choose import VectorSampling, sample_tokens, vector_tokens
+from qkscope.capture.choose import sample_tokens, vector_tokens
 from qkscope.capture.kept import KeptVectors, write_datasets, write_kept
 from qkscope.capture.manifest import manifest
+from qkscope.capture.options import CaptureOptions
 from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
 from qkscope.capture.rope import Embedding, LayerRope, by_heads, describe, embeddings
 from qkscope.capture.texts import Document
-from qkscope.core.headmoments import N_BUCKETS, N_GROUPS
+from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import CaptureError
 from qkscope.store.runs import Checkpoints
@@ -32,36 +33,6 @@ DOCUMENTS_PER_SHARD = 8
 PARITY_TOKENS = 1024
 LONG = 8192
 """Beyond this length a T × T mask is avoided by prefilling in chunks, where the model would build one."""
-
-
-@dataclass(frozen=True)
-class CaptureOptions:
-    """What is measured; everything here is part of the run's identity."""
-
-    window: int | None = None
-    """Tokens per document; by default the longest document, up to what the model was made for."""
-    buckets: int = N_BUCKETS
-    """Position buckets over the window."""
-    skip_first: int = 4
-    """Positions at the start of a document that enter no statistic: attention sinks."""
-    batch: int = 1
-    """Documents per forward pass."""
-    sample: int = 2048
-    """Tokens whose vectors are kept, the same ones in every head."""
-    seed: int = 0
-    """Seed of that sample."""
-    layers: tuple[int, ...] | None = None
-    """Only these layers."""
-    heads: tuple[int, ...] | None = None
-    """Only these query heads, and the key heads they read."""
-    full_attention_only: bool = False
-    """Leave out layers with a sliding window."""
-    pre_rope: bool = False
-    """Measure queries and keys before the rotation instead of after."""
-    prefill: int | None = None
-    """Tokens per step through a cache; 0: always in one pass; by default only where a mask would be too large."""
-    vectors: VectorSampling | None = None
-    """Also write a dataset of vectors."""
 
 
 @dataclass(frozen=True)

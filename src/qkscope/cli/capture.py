@@ -153,6 +153,7 @@ def _capture(given: dict[str, Any], output: Path) -> None:
     from qkscope.capture import models
     from qkscope.capture import run as running
     from qkscope.capture.choose import VectorSampling
+    from qkscope.capture.options import CaptureOptions
     from qkscope.capture.texts import read_documents
 
     started = time.monotonic()
@@ -172,7 +173,7 @@ def _capture(given: dict[str, Any], output: Path) -> None:
     if given["save_vectors"] is not None:
         vectors = VectorSampling(given["save_vectors"], given["sampler"], given["seed"], given["vector_heads"])
     layers, heads = (parse_indices(_text(given[key])) for key in ("layers", "heads"))
-    options = running.CaptureOptions(
+    options = CaptureOptions(
         **{key: given[key] for key in ("window", "buckets", "skip_first", "batch", "sample", "seed")},
         **{key: given[key] for key in ("full_attention_only", "pre_rope", "prefill")},
         layers=None if layers is None else tuple(sorted(layers)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,48 +37,49 @@ Configs = Annotated[
     list[Path], typer.Option("--config", help="A config file, or a folder of them; may be given several times.")
 ]
 
-pca_app = typer.Typer(pretty_exceptions_enable=False)
-rotate_app = typer.Typer(pretty_exceptions_enable=False)
+
+def _command(analysis: Analysis, about: str) -> Callable[..., None]:
+    """A published command: the same options for each analysis."""
+
+    def command(
+        config: Configs,
+        layers: Layers = None,
+        heads: Heads = None,
+        sample_heads: SampleHeads = None,
+        seed: Seed = None,
+        workers: Workers = None,
+        no_intervals: NoIntervals = False,
+        strict: Strict = False,
+        quiet: Quiet = False,
+        verbose: Verbose = False,
+        version: Version = False,
+    ) -> None:
+        set_up_logging(quiet=quiet, verbose=verbose)
+        choices = {"layers": layers, "heads": heads, "sample_heads": sample_heads, "seed": seed}
+        _analyze(analysis, config, choices, workers=workers, intervals=not no_intervals, strict=strict)
+
+    command.__doc__ = about
+    return command
 
 
-@pca_app.command(epilog="Example: pca-analyze --config configs/attention-plasticity/llama3.2-3b.yaml")
-def pca_analyze(
-    config: Configs,
-    layers: Layers = None,
-    heads: Heads = None,
-    sample_heads: SampleHeads = None,
-    seed: Seed = None,
-    workers: Workers = None,
-    no_intervals: NoIntervals = False,
-    strict: Strict = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    version: Version = False,
-) -> None:
-    """Combined QK PCA: write qk.csv, heads.csv and summary.json into the config's results_dir."""
-    set_up_logging(quiet=quiet, verbose=verbose)
-    choices = {"layers": layers, "heads": heads, "sample_heads": sample_heads, "seed": seed}
-    _analyze("pca", config, choices, workers=workers, intervals=not no_intervals, strict=strict)
+def _app(name: str, analysis: Analysis, about: str) -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command(epilog=f"Example: {name} --config configs/attention-plasticity/llama3.2-3b.yaml")(
+        _command(analysis, about)
+    )
+    return app
 
 
-@rotate_app.command(epilog="Example: rotate-analyze --config configs/attention-plasticity/llama3.2-3b.yaml")
-def rotate_analyze(
-    config: Configs,
-    layers: Layers = None,
-    heads: Heads = None,
-    sample_heads: SampleHeads = None,
-    seed: Seed = None,
-    workers: Workers = None,
-    no_intervals: NoIntervals = False,
-    strict: Strict = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    version: Version = False,
-) -> None:
-    """Planar rotation model: write rotated.csv and summary.json into the config's results_dir."""
-    set_up_logging(quiet=quiet, verbose=verbose)
-    choices = {"layers": layers, "heads": heads, "sample_heads": sample_heads, "seed": seed}
-    _analyze("rotation", config, choices, workers=workers, intervals=not no_intervals, strict=strict)
+pca_app = _app(
+    "pca-analyze",
+    "pca",
+    "Combined QK PCA: write qk.csv, heads.csv and summary.json into the config's results_dir.",
+)
+rotate_app = _app(
+    "rotate-analyze",
+    "rotation",
+    "Planar rotation model: write rotated.csv and summary.json into the config's results_dir.",
+)
 
 
 def _analyze(
