@@ -17,12 +17,12 @@ from qkscope.analyses.pca import TAXONOMY, Components, components, taxonomy
 from qkscope.analyses.rotation import Rotation, rotation
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.sample import Sample
-from qkscope.errors import HeadError
+from qkscope.errors import ConfigError, DatasetError, HeadError
 from qkscope.heads import HeadId, Kind
 from qkscope.load import Reading
 from qkscope.sources import CapturedSource, DatasetSource, Source
 from qkscope.store.datasets import Dataset
-from qkscope.store.runs import MANIFEST, RunFolder
+from qkscope.store.runs import MANIFEST, PROGRESS, RunFolder
 
 WHOLE = Reading()
 """Every row of every head."""
@@ -155,13 +155,22 @@ def open_run(
     seed: int = 0,
 ) -> Run:
     """Open a captured run's folder, or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``."""
-    source: Source
-    if (Path(location) / MANIFEST).is_file():
-        source = CapturedSource(RunFolder.open(Path(location)))
-    else:
-        source = DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window))
+    source = _source(location, revision, q_per_kv, window)
     label = model or revision or Path(location).absolute().name
     return Run(source, label, family, Reading(max_samples, seed))
+
+
+def _source(location: str | os.PathLike[str], revision: str | None, q_per_kv: int | None, window: int | None) -> Source:
+    folder = Path(location)
+    if (folder / PROGRESS).is_file():
+        raise DatasetError(f"the capture in {folder} is not finished; the same command again goes on with it")
+    if not (folder / MANIFEST).is_file():
+        return DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window))
+    given = {"revision": revision, "q_per_kv": q_per_kv, "window": window}
+    extra = [name for name, value in given.items() if value is not None]
+    if extra:
+        raise ConfigError(f"{folder} is a captured run and knows its own {', '.join(extra)}; leave that out")
+    return CapturedSource(RunFolder.open(folder))
 
 
 def _html(title: str, rows: dict[str, str]) -> str:

@@ -20,7 +20,7 @@ from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
 from qkscope.cli.main import app
 from qkscope.core.moments import Moments
-from qkscope.errors import CaptureError, DatasetError
+from qkscope.errors import CaptureError, ConfigError, DatasetError
 from qkscope.heads import HeadId
 from qkscope.store.datasets import Dataset
 from qkscope.store.runs import RunFolder
@@ -163,6 +163,26 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(model, i
     do(model, ids, tmp_path / "stopped", seen.append, vectors=VectorSampling(0.2))
     assert seen[0].documents == (after - 1) // 8 * 8 + 1, "finished shards were done again"
     assert all_bytes(tmp_path / "stopped") == all_bytes(tmp_path / "whole")
+
+
+def test_an_unfinished_run_cannot_be_analysed_and_a_finished_one_knows_its_window(model, ids, tmp_path):
+    def stop(progress) -> None:
+        if progress.documents == 12:
+            raise Stop
+
+    with pytest.raises(Stop):
+        do(model, ids, tmp_path / "run", stop)
+    with pytest.raises(DatasetError, match="is not finished; the same command again goes on with it"):
+        qkscope.open(tmp_path / "run")
+    do(model, ids, tmp_path / "run")
+    with pytest.raises(ConfigError, match="is a captured run and knows its own window"):
+        qkscope.open(tmp_path / "run", window=99)
+    broken = tmp_path / "run" / "moments" / "layer-001.safetensors"
+    broken.write_bytes(broken.read_bytes()[:1000])
+    done = run_cli("analyze", tmp_path / "run", "-o", tmp_path / "tables")
+    assert done.exit_code == 1
+    assert "12 of 16 heads" in done.output
+    assert "layer-001.safetensors cannot be read as a layer's moments" in done.output
 
 
 def test_a_finished_run_is_left_alone_and_other_settings_are_shown(model, ids, tmp_path):

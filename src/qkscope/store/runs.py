@@ -30,6 +30,7 @@ from qkscope.store.atomic import atomic_path, write_together
 
 FORMAT = 1
 MANIFEST = "run.json"
+PROGRESS = "progress.json"
 MOMENTS = "moments"
 SAMPLE = "sample"
 
@@ -106,7 +107,7 @@ class Checkpoints:
 
     @property
     def _progress(self) -> Path:
-        return self.folder / "progress.json"
+        return self.folder / PROGRESS
 
     @property
     def finished(self) -> bool:
@@ -140,7 +141,7 @@ class Checkpoints:
         for layer, part in moments.items():
             write_layer(self.folder / name / layer_file(layer), part)
         state = {"manifest": self.manifest, "shards_done": self.shards_done, "moments": name}
-        write_together(self.folder, {"progress.json": _json(state)})
+        write_together(self.folder, {PROGRESS: _json(state)})
         self._remove_but(name)
 
     def finish(self) -> None:
