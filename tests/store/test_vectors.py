@@ -71,7 +71,7 @@ def test_row_groups_are_joined(tmp_path):
 
 
 def test_null_vectors_become_rows_that_are_not_finite(tmp_path):
-    column = pa.array([[0.0, 1.0], None, [4.0, 5.0], [None, 1.0]], pa.list_(pa.float32(), 2))
+    column = pa.array([[0.0, 1.0], None, [4.0, 5.0], [None, 1.0]], pa.list_(pa.float32()))
     pq.write_table(table(column), tmp_path / "data.parquet")
     rows = read_rows(tmp_path / "data.parquet", HEAD)
     np.testing.assert_array_equal(np.isfinite(rows.x).all(1), [True, False, True, False])

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from qkscope.errors import DatasetError
 
+ATTEMPTS = 3
+"""How often a download that broke off is taken up."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 _HUB_URL = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<prefix>.*))?")
 
@@ -107,22 +109,32 @@ class HubFiles:
 
     def path(self, name: str) -> Path:
         """The cached copy, downloaded (or its download resumed) first if need be."""
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
         cached = try_to_load_from_cache(self.repo, name, revision=self.commit, repo_type="dataset")
         if isinstance(cached, str):
             return Path(cached)
         disable_progress_bars()  # the caller shows its own, over all files
-        try:
-            # By name rather than by commit, so that the cache also learns what the name stands for.
-            path = Path(hf_hub_download(self.repo, name, revision=self.revision, repo_type="dataset"))
-        except (HfHubHTTPError, OSError, _client_error()) as error:
-            raise _unreachable(f"{self.repo}/{name}", error) from None
+        path = self._download(name)
         if self.commit not in path.parts:
             raise DatasetError(f"{self.repo} at {self.revision} changed on the Hub while it was read; run again")
         return path
+
+    def _download(self, name: str) -> Path:
+        """Fetch one file; a connection that breaks off is taken up again where it broke."""
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError
+
+        for attempts_left in reversed(range(ATTEMPTS)):
+            try:
+                # By name rather than by commit, so that the cache also learns what the name stands for.
+                return Path(hf_hub_download(self.repo, name, revision=self.revision, repo_type="dataset"))
+            except (HfHubHTTPError, OSError, _client_error()) as error:
+                answered = isinstance(error, HfHubHTTPError | FileNotFoundError)  # trying again will not change it
+                if answered or not attempts_left:
+                    raise _unreachable(f"{self.repo}/{name}", error) from None
+        raise AssertionError("unreachable")
 
     def __str__(self) -> str:
         return f"hf://datasets/{self.repo}@{self.revision}"
