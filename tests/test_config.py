@@ -1,10 +1,9 @@
-import inspect
 from pathlib import Path
 
 import pytest
 import yaml
 
-from qkscope.config import load_config, load_configs
+from qkscope.config import load_capture_config, load_config, load_configs
 from qkscope.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent / "configs"
@@ -61,10 +60,7 @@ def test_there_are_no_others_and_a_folder_loads_them_all():
 
 @pytest.mark.parametrize("name", [*MODELS, *(f"smollm3-3b-{checkpoint}" for checkpoint in CHECKPOINTS)])
 def test_each_published_capture_has_a_config_with_known_keys(name):
-    from qkscope.cli.capture import capture, settings
-
-    given = {p.name: p.default for p in inspect.signature(capture).parameters.values()}
-    said = settings(given, ROOT / "capture" / f"{name}.yaml")
+    said = load_capture_config(ROOT / "capture" / f"{name}.yaml").model_dump()
     assert said["save_vectors"] == 1 / 8192
     assert said["vector_heads"] == 300
     assert "/" in said["model"]
@@ -99,8 +95,8 @@ GOOD = {"model": "m", "data": {"dataset": "d"}}
         ({"model": "m", "data": {"dataset": "d", "layers": [-1]}}, "data.layers.0: Input should be greater than or"),
         (GOOD | {"workers": "many"}, "workers"),
         ("model: [", "is not valid YAML"),
-        ("- a\n- b", "expected keys such as 'model' and 'data', got list"),
-        ("", "expected keys such as 'model' and 'data', got NoneType"),
+        ("- a\n- b", "expected keys such as 'model', got list"),
+        ("", "expected keys such as 'model', got NoneType"),
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
         ("\x00", "is not valid YAML"),
     ],
@@ -113,6 +109,25 @@ def test_mistakes_are_named_with_file_and_key(tmp_path, content, message):
     assert text.startswith(str(path))
     assert message in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"modle": "x"}, "unknown key 'modle'; did you mean 'model'?"),
+        ({"window": "abc"}, "window"),
+        ({"window": 50.5}, "window"),
+        ({"buckets": 0}, "buckets: Input should be greater than or equal to 1"),
+        ({"batch": "2"}, "batch: Input should be a valid integer"),
+        ({"pre_rope": "no"}, "pre_rope: Input should be a valid boolean"),
+        ({"sampler": "loguniform"}, "sampler: Input should be 'uniform', 'log_uniform' or 'all'"),
+        ({"vector_heads": -1}, "vector_heads: Input should be greater than 0"),
+    ],
+)
+def test_mistakes_in_a_capture_are_named(tmp_path, content, message):
+    with pytest.raises(ConfigError) as caught:
+        load_capture_config(write(tmp_path, content))
+    assert message in str(caught.value)
 
 
 def test_files_that_are_not_there(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -83,6 +83,36 @@ class Config(_Strict):
     workers: Count | Literal["auto"] = "auto"
 
 
+class CaptureConfig(_Strict):
+    """A capture: the options of ``qkscope capture`` under their own names, with underscores."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    texts: list[str] | str | None = None
+    field: str = "text"
+    max_docs: Count | None = None
+    revision: str | None = None
+    tokenizer: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    attn: str | None = None
+    window: Annotated[int, Field(ge=16, lt=2**31, strict=True)] | None = None
+    batch: Count = 1
+    buckets: Annotated[int, Field(ge=1, le=256, strict=True)] = 16
+    skip_first: Annotated[int, Field(ge=0, strict=True)] = 4
+    layers: list[Index] | str | None = None
+    heads: list[Index] | str | None = None
+    sample: Count = 2048
+    seed: Annotated[int, Field(strict=True)] = 0
+    config_overrides: dict[str, Any] | str | None = None
+    full_attention_only: Annotated[bool, Field(strict=True)] = False
+    pre_rope: Annotated[bool, Field(strict=True)] = False
+    prefill: Annotated[int, Field(ge=0, strict=True)] | None = None
+    save_vectors: Annotated[float, Field(gt=0, le=1)] | None = None
+    sampler: Literal["uniform", "log_uniform", "all"] = "uniform"
+    vector_heads: Count | None = None
+    trust_remote_code: Annotated[bool, Field(strict=True)] = False
+
+
 def load_configs(paths: list[Path]) -> list[Config]:
     """Read config files; a folder stands for every ``*.yaml`` in it, by name."""
     files: list[Path] = []
@@ -97,6 +127,18 @@ def load_configs(paths: list[Path]) -> list[Config]:
 
 def load_config(path: Path) -> Config:
     """Read one config file; errors name the file, the key and, for a misspelt key, the nearest valid one."""
+    return _load(path, Config)
+
+
+def load_capture_config(path: Path) -> CaptureConfig:
+    """Read the options of a capture from a file, with the same care."""
+    return _load(path, CaptureConfig)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _load(path: Path, model: type[Model]) -> Model:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError) as error:
@@ -104,26 +146,25 @@ def load_config(path: Path) -> Config:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path} is not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected keys such as 'model' and 'data', got {type(raw).__name__}")
+        raise ConfigError(f"{path}: expected keys such as 'model', got {type(raw).__name__}")
     try:
-        return Config.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {'; '.join(_explain(one) for one in error.errors())}") from None
+        raise ConfigError(f"{path}: {'; '.join(_explain(one, model) for one in error.errors())}") from None
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] != "extra_forbidden":
         return f"{where}: {error['msg']}"
     *parents, key = error["loc"]
-    valid = _keys_at(parents)
+    valid = _keys_at(model, parents)
     near = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"valid keys are {', '.join(valid)}"
     return f"unknown key {where!r}; {hint}"
 
 
-def _keys_at(parents: list[str | int]) -> list[str]:
-    level: type[BaseModel] = Config
+def _keys_at(level: type[BaseModel], parents: list[str | int]) -> list[str]:
     for part in parents:
         level = level.model_fields[str(part)].annotation  # type: ignore[assignment]
     return list(level.model_fields)

@@ -150,7 +150,7 @@ class CapturedSource:
     def identity(self) -> dict[str, str]:
         """Folder, model and corpus."""
         model = self.run.manifest["model"]
-        place = {"kind": "run", "path": str(self.run.folder.resolve())}
+        place = {"kind": "run", "path": str(self.run.folder.resolve()), "stage": str(self.run.manifest["stage"])}
         return place | {"model": str(model.get("id")), "corpus": str(self.run.manifest["corpus"])}
 
     def __str__(self) -> str:

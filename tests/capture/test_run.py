@@ -240,6 +240,10 @@ def test_token_choices():
     assert early > 2 * late
     with pytest.raises(CaptureError, match="rate above 0"):
         VectorSampling(0.0)
+    with pytest.raises(CaptureError, match="unknown sampler 'loguniform'"):
+        VectorSampling(0.1, "loguniform")  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="expected sample of 1 or more, got 0"):
+        CaptureOptions(sample=0)
 
 
 def test_head_sampling_of_saved_vectors(model, ids, tmp_path):
@@ -269,9 +273,71 @@ def test_numbers_that_are_not_finite_stop_the_run(model, ids, tmp_path):
         do(model, ids, tmp_path / "run")
 
 
-def test_documents_that_are_too_short_are_named(model, tmp_path):
-    with pytest.raises(CaptureError, match="no token past the first 4: d0"):
-        do(model, [np.arange(3, 7)], tmp_path / "run")
+def test_documents_that_are_too_short_are_left_out_and_counted(model, ids, tmp_path):
+    with pytest.raises(CaptureError, match="no document has two tokens past the first 4"):
+        do(model, [np.arange(3, 7)], tmp_path / "none")
+    folder = do(model, [np.arange(3, 7), *ids[:8]], tmp_path / "run")
+    manifest = RunFolder.open(folder).manifest
+    assert manifest["documents_too_short"] == 1
+    assert [d["name"] for d in manifest["documents"]] == [f"d{i}" for i in range(1, 9)]
+
+
+@pytest.mark.parametrize("name", ["phi3 longrope", "dynamic scaling"])
+def test_where_frequencies_follow_the_length_there_is_no_padding_and_no_stepping(name, ids, tmp_path):
+    family = families()[name]
+    family.config.max_position_embeddings = 64
+    model = build(family)
+    for options in ({"batch": 4}, {"prefill": 40}):
+        with pytest.raises(CaptureError, match="depends on the length of the document"):
+            do(model, ids, tmp_path / "run", **options)
+    folder = do(model, ids, tmp_path / "run", vectors=ALL)
+    assert RunFolder.open(folder).manifest["layers"][0]["rope"]["depends_on_length"]
+    run, vectors = qkscope.open(folder), qkscope.open(folder / "vectors")
+    same_moments(run.moments(run.heads[1]).total_k, vectors.moments(run.heads[1]).total_k, 1e-6)
+    # Nor does a document depend on longer ones before it.
+    alone = qkscope.open(do(build(family), ids[3:4], tmp_path / "alone", vectors=ALL) / "vectors")
+    together = vectors.source.rows(HeadId(1, 0, "k"), vectors.reading)
+    chosen = together.example_id == 3
+    np.testing.assert_allclose(together.x[chosen], alone.source.rows(HeadId(1, 0, "k"), alone.reading).x, atol=1e-5)
+
+
+def test_other_weights_are_another_run(ids, tmp_path):
+    do(build(families()["llama"]), ids[:8], tmp_path / "run")
+    other = build(families()["llama"])
+    with torch.no_grad():
+        other.model.layers[1].self_attn.q_proj.weight.mul_(1.5)
+    with pytest.raises(DatasetError, match=r"model.weights: "):
+        do(other, ids[:8], tmp_path / "run")
+
+
+def test_a_second_process_is_told_that_the_folder_is_taken(model, ids, tmp_path):
+    def meddle(_) -> None:
+        with pytest.raises(CaptureError, match="another process is capturing into"):
+            do(model, ids[:2], tmp_path / "run")
+
+    do(model, ids[:2], tmp_path / "run", meddle)
+
+
+def test_a_run_wants_a_folder_of_its_own(model, ids, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CaptureError, match="is not a folder"):
+        do(model, ids, tmp_path / "file")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "qk.csv").write_text("x")
+    with pytest.raises(CaptureError, match=r"holds other things \(qk.csv\)"):
+        do(model, ids, tmp_path / "results")
+
+
+def test_what_cannot_be_shown_before_the_rotation(ids, tmp_path):
+    with pytest.raises(CaptureError, match="rotates a part of its vectors only"):
+        do(build(families()["deepseek-v3"]), ids, tmp_path / "run", pre_rope=True)
+
+
+def test_chunked_attention_is_not_full_attention(ids, tmp_path):
+    run = qkscope.open(do(build(families()["llama4"]), ids, tmp_path / "run", full_attention_only=True))
+    assert {head.layer for head in run.heads} == {3}
+    with pytest.raises(CaptureError, match="none of the layers asked for has full attention"):
+        do(build(families()["mistral"]), ids, tmp_path / "none", full_attention_only=True)
 
 
 # ---- the command --------------------------------------------------------------------------------
@@ -300,6 +366,9 @@ def test_a_config_file_holds_the_options_and_the_command_line_goes_first(model_f
     assert run_cli("capture", "--config", config, "-o", tmp_path / "run", "--window", 96).exit_code == 0
     manifest = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (manifest["window"], len(manifest["documents"])) == (96, 9)
+    config.write_text(f"model: {model_folder}\ntexts: {texts}\nbatch: 4\nsample: 10\nmax_docs: 3\n")
+    assert run_cli("capture", "--config", config, "-o", tmp_path / "typed", "--batch", 1).exit_code == 0
+    assert json.loads((tmp_path / "typed" / "run.json").read_text())["options"]["batch"] == 1
     config.write_text("modle: x\n")
     done = run_cli("capture", "--config", config)
     assert done.exit_code == 2
@@ -337,6 +406,9 @@ def test_config_overrides_reach_the_model(model_folder, texts, tmp_path):
         (["{model}", "--texts", "{bad}"], "line 2: expected a JSON object with a field 'text'"),
         (["{model}", "--texts", "{texts}", "--config-overrides", "{{nope: 1}}"], "has no entry 'nope'"),
         (["{model}", "--texts", "{texts}", "--save-vectors", "2"], "expected a rate above 0 and up to 1"),
+        (["{model}", "--texts", "{texts}", "--vector-heads", "2"], "--save-vectors, which was not given"),
+        (["{model}", "--texts", "{texts}", "--config-overrides", "{{a"], "--config-overrides is not valid YAML"),
+        (["{model}", "--texts", "{texts}", "--config-overrides", "[1]"], "--config-overrides: expected entries"),
     ],
 )
 def test_what_cannot_be_captured_is_one_line(model_folder, texts, tmp_path, arguments, message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class VectorSampling:
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise CaptureError(f"expected a rate above 0 and up to 1, got {self.rate}")
+        if self.sampler not in get_args(Sampler):
+            raise CaptureError(f"unknown sampler {self.sampler!r}; there are {', '.join(get_args(Sampler))}")
 
 
 def sample_tokens(lengths: list[int], size: int, seed: int, skip_first: int) -> list[np.ndarray]:

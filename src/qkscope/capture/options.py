@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from qkscope.capture.choose import VectorSampling
 from qkscope.core.headmoments import N_BUCKETS
+from qkscope.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,13 @@ class CaptureOptions:
     pre_rope: bool = False
     """Measure queries and keys before the rotation instead of after."""
     prefill: int | None = None
-    """Tokens per step through a cache; 0: always in one pass; by default only where a mask would be too large."""
+    """Tokens per step through a cache, in whole buckets; 0: one pass; by default only where a mask would be large."""
     vectors: VectorSampling | None = None
     """Also write a dataset of vectors."""
+
+    def __post_init__(self) -> None:
+        least = {"buckets": 1, "skip_first": 0, "batch": 1, "sample": 1, "prefill": 0, "window": 1}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise CaptureError(f"expected {name} of {lowest} or more, got {value}")

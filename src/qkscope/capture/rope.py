@@ -7,8 +7,9 @@ planes and which way they turn.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
@@ -41,11 +42,33 @@ class Embedding:
         probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=positions.device)
         options = {} if self.layer_type is None else {"layer_type": self.layer_type}
         with torch.no_grad():
-            answer = self.module(probe, positions[None], **options)
+            answer = self._copy()(probe, positions[None], **options)
         if isinstance(answer, torch.Tensor):
             return answer.real[0].float(), answer.imag[0].float()
         cos, sin = (part[0].float() for part in answer)
         return _distinct(cos), _distinct(sin)
+
+    def _copy(self) -> nn.Module:
+        """Some embeddings remember the longest sequence they were asked for; ask a copy, and the model never knows."""
+        twin = copy.copy(self.module)
+        twin._buffers = dict(self.module._buffers)
+        return twin
+
+    def remembered(self) -> Callable[[], None]:
+        """What brings the embedding back to its present state."""
+        attributes, buffers = dict(vars(self.module)), dict(self.module._buffers)
+
+        def restore() -> None:
+            vars(self.module).update(attributes)
+            self.module._buffers = dict(buffers)
+
+        return restore
+
+    def depends_on_length(self, window: int) -> bool:
+        """Whether the angle at a position depends on how long the sequence is."""
+        short = torch.tensor([0, 1], device=self.device)
+        long = torch.tensor([0, 1, window - 1], device=self.device)
+        return not torch.equal(self.angles(short)[1], self.angles(long)[1][:2])
 
 
 @dataclass(frozen=True)
@@ -63,6 +86,8 @@ class LayerRope:
     """+1 if planes turn counter-clockwise with position."""
     temperature: bool
     """Whether queries are scaled by a factor of their position after the rotation."""
+    depends_on_length: bool
+    """Whether the frequencies change with the length of the document (dynamic, longrope)."""
     embedding: Embedding = field(repr=False, compare=False)
 
     @property
@@ -101,6 +126,7 @@ def describe(seen: Attention, positions: torch.Tensor, candidates: list[Embeddin
         start=_start(seen.q, after),
         sign=sign,
         temperature=_has_temperature(seen.q, after),
+        depends_on_length=embedding.depends_on_length(window),
         embedding=embedding,
     )
 

@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from qkscope.capture import parity
 from qkscope.capture.attention import Attention, backbone, watching
 from qkscope.capture.choose import sample_tokens, vector_tokens
-from qkscope.capture.kept import KeptVectors, write_datasets, write_kept
+from qkscope.capture.kept import VECTORS, KeptVectors, write_datasets, write_kept
 from qkscope.capture.manifest import manifest
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
@@ -27,7 +27,8 @@ from qkscope.capture.texts import Document
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import CaptureError
-from qkscope.store.runs import Checkpoints
+from qkscope.store.atomic import held
+from qkscope.store.runs import MANIFEST, MOMENTS, PROGRESS, SAMPLE, Checkpoints
 
 DOCUMENTS_PER_SHARD = 8
 PARITY_TOKENS = 1024
@@ -56,6 +57,13 @@ class Layer:
     query_heads: tuple[int, ...]
     key_heads: tuple[int, ...]
     d: int
+    kind: str | None
+    """What the model's config calls it, such as sliding_attention."""
+
+    @property
+    def local(self) -> bool:
+        """Whether queries see a part of the earlier keys only."""
+        return self.sliding_window is not None or self.kind in ("sliding_attention", "chunked_attention")
 
     def as_dict(self) -> dict[str, Any]:
         """What the manifest records."""
@@ -64,10 +72,9 @@ class Layer:
         }
 
 
-def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase, window: int | None) -> list[np.ndarray]:
-    """Token ids of each document, cut to the window."""
-    limit = {} if window is None else {"truncation": True, "max_length": window}
-    return [np.asarray(tokenizer(document.text, **limit)["input_ids"], dtype=np.int64) for document in documents]
+def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
+    """Token ids of each document, whole; the window is cut from their beginning later."""
+    return [np.asarray(tokenizer(document.text)["input_ids"], dtype=np.int64) for document in documents]
 
 
 def capture(
@@ -79,21 +86,38 @@ def capture(
     about: dict[str, Any],
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Path:
-    """Measure the model on these documents; ``about`` says where the model comes from, for the manifest."""
+    """Measure the model on these documents; ``about`` says where the model comes from, for the manifest.
+
+    Documents without two tokens past ``skip_first`` are left out and counted in the manifest.
+    """
+    _check_folder(folder)
+    usable = [number for number, one in enumerate(ids) if len(one) > options.skip_first + 1]
+    if not usable:
+        raise CaptureError(f"no document has two tokens past the first {options.skip_first}")
     window = options.window or min(max(map(len, ids)), _longest(model))
-    ids = [one[:window] for one in ids]
-    short = [d.name for d, one in zip(documents, ids, strict=True) if len(one) <= options.skip_first + 1]
-    if short:
-        raise CaptureError(f"{len(short)} documents have no token past the first {options.skip_first}: {short[0]} …")
-    run = CaptureRun(model, ids, replace(options, window=window))
-    found = manifest(run, documents, about)
-    state = Checkpoints(folder, found)
-    state.resume()
-    if not state.finished:
-        run.go(state, on_progress)
-        _write_vectors(run, folder, found)
-        state.finish()
+    run = CaptureRun(model, [ids[number][:window] for number in usable], replace(options, window=window))
+    found = manifest(run, [documents[number] for number in usable], about)
+    found["documents_too_short"] = len(ids) - len(usable)
+    with held(folder) as alone:
+        if not alone:
+            raise CaptureError(f"another process is capturing into {folder}; wait for it or choose another folder")
+        state = Checkpoints(folder, found)
+        state.resume()
+        if not state.finished:
+            run.go(state, on_progress)
+            _write_vectors(run, folder, found)
+            state.finish()
     return folder
+
+
+def _check_folder(folder: Path) -> None:
+    """A run has a folder of its own: new, empty, or with an earlier attempt at the same run."""
+    if folder.exists() and not folder.is_dir():
+        raise CaptureError(f"{folder} is not a folder")
+    ours = (MANIFEST, PROGRESS, MOMENTS, SAMPLE, VECTORS, "shards", "tables")
+    strange = [p.name for p in folder.glob("*") if not p.name.startswith(("moments-", *ours))]
+    if strange:
+        raise CaptureError(f"{folder} holds other things ({', '.join(sorted(strange)[:3])}); choose another folder")
 
 
 class CaptureRun:
@@ -102,6 +126,9 @@ class CaptureRun:
     def __init__(self, model: PreTrainedModel, ids: list[np.ndarray], options: CaptureOptions) -> None:
         assert options.window is not None
         self.model, self.decoder, self.ids, self.options = model, backbone(model), ids, options
+        self.any_local = self.one_pass = False
+        # Documents must not depend on those before them, not even through what an embedding remembers.
+        self.forget = [embedding.remembered() for embedding in embeddings(model)]
         self.plan = Plan(options.window, options.buckets, options.skip_first)
         self.layers = self._look()
         lengths = [len(one) for one in ids]
@@ -134,12 +161,26 @@ class CaptureRun:
         seen = parity.check(self.model, forward)
         candidates = embeddings(self.model)
         found = {a.layer: self._layer(a, ids.shape[1], candidates) for a in seen}
+        self.any_local = any(layer.local for layer in found.values())
+        self._check_lengths(found)
         wanted = set(found) if self.options.layers is None else set(self.options.layers)
+        if not wanted <= set(found):
+            raise CaptureError(f"not all of the layers asked for are there; the model has {sorted(found)}")
         if self.options.full_attention_only:
-            wanted = {layer for layer in wanted if layer in found and found[layer].sliding_window is None}
-        if not wanted <= set(found) or not wanted:
-            raise CaptureError(f"none or not all of the layers asked for are there; the model has {sorted(found)}")
+            wanted = {layer for layer in wanted if not found[layer].local}
+        if not wanted:
+            raise CaptureError("none of the layers asked for has full attention")
         return {layer: found[layer] for layer in sorted(wanted)}
+
+    def _check_lengths(self, found: dict[int, Layer]) -> None:
+        """Where frequencies follow the length of the sequence, padding or steps would change the numbers."""
+        if any(layer.rope is not None and layer.rope.depends_on_length for layer in found.values()):
+            self.one_pass = True
+            if self.options.batch > 1 or self.options.prefill:
+                raise CaptureError(
+                    "the rotary encoding of this model depends on the length of the document (dynamic or longrope); "
+                    "padding and steps would change it, so use a batch of 1 and no prefill"
+                )
 
     def _layer(self, seen: Attention, length: int, candidates: list[Embedding]) -> Layer:
         n_q = seen.q.shape[1]
@@ -155,6 +196,7 @@ class CaptureRun:
             query_heads=heads,
             key_heads=tuple(sorted({head // seen.q_per_kv for head in heads})),
             d=seen.q.shape[-1],
+            kind=_kind(self.decoder, seen.layer),
         )
 
     def _rope(self, layer: Layer) -> LayerRope | None:
@@ -164,6 +206,8 @@ class CaptureRun:
 
     def _forward(self, examples: list[int], sums: dict[int, LayerSums]) -> None:
         """One batch of documents through the model, in one pass or in steps through a cache."""
+        for restore in self.forget:
+            restore()
         rows = [self.ids[example] for example in examples]
         length = max(map(len, rows))
         ids = torch.zeros(len(rows), length, dtype=torch.int64)
@@ -207,9 +251,8 @@ class CaptureRun:
         if self.options.prefill is not None:
             asked = self.options.prefill or length
         else:
-            sliding = any(layer.sliding_window is not None for layer in self.layers.values())
-            masked = sliding or self.decoder.config._attn_implementation == "eager"
-            asked = 2048 if masked and length > LONG else length
+            masked = self.any_local or self.decoder.config._attn_implementation == "eager"
+            asked = 2048 if masked and length > LONG and not self.one_pass else length
         return length if asked >= length else max(width, asked // width * width)
 
     def _tokens(self, examples: list[int], first: int, columns: int) -> Tokens:
@@ -232,6 +275,8 @@ class CaptureRun:
         """The call with only the heads asked for, and before the rotation if that is asked for."""
         q, k = seen.q, seen.k
         if self.options.pre_rope and seen.rotary is not None:
+            if seen.rotary.before[0].shape[-1] != q.shape[-1]:
+                raise CaptureError(f"layer {seen.layer} rotates a part of its vectors only; --pre-rope cannot show it")
             q, k = (by_heads(part, now) for part, now in zip(seen.rotary.before, (q, k), strict=True))
         if self.options.heads is None:
             return replace(seen, q=q, k=k)
@@ -292,6 +337,11 @@ def _write_vectors(run: CaptureRun, folder: Path, found: dict[str, Any]) -> None
 
 def _longest(model: PreTrainedModel) -> int:
     return int(getattr(backbone(model).config, "max_position_embeddings", None) or 2**31)
+
+
+def _kind(decoder: PreTrainedModel, layer: int) -> str | None:
+    kinds = getattr(decoder.config, "layer_types", None)
+    return None if not kinds else str(kinds[layer])
 
 
 def _input_device(decoder: PreTrainedModel) -> torch.device:

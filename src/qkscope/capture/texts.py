@@ -90,4 +90,5 @@ def _json_lines(path: Path, name: str, field: str) -> Iterator[Document]:
                 value = json.loads(line)[field]
             except (ValueError, KeyError, TypeError):
                 raise CaptureError(f"{path}, line {number}: expected a JSON object with a field {field!r}") from None
-            yield Document(f"{name}:{number}", str(value))
+            if value is not None:
+                yield Document(f"{name}:{number}", str(value))

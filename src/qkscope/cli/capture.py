@@ -21,6 +21,7 @@ from qkscope.cli.common import (
     parse_indices,
     set_up_logging,
 )
+from qkscope.config import load_capture_config
 from qkscope.errors import CaptureError, ConfigError
 
 if TYPE_CHECKING:
@@ -35,13 +36,14 @@ Texts = Annotated[
 ]
 Window = Annotated[int | None, typer.Option(min=16, help="Tokens per document; by default the longest, if it fits.")]
 Buckets = Annotated[int, typer.Option(min=1, max=256, help="Position buckets over the window.")]
-SampleSize = Annotated[int, typer.Option("--sample", min=0, help="Tokens whose vectors are kept, in every head.")]
+SampleSize = Annotated[int, typer.Option("--sample", min=1, help="Tokens whose vectors are kept, in every head.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, balanced over all devices, or auto.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.")]
 
 
 def capture(
+    context: typer.Context,
     model: Model = None,
     texts: Texts = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run.")] = Path("run"),
@@ -79,10 +81,12 @@ def capture(
     verbose: Verbose = False,
 ) -> None:
     """Measure every head of a transformers decoder at every token of some texts, on the unmodified model."""
-    given = {key: value for key, value in locals().items() if key not in ("config", "quiet", "verbose", "output")}
+    others = ("context", "config", "quiet", "verbose", "output")
+    given = {key: value for key, value in locals().items() if key not in others and key != "others"}
+    typed = {name for name in given if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
-        _capture(settings(given, config), output)
+        _capture(settings(given, typed, config), output)
 
 
 def plan(
@@ -124,26 +128,12 @@ def plan(
             typer.echo(f"time              about {found.seconds(tokens) / 60:.1f} minutes at best")
 
 
-def settings(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """Options from the command line, over those of the config file."""
+def settings(given: dict[str, Any], typed: set[str], path: Path | None) -> dict[str, Any]:
+    """Options of the config file, under those that were typed."""
     if path is None:
         return given
-    try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())})") from None
-    unknown = sorted(set(said) - set(given)) if isinstance(said, dict) else ["(no keys)"]
-    if unknown:
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; valid keys are {', '.join(sorted(given))}")
-    defaults = {p.name: p.default for p in _parameters()}
-    typed = {key: value for key, value in given.items() if value != defaults.get(key)}
-    return given | said | typed
-
-
-def _parameters() -> list[Any]:
-    import inspect
-
-    return list(inspect.signature(capture).parameters.values())
+    said = load_capture_config(path).model_dump()
+    return given | said | {name: given[name] for name in typed & set(given)}
 
 
 def _capture(given: dict[str, Any], output: Path) -> None:
@@ -161,7 +151,7 @@ def _capture(given: dict[str, Any], output: Path) -> None:
         log.warning("running code that comes with %s, as asked", given["model"])
     overrides = given["config_overrides"]
     if isinstance(overrides, str):
-        overrides = yaml.safe_load(overrides)
+        overrides = _parsed(overrides)
     chosen = models.ModelOptions(
         **{
             key: given[key]
@@ -170,6 +160,8 @@ def _capture(given: dict[str, Any], output: Path) -> None:
         config_overrides=overrides,
     )
     vectors = None
+    if given["save_vectors"] is None and given["vector_heads"] is not None:
+        raise ConfigError("--vector-heads chooses heads for --save-vectors, which was not given")
     if given["save_vectors"] is not None:
         vectors = VectorSampling(given["save_vectors"], given["sampler"], given["seed"], given["vector_heads"])
     layers, heads = (parse_indices(_text(given[key])) for key in ("layers", "heads"))
@@ -184,13 +176,26 @@ def _capture(given: dict[str, Any], output: Path) -> None:
     documents = read_documents(places, given["field"], given["max_docs"])
     log.info("%d documents; loading %s", len(documents), given["model"])
     model, tokenizer = models.load(chosen)
-    ids = running.tokenize(documents, tokenizer, options.window)
+    ids = running.tokenize(documents, tokenizer)
+    longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if options.window and longest and options.window > longest:
+        log.warning("the window of %d goes past the %d positions the model was made for", options.window, longest)
     about = {"id": _label(given["model"]), "revision": given["revision"], "config_overrides": overrides}
     with _progress() as on_progress:
         folder = running.capture(model, documents, ids, output, options, about, on_progress)
     tokens = sum(min(len(one), options.window or len(one)) for one in ids)
     log.info("%s tokens in %.0f s", f"{tokens:,}", time.monotonic() - started)
     log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config-overrides is not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--config-overrides: expected entries such as {{rope_theta: 1e6}}, got {text!r}")
+    return value
 
 
 def _label(model: str) -> str:

@@ -50,6 +50,24 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Hold a folder for as long as the block lasts; False if another process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        import fcntl
+
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(handle)
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
