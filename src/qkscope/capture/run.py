@@ -19,10 +19,11 @@ from qkscope.capture import parity
 from qkscope.capture.attention import Attention, backbone, watching
 from qkscope.capture.choose import sample_tokens, vector_tokens
 from qkscope.capture.kept import VECTORS, KeptVectors, write_datasets, write_kept
+from qkscope.capture.layers import Layer, describe_layer
 from qkscope.capture.manifest import manifest
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
-from qkscope.capture.rope import Embedding, LayerRope, by_heads, describe, embeddings
+from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
 from qkscope.capture.texts import Document
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.layermoments import LayerMoments
@@ -44,32 +45,6 @@ class Progress:
     documents_in_all: int
     tokens: int
     tokens_in_all: int
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer as the first document showed it."""
-
-    layer: int
-    scaling: float
-    sliding_window: int | None
-    rope: LayerRope | None
-    query_heads: tuple[int, ...]
-    key_heads: tuple[int, ...]
-    d: int
-    kind: str | None
-    """What the model's config calls it, such as sliding_attention."""
-
-    @property
-    def local(self) -> bool:
-        """Whether queries see a part of the earlier keys only."""
-        return self.sliding_window is not None or self.kind in ("sliding_attention", "chunked_attention")
-
-    def as_dict(self) -> dict[str, Any]:
-        """What the manifest records."""
-        return {key: value for key, value in vars(self).items() if key != "rope"} | {
-            "rope": None if self.rope is None else self.rope.as_dict()
-        }
 
 
 def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
@@ -160,7 +135,7 @@ class CaptureRun:
 
         seen = parity.check(self.model, forward)
         candidates = embeddings(self.model)
-        found = {a.layer: self._layer(a, ids.shape[1], candidates) for a in seen}
+        found = {a.layer: describe_layer(a, self.decoder, candidates, self.options) for a in seen}
         self.any_local = any(layer.local for layer in found.values())
         self._check_lengths(found)
         wanted = set(found) if self.options.layers is None else set(self.options.layers)
@@ -181,23 +156,6 @@ class CaptureRun:
                     "the rotary encoding of this model depends on the length of the document (dynamic or longrope); "
                     "padding and steps would change it, so use a batch of 1 and no prefill"
                 )
-
-    def _layer(self, seen: Attention, length: int, candidates: list[Embedding]) -> Layer:
-        n_q = seen.q.shape[1]
-        heads = tuple(range(n_q)) if self.options.heads is None else self.options.heads
-        if not set(heads) <= set(range(n_q)):
-            raise CaptureError(f"layer {seen.layer} has query heads 0 to {n_q - 1}, not {max(heads)}")
-        positions = torch.arange(length, device=seen.q.device)
-        return Layer(
-            layer=seen.layer,
-            scaling=seen.scaling,
-            sliding_window=seen.sliding_window,
-            rope=describe(seen, positions, candidates, self.plan.window),
-            query_heads=heads,
-            key_heads=tuple(sorted({head // seen.q_per_kv for head in heads})),
-            d=seen.q.shape[-1],
-            kind=_kind(self.decoder, seen.layer),
-        )
 
     def _rope(self, layer: Layer) -> LayerRope | None:
         return None if self.options.pre_rope else layer.rope
@@ -337,11 +295,6 @@ def _write_vectors(run: CaptureRun, folder: Path, found: dict[str, Any]) -> None
 
 def _longest(model: PreTrainedModel) -> int:
     return int(getattr(backbone(model).config, "max_position_embeddings", None) or 2**31)
-
-
-def _kind(decoder: PreTrainedModel, layer: int) -> str | None:
-    kinds = getattr(decoder.config, "layer_types", None)
-    return None if not kinds else str(kinds[layer])
 
 
 def _input_device(decoder: PreTrainedModel) -> torch.device:
