@@ -36,8 +36,6 @@ class Family:
     nope: tuple[int, ...] = ()
     sliding: dict[int, int] = field(default_factory=dict)
     eager_only: bool = False
-    by_hand: bool = True
-    """Whether the generic projection of the test knows its way."""
 
 
 def rope(kind: str, **more: Any) -> dict[str, Any]:
@@ -139,14 +137,22 @@ def families() -> dict[str, Family]:
             ),
             rotated=8,
             start=16,
-            by_hand=False,
+        ),
+        "mllama text": Family(
+            tf.models.mllama.configuration_mllama.MllamaTextConfig(
+                **{k: v for k, v in BASE.items() if k != "max_position_embeddings"}, cross_attention_layers=[]
+            )
         ),
     }
 
 
 def build(family: Family, attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> tf.PreTrainedModel:
     torch.manual_seed(0)
-    model = tf.AutoModelForCausalLM.from_config(family.config, attn_implementation=attention, dtype=dtype)
+    if isinstance(family.config, tf.models.mllama.configuration_mllama.MllamaTextConfig):
+        make = tf.models.mllama.modeling_mllama.MllamaForCausalLM._from_config
+    else:
+        make = tf.AutoModelForCausalLM.from_config
+    model = make(family.config, attn_implementation=attention, dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
@@ -157,6 +163,8 @@ def build(family: Family, attention: str = "sdpa", dtype: torch.dtype = torch.fl
 def project(module: nn.Module, hidden: torch.Tensor, d: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries and keys (B, H, T, d) before the rotation, from the module's own weights, by hand."""
     m: Any = module
+    if hasattr(m, "kv_a_proj_with_mqa"):
+        return _latent(m, hidden)
     if hasattr(m, "qkv_proj"):
         whole = m.qkv_proj(hidden)
         n_q, n_k = m.config.num_attention_heads * d, m.config.num_key_value_heads * d
@@ -175,6 +183,26 @@ def project(module: nn.Module, hidden: torch.Tensor, d: int) -> tuple[torch.Tens
             x = norm(x)
         both.append(x.transpose(1, 2))
     return both[0], both[1]
+
+
+def _latent(m: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """DeepSeek's latent attention: low-rank queries, keys from a shared latent and one rotated part for all heads.
+
+    The rotated part comes interleaved and leaves half-split; here it is put in that order beforehand.
+    """
+    heads, plain, rotated = m.config.num_attention_heads, m.qk_nope_head_dim, m.qk_rope_head_dim
+    q = m.q_b_proj(m.q_a_layernorm(m.q_a_proj(hidden))).unflatten(-1, (heads, plain + rotated)).transpose(1, 2)
+    latent = m.kv_a_proj_with_mqa(hidden)
+    shared = latent[..., -rotated:][:, None].expand(-1, heads, -1, -1)
+    k = m.kv_b_proj(m.kv_a_layernorm(latent[..., :-rotated])).unflatten(-1, (heads, -1))[..., :plain].transpose(1, 2)
+
+    def ordered(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[..., 0::2], x[..., 1::2]], -1)
+
+    return (
+        torch.cat([q[..., :plain], ordered(q[..., plain:])], -1),
+        torch.cat([k, ordered(shared)], -1),
+    )
 
 
 def turn(x: torch.Tensor, angle: torch.Tensor, factor: float, layout: str) -> torch.Tensor:
