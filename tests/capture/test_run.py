@@ -185,6 +185,14 @@ def test_an_unfinished_run_cannot_be_analysed_and_a_finished_one_knows_its_windo
     assert "layer-001.safetensors cannot be read as a layer's moments" in done.output
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"manifest": 5}'])
+def test_a_progress_file_that_is_not_one_is_named(model, ids, tmp_path, content):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "progress.json").write_text(content)
+    with pytest.raises(DatasetError, match=r"progress.json cannot be read"):
+        do(model, ids[:2], tmp_path / "run")
+
+
 def test_a_finished_run_is_left_alone_and_other_settings_are_shown(model, ids, tmp_path):
     do(model, ids, tmp_path / "run")
     before = all_bytes(tmp_path / "run")

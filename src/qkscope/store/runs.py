@@ -119,8 +119,11 @@ class Checkpoints:
         source = self.folder / MANIFEST if self.finished else self._progress
         if not source.exists():
             return
-        state = json.loads(source.read_text(encoding="utf-8"))
-        before = state if self.finished else state["manifest"]
+        try:
+            state = json.loads(source.read_text(encoding="utf-8"))
+            before = dict(state if self.finished else state["manifest"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DatasetError(f"{source} cannot be read ({error!r}); choose another folder") from None
         different = [key for key in sorted({*before, *self.manifest}) if before.get(key) != self.manifest.get(key)]
         if different:
             shown = "; ".join(_difference(key, before.get(key), self.manifest.get(key)) for key in different)
