@@ -19,9 +19,14 @@ def run(tmp_path_factory):
 def test_tables_from_python_are_those_of_the_command(run, tmp_path):
     command = [sys.executable, "-m", "qkscope", "analyze", str(run.source), "-o", str(tmp_path), "-q"]
     subprocess.run(command, check=True)
-    tables = {"qk": qkscope.pca(run), "heads": qkscope.head_table(run), "rotated": qkscope.rotation(run)}
+    single = {"qk": qkscope.pca(run), "rotated": qkscope.rotation(run), "planes": qkscope.planes(run)}
+    tables = qkscope.tables(run)
+    for name, table in single.items():
+        pd.testing.assert_frame_equal(table, tables[name])
     for name, table in tables.items():
         pd.testing.assert_frame_equal(table, pd.read_parquet(tmp_path / f"{name}.parquet"))
+    rest = [column for column in tables["heads"] if not column.startswith("active_")]
+    pd.testing.assert_frame_equal(qkscope.head_table(run)[rest], tables["heads"][rest])
 
 
 def test_one_head_has_axes_moments_and_projections(run):

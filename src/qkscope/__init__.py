@@ -15,11 +15,11 @@ from qkscope._version import __version__
 
 if TYPE_CHECKING:
     from qkscope.errors import QkscopeError
-    from qkscope.pipeline import head_table, pca, rotation
+    from qkscope.pipeline import head_table, pca, planes, rotation, tables
     from qkscope.run import Head, Run
     from qkscope.run import open_run as open  # noqa: A004
 
-__all__ = ["Head", "QkscopeError", "Run", "__version__", "head_table", "open", "pca", "rotation"]
+__all__ = ["Head", "QkscopeError", "Run", "__version__", "head_table", "open", "pca", "planes", "rotation", "tables"]
 
 # Looked up on first use, so that ``import qkscope`` stays fast.
 _WHERE = {
@@ -29,7 +29,9 @@ _WHERE = {
     "head_table": ("qkscope.pipeline", "head_table"),
     "open": ("qkscope.run", "open_run"),
     "pca": ("qkscope.pipeline", "pca"),
+    "planes": ("qkscope.pipeline", "planes"),
     "rotation": ("qkscope.pipeline", "rotation"),
+    "tables": ("qkscope.pipeline", "tables"),
 }
 
 

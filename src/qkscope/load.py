@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from qkscope.core.headmoments import BucketMeans, HeadMoments, bucket_means, cross_moments, group_moments
 from qkscope.core.moments import Moments
-from qkscope.core.rows import Rows
-from qkscope.core.sample import Sample
+from qkscope.core.rows import Pair, Rows
+from qkscope.core.sample import Sample, sample_pair
 from qkscope.errors import DatasetError, HeadError
 from qkscope.heads import HeadId
 from qkscope.store.datasets import Dataset
@@ -26,6 +27,8 @@ class Reading:
     """Seed of that choice."""
     paired: bool = False
     """Also take moments of (q, k) at the same token."""
+    sample: int = 0
+    """Also keep this many vectors of each kind, or all there are."""
 
 
 TOO_LARGE = 1e60
@@ -50,8 +53,15 @@ class _Kind:
         return self._buckets[window]
 
 
-Loaded = list[tuple[HeadId, HeadMoments]]
-"""Query heads with their moments."""
+class LoadedHead(NamedTuple):
+    """A query head with its moments and, where they were asked for, some of its vectors and of its keys'."""
+
+    head: HeadId
+    moments: HeadMoments
+    vectors: Pair | None = None
+
+
+Loaded = list[LoadedHead]
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,10 @@ def load_key_group(dataset: Dataset, heads: Sequence[HeadId], reading: Reading) 
             key = key or _attempt(dataset, dataset.key_head(head), reading)
             if isinstance(key, HeadError):
                 raise HeadError(head, f"its key head {key.head} cannot be used: {key.reason}", key.file)
-            loaded.append((head, _pair(dataset, _load(dataset, head, reading), key, reading)))
+            query = _load(dataset, head, reading)
+            moments = _pair(dataset, query, key, reading)
+            vectors = sample_pair(Pair(query.rows, key.rows), reading.sample) if reading.sample else None
+            loaded.append(LoadedHead(head, moments, vectors))
         except HeadError as error:
             failed.append(error)
     return loaded, failed

@@ -11,20 +11,39 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from qkscope.analyses.rotation import has_drift
-from qkscope.analyses.tabulate import PcaOptions, RotationOptions, Tables, pca_tables, rotation_tables
+from qkscope.analyses.pca import components
+from qkscope.analyses.rotation import Centering, has_drift
+from qkscope.analyses.spectrum import chance_coherence, tokens_of
+from qkscope.analyses.tabulate import (
+    PcaOptions,
+    RotationOptions,
+    Tables,
+    pca_tables,
+    rotation_model,
+    rotation_tables,
+)
+from qkscope.analyses.vectortables import (
+    PLANE_ROWS,
+    HeadVectors,
+    PointOptions,
+    of_model,
+    omega_columns,
+    planes_table,
+    points_table,
+    with_active_planes,
+)
 from qkscope.config import Config
 from qkscope.core.headmoments import HeadMoments
 from qkscope.engine import for_each
 from qkscope.errors import ConfigError, HeadError
 from qkscope.heads import HeadId
-from qkscope.load import Loaded
+from qkscope.load import Loaded, Reading
 from qkscope.run import Run, open_run
 from qkscope.store.columns import TABLES
 from qkscope.store.tables import arranged
 
-Analysis = Literal["pca", "rotation"]
-ANALYSES: dict[Analysis, tuple[str, ...]] = {"pca": ("qk", "heads"), "rotation": ("rotated",)}
+Analysis = Literal["pca", "rotation", "planes"]
+ANALYSES: dict[Analysis, tuple[str, ...]] = {"pca": ("qk", "heads"), "rotation": ("rotated",), "planes": ("planes",)}
 """Each analysis and the tables it writes."""
 
 
@@ -36,13 +55,17 @@ class Selection:
     heads: frozenset[int] | None = None
     sample: int | None = None
     seed: int = 0
+    exactly: frozenset[tuple[int, int]] | None = None
+    """(layer, head) of the heads wanted."""
 
     def of(self, run: Run) -> list[HeadId]:
         """The chosen heads by (layer, head); a sample is ``random.Random(seed).sample`` over that order."""
         chosen = [
             head
             for head in run.heads
-            if (self.layers is None or head.layer in self.layers) and (self.heads is None or head.head in self.heads)
+            if (self.layers is None or head.layer in self.layers)
+            and (self.heads is None or head.head in self.heads)
+            and (self.exactly is None or (head.layer, head.head) in self.exactly)
         ]
         if not chosen:
             raise ConfigError(
@@ -61,6 +84,8 @@ class Job:
     selection: Selection = field(default_factory=Selection)
     pca: PcaOptions = field(default_factory=PcaOptions)
     rotation: RotationOptions = field(default_factory=RotationOptions)
+    points: PointOptions | None = None
+    """Which vectors are written out for pictures, if any."""
     config: Mapping[str, object] = field(default_factory=dict)
     """The configuration it came from, for the record."""
 
@@ -100,6 +125,8 @@ class Task:
     heads: tuple[HeadId, ...]
     analyses: tuple[Analysis, ...]
     intervals: bool
+    chance: float | None
+    """What the coherence of structureless planes stays below, from the tokens of the first head."""
 
 
 OnDone = Callable[[int, int, list[Failure]], None]
@@ -108,7 +135,7 @@ OnDone = Callable[[int, int, list[Failure]], None]
 
 def analyze(
     jobs: Sequence[Job],
-    analyses: Iterable[Analysis] = ("pca", "rotation"),
+    analyses: Iterable[Analysis] = tuple(ANALYSES),
     *,
     workers: int | None = None,
     intervals: bool = True,
@@ -123,6 +150,8 @@ def analyze(
     tasks = [task for job in jobs for task in _tasks(job, tuple(analyses), intervals)]
     total, done = sum(len(task.heads) for task in tasks), 0
     results: dict[int, tuple[Tables, list[Failure]]] = {}
+    if on_done is not None:
+        on_done(0, total, [])
     for index, result in for_each(do_task, tasks, workers):
         results[index] = result
         done += len(tasks[index].heads)
@@ -136,8 +165,7 @@ def analyze(
 def do_task(task: Task) -> tuple[Tables, list[Failure]]:
     """Read one key head and the query heads that read it, and tabulate them."""
     run = task.job.run
-    paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
-    loaded, errors = run.source.load(task.heads, replace(run.reading, paired=paired))
+    loaded, errors = run.source.load(task.heads, _reading(task))
     tables, failed = _tabulate(task, loaded)
     return tables, [Failure(run.model, error) for error in [*errors, *failed]]
 
@@ -148,7 +176,7 @@ def _tabulate(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
         return _tabulate_together(task, loaded) if loaded else (Tables({}), [])
     except (np.linalg.LinAlgError, FloatingPointError) as error:
         if len(loaded) == 1:
-            head = loaded[0][0]
+            head = loaded[0].head
             return Tables({}), [HeadError(head, f"cannot be analysed ({error})", task.job.run.source.file(head))]
     parts = [_tabulate(task, [one]) for one in loaded]
     names = {name: None for tables, _ in parts for name in tables.frames}
@@ -160,22 +188,88 @@ def _tabulate(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
 
 def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
     run, job = task.job.run, task.job
-    index, moments = _index(run, loaded), HeadMoments.stack([moments for _, moments in loaded])
     parts, errors = [], []
     if "pca" in task.analyses:
-        parts.append(pca_tables(index, moments, job.pca, intervals=task.intervals))
-    if "rotation" in task.analyses:
-        drifts = np.asarray(has_drift(moments.total_q, moments.total_k, job.rotation.centering))
-        errors = [_no_drift(run, head) for (head, _), defined in zip(loaded, drifts, strict=True) if not defined]
-        if not drifts.all():
-            index = index.loc[drifts].reset_index(drop=True)
-            kept = [moments for (_, moments), drifting in zip(loaded, drifts, strict=True) if drifting]
-            moments = HeadMoments.stack(kept) if kept else moments
-        if drifts.any():
-            parts.append(rotation_tables(index, moments, job.rotation, intervals=task.intervals))
+        moments = HeadMoments.stack([one.moments for one in loaded])
+        parts.append(pca_tables(_index(run, loaded), moments, job.pca, intervals=task.intervals))
+    if {"rotation", "planes"} & set(task.analyses) or job.points is not None:
+        drifting = _drifting(loaded, job.rotation.centering)
+        kept = {one.head for one in drifting}
+        errors = [_no_drift(run, one.head) for one in loaded if one.head not in kept]
+        if drifting:
+            parts.append(_off_moments(task, drifting))
     frames = {name: frame for tables in parts for name, frame in tables.frames.items()}
     replicates = {name: values for tables in parts for name, values in tables.replicates.items()}
-    return Tables(frames, replicates), errors
+    return Tables({name: _with_notes(run, frame, name) for name, frame in frames.items()}, replicates), errors
+
+
+def _off_moments(task: Task, loaded: Loaded) -> Tables:
+    """What needs the axes a and b: the rotation model, the planes of its complement, points."""
+    job, index = task.job, _index(task.job.run, loaded)
+    moments = HeadMoments.stack([one.moments for one in loaded])
+    model = rotation_model(moments, job.rotation)
+    vectors = of_model(model, [one.vectors for one in loaded], moments.window.tolist())
+    tables = Tables({})
+    if "rotation" in task.analyses:
+        tables = rotation_tables(index, moments, job.rotation, model, intervals=task.intervals)
+        tables.frames["rotated"] = tables.frames["rotated"].join(omega_columns(vectors))
+    if "planes" in task.analyses:
+        found = planes_table(index, vectors, task.chance)
+        tables.frames.update({"planes": found} if len(found) else {})
+    points = _points(task, index, loaded, vectors)
+    tables.frames.update({"points": pd.concat(points, ignore_index=True)} if points else {})
+    return tables
+
+
+def _points(
+    task: Task, index: pd.DataFrame, loaded: Loaded, vectors: Sequence[HeadVectors | None]
+) -> list[pd.DataFrame]:
+    options = task.job.points
+    if options is None:
+        return []
+    count = max(options.pcs) + 1
+    return [
+        points_table(index.iloc[[i]], head, components(one.moments.total_q, one.moments.total_k, count), options)
+        for i, (one, head) in enumerate(zip(loaded, vectors, strict=True))
+        if head is not None and head.enough and (options.heads is None or one.head[:2] in options.heads)
+    ]
+
+
+def _drifting(loaded: Loaded, centering: Centering) -> Loaded:
+    """The heads of which axis a is defined."""
+    return [one for one in loaded if has_drift(one.moments.total_q, one.moments.total_k, centering)]
+
+
+def _reading(task: Task) -> Reading:
+    """What the analyses need beside the moments: pairs by token, vectors."""
+    paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
+    sample = PLANE_ROWS if {"rotation", "planes"} & set(task.analyses) else 0
+    if task.job.points is not None:
+        sample = max(sample, task.job.points.rows, PLANE_ROWS)
+    return replace(task.job.run.reading, paired=paired, sample=sample)
+
+
+def _chance(run: Run, heads: list[HeadId]) -> float | None:
+    """The limit of chance coherence on the tokens of the first head that can be read; None if none of three can."""
+    for head in heads[:3]:
+        loaded, _ = run.source.load([head], replace(run.reading, sample=PLANE_ROWS))
+        if loaded and loaded[0].vectors is not None:
+            return chance_coherence(*tokens_of(loaded[0].vectors), int(loaded[0].moments.window))
+    return None
+
+
+def _with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
+    """The columns of a head table that say what kind of layer it is, and those that other analyses fill."""
+    if table not in ("heads", "rotated"):
+        return frame
+    notes = {layer: run.source.layer_notes(layer) for layer in set(frame["layer"])}
+    noted = frame.assign(
+        nope=pd.array([notes[layer].nope for layer in frame["layer"]], dtype="boolean"),
+        sliding_window=pd.array([notes[layer].sliding_window for layer in frame["layer"]], dtype="Int64"),
+    )
+    if table == "heads":
+        noted["active_planes"], noted["active_share"] = pd.array([None] * len(noted), dtype="Int64"), np.nan
+    return noted
 
 
 # ---- the same from Python -----------------------------------------------------------------------
@@ -200,6 +294,17 @@ def rotation(
     return _table(Job(run, rotation=options or RotationOptions()), "rotation", "rotated", workers, intervals)
 
 
+def planes(run: Run, *, workers: int = 1) -> pd.DataFrame:
+    """Planes of the complement of a and b, head by head: the table ``planes``."""
+    return _table(Job(run), "planes", "planes", workers, intervals=False)
+
+
+def tables(run: Run, *, points: PointOptions | None = None, workers: int = 1) -> dict[str, pd.DataFrame]:
+    """All tables at once, from one read; ``points`` says of which heads vectors are added, for pictures."""
+    (outcome,) = analyze([Job(run, points=points)], workers=workers, strict=True)
+    return outcome.tables.frames
+
+
 def job_from_config(config: Config) -> Job:
     """Open the run that a config describes, with its choices."""
     data = config.data
@@ -219,7 +324,7 @@ def job_from_config(config: Config) -> Job:
         Selection(layers, heads, data.sample_heads, data.seed),
         PcaOptions(**config.pca.model_dump()),
         RotationOptions(**config.rotation.model_dump()),
-        config.model_dump(mode="json"),
+        config=config.model_dump(mode="json"),
     )
 
 
@@ -232,8 +337,10 @@ def _table(job: Job, analysis: Analysis, name: str, workers: int, intervals: boo
 
 
 def _tasks(job: Job, analyses: tuple[Analysis, ...], intervals: bool) -> list[Task]:
-    by_key = groupby(job.selection.of(job.run), lambda head: head.key_head(job.run.source.q_per_kv))
-    return [Task(job, tuple(heads), analyses, intervals) for _, heads in by_key]
+    chosen = job.selection.of(job.run)
+    by_key = groupby(chosen, lambda head: head.key_head(job.run.source.q_per_kv))
+    chance = _chance(job.run, chosen) if "planes" in analyses else None
+    return [Task(job, tuple(heads), analyses, intervals, chance) for _, heads in by_key]
 
 
 def _outcome(
@@ -249,6 +356,10 @@ def _outcome(
         parts = [tables.frames[name] for tables, _ in mine if name in tables.frames]
         empty = pd.DataFrame(columns=[column.name for column in TABLES[name]])
         frames[name] = arranged(name, pd.concat(parts, ignore_index=True)) if parts else empty
+    if {"heads", "planes"} <= frames.keys():
+        frames["heads"] = with_active_planes(frames["heads"], frames["planes"])
+    points = [tables.frames["points"] for tables, _ in mine if "points" in tables.frames]
+    frames |= {"points": pd.concat(points, ignore_index=True)} if points else {}
     replicates = _concat_replicates([tables for tables, _ in mine])
     n_heads = sum(len(task.heads) for task in tasks if task.job is job)
     return Outcome(
@@ -270,7 +381,7 @@ def _no_drift(run: Run, head: HeadId) -> HeadError:
 
 
 def _index(run: Run, loaded: Loaded) -> pd.DataFrame:
-    heads = [head for head, _ in loaded]
+    heads = [one.head for one in loaded]
     return pd.DataFrame(
         {
             "model": run.model,

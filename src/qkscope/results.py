@@ -22,9 +22,11 @@ from qkscope._version import __version__
 from qkscope.analyses.pca import TAXONOMY
 from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
 from qkscope.analyses.uncertainty import Scale, jackknife
+from qkscope.analyses.vectortables import with_active_planes
 from qkscope.errors import TableError
 from qkscope.pipeline import ANALYSES, Analysis, Outcome
 from qkscope.store.atomic import locked
+from qkscope.store.points import POINTS, points_bytes
 from qkscope.store.tables import read_table, write_tables
 
 SUMMARY = "summary.json"
@@ -54,11 +56,12 @@ def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: fl
     worth = [outcome for outcome in outcomes if outcome.n_failed < outcome.n_heads]
     if not worth:
         raise TableError(f"no head could be analysed; {folder} is left as it was")
-    names = list(worth[0].tables.frames)
+    names = [name for name in worth[0].tables.frames if name != "points"]
     models = [outcome.job.run.model for outcome in worth]
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         frames = {name: _with_kept_rows(folder, name, [o.tables.frames[name] for o in worth], models) for name in names}
+        frames = _linked(folder, frames)
         summary = _read_summary(folder)
         summary |= {"qkscope": __version__, "versions": _versions(), "wall_seconds": round(wall_seconds, 3)}
         for outcome in worth:
@@ -66,7 +69,21 @@ def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: fl
             entry |= {"family": outcome.job.run.family, "dataset": _identity(outcome)}
             entry |= {analysis: summarize(outcome, analysis) for analysis in outcome.analyses}
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        return write_tables(folder, frames, {SUMMARY: text.encode()})
+        return write_tables(folder, frames, {SUMMARY: text.encode()} | _points(folder, worth))
+
+
+def _linked(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Counts of active planes in ``heads``, whichever of the two tables is new."""
+    heads = frames["heads"] if "heads" in frames else read_table(folder, "heads")
+    planes = frames["planes"] if "planes" in frames else read_table(folder, "planes")
+    if heads is None or planes is None or planes.empty:
+        return frames
+    return frames | {"heads": with_active_planes(heads, planes)}
+
+
+def _points(folder: Path, outcomes: Sequence[Outcome]) -> dict[str, bytes]:
+    parts = [o.tables.frames["points"] for o in outcomes if "points" in o.tables.frames]
+    return {POINTS: points_bytes(folder, pd.concat(parts, ignore_index=True))} if parts else {}
 
 
 def summarize(outcome: Outcome, analysis: Analysis) -> dict[str, Any]:
@@ -95,7 +112,7 @@ def headline(outcome: Outcome, tables: Sequence[str] = tuple(HEADLINES)) -> dict
     values: dict[str, dict[str, float]] = {}
     again = outcome.tables.replicates
     for table in tables:
-        columns = HEADLINES[table]
+        columns = HEADLINES.get(table, [])
         frame = outcome.tables.frames.get(table)
         if frame is None or frame.empty:
             continue

@@ -20,12 +20,9 @@ from qkscope.core.sample import Sample
 from qkscope.errors import ConfigError, DatasetError, HeadError
 from qkscope.heads import HeadId, Kind
 from qkscope.load import Reading
-from qkscope.sources import CapturedSource, DatasetSource, Source
+from qkscope.sources import WHOLE, CapturedSource, DatasetSource, Source
 from qkscope.store.datasets import Dataset
 from qkscope.store.runs import MANIFEST, PROGRESS, RunFolder
-
-WHOLE = Reading()
-"""Every row of every head."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Run:
         loaded, failed = self.source.load([head], self.reading)
         if failed:
             raise failed[0]
-        return loaded[0][1]
+        return loaded[0].moments
 
     def sample(self, head: HeadId, size: int = 8000, seed: int = 0) -> Sample:
         """A seeded sample of a query or key head's vectors; the same tokens in every head."""

@@ -9,12 +9,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qkscope.core.layermoments import LayerMoments
-from qkscope.core.rows import Rows
+from qkscope.core.rows import Pair, Rows
+from qkscope.core.sample import sample_pair
 from qkscope.errors import DatasetError, HeadError
 from qkscope.heads import HeadId
-from qkscope.load import Loaded, Reading, load_key_group, read_head
+from qkscope.load import Loaded, LoadedHead, Reading, load_key_group, read_head
 from qkscope.store.datasets import Dataset
 from qkscope.store.runs import MOMENTS, SAMPLE, RunFolder, layer_file
+
+WHOLE = Reading()
+"""Every row of every head."""
+
+
+@dataclass(frozen=True)
+class LayerNotes:
+    """What sets a layer apart; None where it is not known."""
+
+    nope: bool | None = None
+    """Without rotary encoding."""
+    sliding_window: int | None = None
+    """Tokens that a query sees, where it does not see them all."""
 
 
 class Source(Protocol):
@@ -37,6 +51,9 @@ class Source(Protocol):
 
     def file(self, head: HeadId) -> str | None:
         """The file that a message about this head should name."""
+
+    def layer_notes(self, layer: int) -> LayerNotes:
+        """What sets a layer apart from full attention with rotary encoding."""
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
         """Moments of query heads that read one key head, and the heads that failed."""
@@ -76,6 +93,10 @@ class DatasetSource:
     def file(self, head: HeadId) -> str | None:
         """The head's parquet file."""
         return self.dataset.heads.get(head)
+
+    def layer_notes(self, layer: int) -> LayerNotes:  # noqa: ARG002
+        """A dataset does not say."""
+        return LayerNotes()
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
         """Read each file once and reduce it."""
@@ -126,8 +147,13 @@ class CapturedSource:
         """The file of the head's layer."""
         return str(self.run.folder / MOMENTS / layer_file(head.layer))
 
+    def layer_notes(self, layer: int) -> LayerNotes:
+        """As the model showed it during the capture."""
+        said = self._layers[layer]
+        return LayerNotes(said["rope"] is None, said["sliding_window"])
+
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
-        """Take the heads out of their layer's moments."""
+        """Take the heads out of their layer's moments, and vectors from the sample."""
         if reading.paired or reading.max_samples is not None:
             what = "pairing by token" if reading.paired else "max_samples"
             reason = f"{what} needs vectors, and a captured run holds moments; analyse its vectors instead"
@@ -137,15 +163,29 @@ class CapturedSource:
         except DatasetError as error:
             return [], [HeadError(head, str(error), self.file(head)) for head in heads]
         layer = self._layers[heads[0].layer]
-        loaded = []
+        loaded: Loaded = []
+        failed: list[HeadError] = []
         for head in heads:
             query, key = layer["query_heads"].index(head.head), layer["key_heads"].index(self.key_head(head).head)
-            loaded.append((head, moments.head(query, key, int(self.run.manifest["window"]), layer["scaling"])))
-        return loaded, []
+            of_head = moments.head(query, key, int(self.run.manifest["window"]), layer["scaling"])
+            try:
+                vectors = self._vectors(head, reading) if reading.sample else None
+            except (DatasetError, HeadError) as error:
+                failed.append(HeadError(head, f"its sample cannot be read: {error}", self.run.folder / SAMPLE))
+                vectors = None
+            loaded.append(LoadedHead(head, of_head, vectors))
+        return loaded, failed
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """The run's sample of the head's vectors."""
-        return read_head(Dataset.open(self.run.folder / SAMPLE), head, reading).rows
+        return read_head(self._sample, head, reading).rows
+
+    @cached_property
+    def _sample(self) -> Dataset:
+        return Dataset.open(self.run.folder / SAMPLE)
+
+    def _vectors(self, head: HeadId, reading: Reading) -> Pair:
+        return sample_pair(Pair(self.rows(head, WHOLE), self.rows(self.key_head(head), WHOLE)), reading.sample)
 
     def identity(self) -> dict[str, str]:
         """Folder, model and corpus."""

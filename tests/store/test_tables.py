@@ -2,8 +2,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS, pca_tables, rotation_tables
+from qkscope.analyses.tabulate import (
+    HEAD_INTERVALS,
+    PC_INTERVALS,
+    ROTATION_INTERVALS,
+    RotationOptions,
+    pca_tables,
+    rotation_model,
+    rotation_tables,
+)
+from qkscope.analyses.vectortables import of_model, omega_columns, planes_table, with_active_planes
 from qkscope.core.planted import plant
+from qkscope.core.rows import Pair
 from qkscope.errors import TableError
 from qkscope.store.columns import TABLES, column_names
 from qkscope.store.tables import read_table, write_tables
@@ -12,8 +22,23 @@ from tests.helpers import index_of, moments_of
 
 @pytest.fixture(scope="module")
 def frames() -> dict[str, pd.DataFrame]:
-    moments = moments_of(*(plant(12, n=300, documents=16, seed=s) for s in range(3)))
-    return pca_tables(index_of(3), moments).frames | rotation_tables(index_of(3), moments).frames
+    heads = [plant(12, n=300, documents=16, seed=s) for s in range(3)]
+    moments = moments_of(*heads)
+    model = rotation_model(moments, RotationOptions())
+    vectors = of_model(model, [Pair(head.q, head.k) for head in heads], [4096] * 3)
+    planes = planes_table(index_of(3), vectors, None)
+    notes = {"nope": [True, False, None], "sliding_window": [None, 512, None]}
+    counted = with_active_planes(
+        pca_tables(index_of(3), moments).frames["heads"].assign(**notes, active_planes=None, active_share=np.nan),
+        planes,
+    )
+    rotated = rotation_tables(index_of(3), moments).frames["rotated"].assign(**notes).join(omega_columns(vectors))
+    return {
+        "qk": pca_tables(index_of(3), moments).frames["qk"],
+        "heads": counted,
+        "rotated": rotated,
+        "planes": planes,
+    }
 
 
 def test_every_column_is_described_and_every_description_is_a_column(frames):

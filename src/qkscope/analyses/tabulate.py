@@ -110,16 +110,15 @@ def rotation_tables(
     index: pd.DataFrame,
     moments: HeadMoments,
     options: RotationOptions | None = None,
+    model: Rotation | None = None,
     *,
     intervals: bool = True,
 ) -> Tables:
-    """``rotated``: one row per head."""
+    """``rotated``: one row per head, without ``omega``; ``model`` spares constructing it again."""
     options = options or RotationOptions()
     q, k = moments.total_q, moments.total_k
-    paired = moments.cross if options.pairing == "token" else None
-    if options.pairing == "token" and paired is None:
-        raise ValueError("pairing='token' needs moments with cross statistics")
-    model = rotation(q, k, None if paired is None else paired.merged(), options.centering)
+    paired = _paired(moments, options)
+    model = model or rotation_model(moments, options)
     again = _rotation_again(moments, paired, options, model) if intervals else None
     numbers = _numbers(model, _ROTATION_NUMBERS)
     numbers |= _numbers(leftovers(q, k, moments.k_buckets, model, options.centering))
@@ -129,6 +128,19 @@ def rotation_tables(
     counts = {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
     frame = pd.concat([index, pd.DataFrame(counts | numbers, index=index.index)], axis=1)
     return Tables({"rotated": frame.assign(flags=flags(moments))}, _present(replicates or {}, moments))
+
+
+def rotation_model(moments: HeadMoments, options: RotationOptions) -> Rotation:
+    """The axes of a batch of heads and what is measured along them."""
+    paired = _paired(moments, options)
+    cross = None if paired is None else paired.merged()
+    return rotation(moments.total_q, moments.total_k, cross, options.centering)
+
+
+def _paired(moments: HeadMoments, options: RotationOptions) -> Moments | None:
+    if options.pairing == "token" and moments.cross is None:
+        raise ValueError("pairing='token' needs moments with cross statistics")
+    return moments.cross if options.pairing == "token" else None
 
 
 # ---- replicates ---------------------------------------------------------------------------------

@@ -61,6 +61,14 @@ class Rows:
         return self.take(np.flatnonzero(good))
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Vectors of a query head and of the key head it reads, each by (example_id, position)."""
+
+    q: Rows
+    k: Rows
+
+
 def row_order(x: Float[np.ndarray, "n *rest"], *keys: Integer[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
     """Indices that sort by the keys, the first one first, and rows equal in all of them by the bytes of x."""
     order = np.lexsort(keys[::-1])

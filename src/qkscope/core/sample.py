@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int, UInt64
 
-from qkscope.core.rows import Rows, row_order
+from qkscope.core.rows import Pair, Rows, row_order
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ class Sample:
             )
         rows = _lowest(self.rows.concat(other.rows), self.size, self.seed)
         return Sample(rows, self.size, self.seed, self.n_seen + other.n_seen)
+
+
+def sample_pair(pair: Pair, size: int, seed: int = 0) -> Pair:
+    """At most ``size`` rows of each class, in order; the same tokens in every head."""
+    q, k = (Sample.from_rows(rows, size, seed).rows.ordered() for rows in (pair.q, pair.k))
+    return Pair(q, k)
 
 
 def priority(example_id: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"], seed: int) -> UInt64[np.ndarray, "n"]:

@@ -41,6 +41,11 @@ _HEAD = _columns(
     ("head", "index", "query head within the layer, from 0"),
     ("k_head", "index", "key head it reads"),
 )
+_LAYER = _columns(
+    "7",
+    ("nope", "true/false", "the layer has no rotary encoding; empty where the source does not say"),
+    ("sliding_window", "tokens", "how far back the layer's queries see; empty: to the beginning, or not known"),
+)
 _COUNTS = _columns("0", ("n_q", "rows", "query vectors used"), ("n_k", "rows", "key vectors used"))
 _FLAGS = _columns(
     "6",
@@ -95,6 +100,12 @@ TABLES: dict[str, list[Column]] = {
             ("separation", "vector units", "of component 0"),
             ("lda_accuracy_gaussian", "share", "accuracy of Fisher's line on components 0 and 1 for Gaussian classes"),
         ),
+        *_columns(
+            "3",
+            ("active_planes", "count", "planes of the complement that turn with position; empty without planes.csv"),
+            ("active_share", "share", "of the complement's variance in those planes"),
+        ),
+        *_LAYER,
         *_ranges(["posvar_q_published", "posvar_k_published", "posvar_q", "posvar_k", "positional_overhead"]),
     ],
     "rotated": [
@@ -132,6 +143,13 @@ TABLES: dict[str, list[Column]] = {
             ("b_centroid_cos", "cosine", "between b and the difference of the class means off a"),
             ("linearity_r2", "share", "how straight the keys' drift on a is: squared correlation of bucket means"),
         ),
+        *_columns(
+            "3",
+            ("omega", "radians per token", "signed frequency of the best circle through x_a + i·x_b, from the sample"),
+            ("omega_r_squared", "share", "how much of x_a + i·x_b about its class means that circle explains"),
+            ("omega_at_edge", "true/false", "omega is the lowest frequency searched: drift rather than rotation"),
+        ),
+        *_LAYER,
         *_ranges(
             [
                 "position_r",
@@ -148,9 +166,33 @@ TABLES: dict[str, list[Column]] = {
         ),
         *_FLAGS,
     ],
+    "planes": [
+        *_HEAD,
+        *_columns(
+            "3",
+            ("view", "", "svd: principal planes of the complement of a and b"),
+            ("plane", "index", "plane within the view, from 0, by descending variance"),
+            ("n_q", "rows", "query vectors measured"),
+            ("n_k", "rows", "key vectors measured"),
+            ("var_share", "share", "of the complement's variance in this plane"),
+            ("angle_r", "correlation", "resultant with the sign of the frequency"),
+            ("frequency", "radians per token", "at which the angle turns with position; its sign is the plane's"),
+            ("resultant", "share", "mean length of e^{i(θ − ωt)} over queries and keys"),
+            ("coherence", "ratio", "|Σ_d F_d|² / Σ_d |F_d|² over documents: about 1 by chance"),
+            ("coherence_chance", "ratio", "what 99% of structureless planes on the same tokens stay below"),
+            ("ring", "ratio", "coefficient of variation of the radius: 0 is a perfect ring, 0.5 a Gaussian cloud"),
+            ("active", "true/false", "coherence > coherence_chance"),
+            ("qk_accuracy", "share", "how well a line in the plane tells queries from keys: 0.5 on a shared ring"),
+        ),
+    ],
 }
 
-KEYS = {"qk": ["layer", "head", "pc"], "heads": ["layer", "head"], "rotated": ["layer", "head"]}
+KEYS = {
+    "qk": ["layer", "head", "pc"],
+    "heads": ["layer", "head"],
+    "rotated": ["layer", "head"],
+    "planes": ["layer", "head", "view", "plane"],
+}
 """What identifies a row within its model; rows stand in this order."""
 
 

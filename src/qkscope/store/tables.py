@@ -13,6 +13,15 @@ from qkscope.errors import TableError
 from qkscope.store.atomic import write_together
 from qkscope.store.columns import KEYS, column_names
 
+NULLABLE = {
+    "concordant": "boolean",
+    "nope": "boolean",
+    "omega_at_edge": "boolean",
+    "sliding_window": "Int64",
+    "active_planes": "Int64",
+}
+"""Columns that are empty in some rows although they hold no fractions."""
+
 
 def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with exactly the table's columns in their order, its rows sorted."""
@@ -21,9 +30,7 @@ def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
         odd = ", ".join(sorted(set(frame.columns) ^ set(names)))
         raise TableError(f"{table}: columns do not match their description: {odd}")
     ordered = frame[names].sort_values(["model", *KEYS[table]], kind="stable", ignore_index=True)
-    if "concordant" in names:
-        ordered["concordant"] = ordered["concordant"].astype("boolean")
-    return ordered
+    return ordered.astype({name: NULLABLE[name] for name in names if name in NULLABLE})
 
 
 def read_table(folder: Path, table: str) -> pd.DataFrame | None:

@@ -1,0 +1,145 @@
+"""From vectors of heads to tables: planes of the complement, ω, and the points that pictures are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from qkscope.analyses.pca import Components
+from qkscope.analyses.planes import Complement, circle, complement, planes
+from qkscope.analyses.rotation import Rotation
+from qkscope.analyses.spectrum import chance_coherence, tokens_of
+from qkscope.core.rows import Pair
+from qkscope.core.sample import sample_pair
+
+PLANE_ROWS = 4096
+"""Vectors of each kind that planes and ω are measured on, at most."""
+MIN_ROWS = 8
+"""With fewer vectors of either kind there are no planes and no ω."""
+
+
+@dataclass(frozen=True)
+class HeadVectors:
+    """Vectors of one head and the axes of its rotation model."""
+
+    pair: Pair
+    a: Float[np.ndarray, "d"]
+    b: Float[np.ndarray, "d"]
+    window: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are vectors to speak of, and a complement."""
+        return min(len(self.pair.q), len(self.pair.k)) >= MIN_ROWS and len(self.a) >= 4
+
+    def measured(self) -> Pair:
+        """The vectors that are measured."""
+        return sample_pair(self.pair, PLANE_ROWS)
+
+
+def of_model(model: Rotation, pairs: Sequence[Pair | None], windows: Sequence[int]) -> list[HeadVectors | None]:
+    """Each head's vectors beside its axes; None where there are none."""
+    return [
+        None if pair is None else HeadVectors(pair, model.a[i], model.b[i], int(window))
+        for i, (pair, window) in enumerate(zip(pairs, windows, strict=True))
+    ]
+
+
+def omega_columns(heads: Sequence[HeadVectors | None]) -> pd.DataFrame:
+    """``omega``, ``omega_r_squared``, ``omega_at_edge`` of each head; empty without vectors."""
+    fits = [circle(h.measured(), h.a, h.b, h.window) if h is not None and h.enough else None for h in heads]
+    return pd.DataFrame(
+        {
+            "omega": [np.nan if fit is None else fit.omega for fit in fits],
+            "omega_r_squared": [np.nan if fit is None else fit.r_squared for fit in fits],
+            "omega_at_edge": pd.array([None if fit is None else fit.at_edge for fit in fits], dtype="boolean"),
+        }
+    )
+
+
+def planes_table(index: pd.DataFrame, heads: Sequence[HeadVectors | None], chance: float | None) -> pd.DataFrame:
+    """``planes``: one row per head and plane of the complement. Without ``chance`` each head's own tokens set it."""
+    known = [(i, head) for i, head in enumerate(heads) if head is not None and head.enough]
+    frames = [_plane_rows(index.iloc[[i]], head, chance) for i, head in known]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def with_active_planes(heads: pd.DataFrame, planes: pd.DataFrame) -> pd.DataFrame:
+    """The table ``heads`` with ``active_planes`` and ``active_share`` as the table ``planes`` has them."""
+    key = ["model", "layer", "head"]
+    active = planes.assign(active_share=planes["var_share"] * planes["active"].astype(float))
+    counted = active.groupby(key, as_index=False).agg(
+        active_planes=("active", "sum"), active_share=("active_share", "sum")
+    )
+    columns = list(heads.columns)
+    merged = heads.drop(columns=["active_planes", "active_share"]).merge(counted, on=key, how="left")
+    return merged.assign(active_planes=merged["active_planes"].astype("Int64"))[columns]
+
+
+def _plane_rows(index: pd.DataFrame, head: HeadVectors, chance: float | None) -> pd.DataFrame:
+    pair = head.measured()
+    found = planes(pair, complement(pair, head.a, head.b), head.window)
+    limit = chance_coherence(*tokens_of(pair), head.window) if chance is None else chance
+    n = len(found.share)
+    repeated = index.loc[index.index.repeat(n)].reset_index(drop=True)
+    return repeated.assign(
+        view="svd",
+        plane=np.arange(n),
+        n_q=len(pair.q),
+        n_k=len(pair.k),
+        var_share=found.share,
+        angle_r=found.angle_r,
+        frequency=found.turning.frequency,
+        resultant=found.turning.resultant,
+        coherence=found.turning.coherence,
+        coherence_chance=limit,
+        ring=found.ring,
+        active=found.active(limit),
+        qk_accuracy=found.qk_accuracy,
+    )
+
+
+@dataclass(frozen=True)
+class PointOptions:
+    """Which vectors are written out for pictures."""
+
+    heads: frozenset[tuple[int, int]] | None = None
+    """(layer, head) of the query heads; None: all."""
+    rows: int = 2000
+    """Vectors of each kind, at most."""
+    axes: int = 60
+    """Coordinates in the complement, at most: two per plane."""
+    pcs: tuple[int, ...] = (0, 1)
+    """Principal components."""
+
+
+def points_table(index: pd.DataFrame, head: HeadVectors, pcs: Components, options: PointOptions) -> pd.DataFrame:
+    """Vectors of one head on its principal components, on a and b (not centred), and in its complement (centred)."""
+    basis = complement(head.measured(), head.a, head.b)
+    shown = sample_pair(head.pair, options.rows)
+    return pd.concat([_point_rows(index, kind, shown, head, pcs, basis, options) for kind in "qk"], ignore_index=True)
+
+
+def _point_rows(
+    index: pd.DataFrame,
+    kind: str,
+    shown: Pair,
+    head: HeadVectors,
+    pcs: Components,
+    basis: Complement,
+    options: PointOptions,
+) -> pd.DataFrame:
+    rows = shown.q if kind == "q" else shown.k
+    axes = pcs.axes[0] if pcs.axes.ndim == 3 else pcs.axes
+    columns = {f"pc{pc}": rows.x @ axes[pc] for pc in options.pcs}
+    columns |= {"a": rows.x @ head.a, "b": rows.x @ head.b}
+    on = basis.project(rows)[:, : options.axes]
+    columns |= {f"svd_{i}": on[:, i] for i in range(on.shape[1])}
+    frame = pd.DataFrame({name: values.astype(np.float32) for name, values in columns.items()})
+    named = {name: index[name].iloc[0] for name in ("model", "layer", "head")}
+    frame = frame.assign(**named, kind=kind, example_id=rows.example_id, position=rows.position)
+    return frame[[*named, "kind", "example_id", "position", *columns]]

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+
+from qkscope.analyses.spectrum import Tokens, chance_coherence, fit_circle, frequencies, turning
+
+WINDOW = 1024
+
+
+def tokens(rng: np.random.Generator, documents: int = 16, each: int = 128) -> Tokens:
+    position = np.concatenate([np.sort(rng.choice(WINDOW, each, replace=False)) for _ in range(documents)])
+    return Tokens(np.repeat(np.arange(documents), each), position)
+
+
+@pytest.fixture
+def classes():
+    rng = np.random.default_rng(0)
+    return tokens(rng), tokens(rng), rng
+
+
+@pytest.mark.parametrize("omega", [0.01, -0.01, 0.37, -2.9])
+def test_the_frequency_of_a_noisy_rotation_is_found_with_its_sign(classes, omega):
+    q, k, rng = classes
+    noise = rng.normal(0, 0.8, (2, len(q)))
+    found = turning((omega * q.position + 1 + noise[0])[None], (omega * k.position - 2 + noise[1])[None], q, k, WINDOW)
+    assert found.frequency[0] == pytest.approx(omega, rel=0.01, abs=2 * np.pi / (4 * WINDOW))
+    assert found.resultant[0] == pytest.approx(np.exp(-(0.8**2) / 2), abs=0.03)
+    assert found.coherence[0] > 14
+
+
+def test_rings_in_antiphase_do_not_cancel(classes):
+    q, k, _ = classes
+    found = turning((0.3 * q.position)[None], (0.3 * k.position + np.pi)[None], q, k, WINDOW)
+    # The grid comes within half a step of 0.3, which costs little.
+    assert found.resultant[0] > 0.95
+
+
+def test_the_grid_agrees_with_the_sum_it_stands_for(classes):
+    q, k, rng = classes
+    angles = rng.uniform(-np.pi, np.pi, (2, len(q)))
+    found = turning(angles[:1], angles[1:], q, k, WINDOW)
+    grid = frequencies(WINDOW)
+    by_hand = sum(
+        np.abs(np.exp(1j * (angle - grid[:, None] * at.position)).sum(-1))
+        for angle, at in ((angles[0], q), (angles[1], k))
+    )
+    by_hand[0] = 0
+    assert found.resultant[0] == pytest.approx(by_hand.max() / (2 * len(q)), rel=1e-6)
+
+
+def test_chance_is_passed_by_one_percent_of_structureless_planes(classes):
+    q, k, rng = classes
+    limit = chance_coherence(q, k, WINDOW)
+    angles = rng.uniform(-np.pi, np.pi, (2, 400, len(q)))
+    passed = turning(angles[0], angles[1], q, k, WINDOW).coherence > limit
+    assert passed.mean() <= 0.03
+
+
+def test_content_that_depends_on_its_neighbours_does_not_pass_for_rotation(classes):
+    q, k, rng = classes
+    limit = chance_coherence(q, k, WINDOW)
+
+    def walk(at: Tokens) -> np.ndarray:
+        """Angles of a smooth process along each document, a new one in each."""
+        steps = rng.normal(0, 0.05, (400, 16, WINDOW)).cumsum(-1) + rng.uniform(-np.pi, np.pi, (400, 16, 1))
+        return steps[:, at.example_id, at.position]
+
+    assert (turning(walk(q), walk(k), q, k, WINDOW).coherence > limit).mean() <= 0.03
+
+
+def test_the_order_of_planes_and_the_chunking_do_not_matter(classes, monkeypatch):
+    q, k, rng = classes
+    angles = rng.uniform(-np.pi, np.pi, (2, 5, len(q)))
+    whole = turning(angles[0], angles[1], q, k, WINDOW)
+    monkeypatch.setattr("qkscope.analyses.spectrum.PLANES_AT_ONCE", 1)
+    backwards = turning(angles[0][::-1], angles[1][::-1], q, k, WINDOW)
+    np.testing.assert_array_equal(whole.frequency, backwards.frequency[::-1])
+    np.testing.assert_allclose(whole.coherence, backwards.coherence[::-1])
+
+
+def test_a_circle_between_two_centres_is_found(classes):
+    q, k, rng = classes
+    noise = rng.normal(0, 0.5, (2, len(q), 2)) @ np.array([1, 1j])
+    w = [3 * np.exp(0.02j * at.position) + centre + e for at, centre, e in zip((q, k), (5, -5j), noise, strict=True)]
+    fit = fit_circle(*w, q, k, WINDOW)
+    assert fit.omega == pytest.approx(0.02, abs=2 * np.pi / (8 * WINDOW))
+    assert fit.r_squared == pytest.approx(9 / 9.5, abs=0.02)
+    assert not fit.at_edge
+
+
+def test_a_pure_drift_lies_at_the_edge(classes):
+    q, k, _ = classes
+    fit = fit_circle(*(at.position / WINDOW + 0j for at in (q, k)), q, k, WINDOW)
+    assert fit.at_edge
+    assert abs(fit.omega) == pytest.approx(2 * np.pi / (4 * WINDOW))
+
+
+def test_what_does_not_vary_has_no_frequency(classes):
+    q, k, _ = classes
+    assert np.isnan(fit_circle(np.ones(len(q), complex), np.ones(len(k), complex), q, k, WINDOW).omega)
