@@ -1,0 +1,32 @@
+"""Every figure, in order."""
+
+from __future__ import annotations
+
+from qkscope.figures import bias, collages, components, depth, drift, scatter, training
+from qkscope.figures.figure import Figure
+
+CATALOGUE: tuple[Figure, ...] = (
+    components.ROLES,
+    scatter.SCATTER,
+    depth.R_Q,
+    depth.R_K,
+    components.SHARES,
+    collages.COMPONENTS,
+    training.SIGNAL,
+    training.CLASSES_FIGURE,
+    training.SHARE,
+    depth.R_Q_TRAINING,
+    depth.R_K_TRAINING,
+    scatter.PORTRAITS_FIGURE,
+    collages.PLANE,
+    drift.BARS,
+    drift.VARIANCE,
+    bias.HISTOGRAMS,
+    drift.SLOPES,
+    depth.ROTATION,
+    bias.SEPARATION,
+    collages.COMPLEMENT,
+    training.TRAJECTORY_FIGURE,
+    training.DECOMPOSITION_FIGURE,
+)
+BY_NAME = {figure.name: figure for figure in CATALOGUE}

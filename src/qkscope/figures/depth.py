@@ -1,0 +1,197 @@
+"""Runs × depth heat maps: r_q and r_k on component 0 (qk-pca 03, 04, 10, 11), drift and bias (qk-rotation 06)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.figure import Figure as Drawing
+from matplotlib.patches import Rectangle
+
+from qkscope.figures.figure import Figure
+from qkscope.figures.select import checkpoints, models, rows, with_window
+from qkscope.figures.style import FAINT, NOT_THERE, canvas, panels, shortened
+from qkscope.study import Study, StudyRun
+
+BINS = 10
+NOPE = "NoPE"
+Runs = Callable[[Study], list[StudyRun]]
+
+
+def depth_bins(layer: pd.Series, last: int) -> pd.Series:
+    """Depth = layer / last layer in 10 equal bins, the last closed at 1.
+
+    >>> depth_bins(pd.Series([0, 3, 9]), 9).tolist()
+    [0, 3, 9]
+    """
+    # In integers: 10·layer/last has no rounding to fall on the wrong side of an edge.
+    return (BINS * layer // max(last, 1)).clip(upper=BINS - 1).astype(int)
+
+
+def by_depth(frame: pd.DataFrame, study: Study, columns: list[str]) -> pd.DataFrame:
+    """Mean of each column by run and depth bin; layers without rotary encoding in a bin of their own."""
+    parts = []
+    cells = [str(i) for i in range(BINS)] + ([NOPE] if any(study.nope[m] for m in frame["model"].unique()) else [])
+    for label, part in frame.groupby("model", sort=False):
+        part = part.assign(bin=depth_bins(part["layer"], _last_layer(study, str(label))).astype(str))
+        part.loc[part["layer"].isin(study.nope[str(label)]), "bin"] = NOPE
+        means = part.groupby("bin")[columns].mean()
+        counts = part.groupby("bin").size().rename("n_heads")
+        parts.append(means.join(counts).reindex(cells).assign(model=label).reset_index(names="bin"))
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(n_heads=table["n_heads"].fillna(0).astype(int))[["model", "bin", "n_heads", *columns]]
+
+
+def _last_layer(study: Study, label: str) -> int:
+    """The deepest layer that any table of the run has, so that a depth means the same in all of them."""
+    return max(
+        int(f.loc[f["model"] == label, "layer"].max()) for f in study.tables.values() if label in set(f["model"])
+    )
+
+
+def prepare_component(column: str, runs: Runs) -> Callable[[Study], pd.DataFrame]:
+    """A preparation of r_q or r_k on component 0; |r_k| stands beside r_k."""
+
+    def prepare(study: Study) -> pd.DataFrame:
+        frame = rows(study, runs(study), "pc0", column)
+        columns = [column]
+        if column == "r_k":
+            frame, columns = frame.assign(abs_r_k=frame["r_k"].abs()), ["r_k", "abs_r_k"]
+        return by_depth(frame, study, columns)
+
+    return prepare
+
+
+def draw_component(data: pd.DataFrame) -> Drawing:
+    """One map, or two beside each other for r_k and |r_k|."""
+    columns = [name for name in ("r_q", "r_k", "abs_r_k") if name in data]
+    titles = {"r_q": "mean r_q on PC0", "r_k": "mean r_k on PC0, signed", "abs_r_k": "mean |r_k| on PC0"}
+    n = data["model"].nunique()
+    figure = canvas(6.6, (0.75 + 0.25 * n) * len(columns) + 0.1)
+    axes = panels(figure, len(columns), 1, sharex=True)[:, 0]
+    for cell, column in zip(axes, columns, strict=True):
+        colours = "Blues" if column == "r_q" else "Reds"
+        image = heat_map(cell, data, column, colours, Normalize(0, 1), "{:.2f}")
+        cell.set_title(titles[column])
+        figure.colorbar(image, ax=cell, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]).outline.set_visible(False)
+    return figure
+
+
+def say_component(data: pd.DataFrame) -> list[str]:
+    """Where it is strongest and weakest."""
+    column = "r_q" if "r_q" in data else "r_k"
+    deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
+    top, low = deep.loc[deep[column].idxmax()], deep.loc[deep[column].idxmin()]
+    said = [
+        f"Highest mean {column}: {top[column]:.2f} in {top['model']} at depth bin {int(top['bin']) + 1} of {BINS}; "
+        f"lowest: {low[column]:+.2f} in {low['model']} at bin {int(low['bin']) + 1}."
+    ]
+    nope = data[(data["bin"] == NOPE) & (data["n_heads"] > 0)]
+    if len(nope):
+        weighted = np.average(nope[column], weights=nope["n_heads"])
+        rest = np.average(deep[column], weights=deep["n_heads"])
+        said.append(f"Layers without rotary encoding have a mean {column} of {weighted:.2f}, the others {rest:.2f}.")
+    if "abs_r_k" in data:
+        apart = (deep["abs_r_k"] - deep["r_k"]).max()
+        said.append(f"Signed and absolute mean differ by up to {apart:.2f}: that much is heads drifting the other way.")
+    return said
+
+
+def prepare_rotation(study: Study) -> pd.DataFrame:
+    """|r_k_a| and the recency bias per window."""
+    frame = with_window(study, rows(study, models(study), "rotated", "r_k_a", "bias_strength"))
+    return by_depth(frame.assign(abs_r_k_a=frame["r_k_a"].abs()), study, ["abs_r_k_a", "bias_window"])
+
+
+def draw_rotation(data: pd.DataFrame) -> Drawing:
+    """The two maps, one above the other."""
+    n = data["model"].nunique()
+    figure = canvas(6.8, 1.4 + 0.5 * n)
+    above, below = panels(figure, 2, 1)[:, 0]
+    image = heat_map(above, data, "abs_r_k_a", "Reds", Normalize(0, 1), "{:.2f}")
+    above.set_title("mean |r_k_a|: how closely keys follow position on axis a")
+    figure.colorbar(image, ax=above, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]).outline.set_visible(False)
+    most = max(float(data["bias_window"].abs().max()), 1e-12)
+    image = heat_map(below, data, "bias_window", "PuOr_r", TwoSlopeNorm(0, -most, most), "{:.2g}")
+    below.set_title("mean recency bias over the window (score); positive: later keys score higher")
+    figure.colorbar(image, ax=below, fraction=0.04, pad=0.015).outline.set_visible(False)
+    return figure
+
+
+def say_rotation(data: pd.DataFrame) -> list[str]:
+    """Early against late layers, and where the bias is strongest."""
+    deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
+    half = deep["bin"].astype(int) < BINS // 2
+    first, second = (np.average(part["abs_r_k_a"], weights=part["n_heads"]) if len(part) else math.nan
+                     for part in (deep[half], deep[~half]))  # fmt: skip
+    top = deep.loc[deep["bias_window"].idxmax()]
+    return [
+        f"Mean |r_k_a| is {first:.2f} in the first half of the layers and {second:.2f} in the second.",
+        f"The bias per window is largest in {top['model']}, depth bin {int(top['bin']) + 1} of {BINS}: "
+        f"{top['bias_window']:.3g}.",
+    ]
+
+
+def heat_map(axes: Axes, data: pd.DataFrame, column: str, colours: str, norm: Normalize, form: str) -> Any:
+    """Rows = runs, columns = depth bins; every cell annotated, cells without heads hatched."""
+    labels, bins = list(dict.fromkeys(data["model"])), list(dict.fromkeys(data["bin"]))
+    cells = data.pivot(index="model", columns="bin", values=column).loc[labels, bins].to_numpy(float)
+    image = axes.imshow(np.ma.masked_invalid(cells), cmap=colours, norm=norm, aspect="auto")
+    for (row, col), value in np.ndenumerate(cells):
+        if math.isnan(value):
+            axes.add_patch(
+                Rectangle((col - 0.5, row - 0.5), 1, 1, facecolor="white", edgecolor="#bbbbbb", hatch=NOT_THERE, lw=0)
+            )
+            continue
+        red, green, blue, _ = mpl.colormaps[colours](norm(value))
+        dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.55
+        axes.text(
+            col, row, form.format(value), ha="center", va="center", fontsize=6.3, color="white" if dark else "#222"
+        )
+    axes.set_yticks(range(len(labels)), [shortened(label) for label in labels])
+    names = [NOPE if name == NOPE else f"{int(name) / BINS:.1f}" for name in bins]
+    axes.set_xticks(range(len(bins)), names)
+    place = axes.get_subplotspec()
+    if place is None or place.is_last_row():
+        axes.set_xlabel("depth: layer / last layer, lower edge of the bin")
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    if NOPE in bins:
+        axes.axvline(len(bins) - 1.5, color=FAINT, linewidth=1.2)
+    return image
+
+
+def _component(name: str, title: str, column: str, runs: Runs, who: str) -> Figure:
+    beside = " The mean of |r_k| stands beside it, for heads can disagree in sign." if column == "r_k" else ""
+    shows = (
+        f"Mean {column} on PC0 by {who} and depth.{beside} Hatched: no heads there. "
+        "Layers without rotary encoding, where there are any, are split out at the right."
+    )
+    return Figure(name, title, shows, prepare_component(column, runs), draw_component, say_component)
+
+
+R_Q = _component("qk-pca/03_layer_heatmap_rq", "Queries and position, by depth", "r_q", models, "model")
+R_K = _component("qk-pca/04_layer_heatmap_rk", "Keys and position, by depth", "r_k", models, "model")
+R_Q_TRAINING = _component(
+    "qk-pca/10_checkpoint_heatmap_rq", "Queries and position, by depth over training", "r_q", checkpoints, "checkpoint"
+)
+R_K_TRAINING = _component(
+    "qk-pca/11_checkpoint_heatmap_rk", "Keys and position, by depth over training", "r_k", checkpoints, "checkpoint"
+)
+ROTATION = Figure(
+    "qk-rotation/06_layer_heatmaps",
+    "Drift and recency bias, by depth",
+    "Above, how closely keys follow position on axis a; below, the recency bias over the window (mu_q_a · alpha_k · "
+    "window), "
+    "by model and depth. Hatched: no heads there.",
+    prepare_rotation,
+    draw_rotation,
+    say_rotation,
+)

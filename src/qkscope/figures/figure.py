@@ -1,0 +1,38 @@
+"""What a figure is: a name, what it shows, how its data is prepared, how it is drawn, what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.study import Study
+
+
+class NotApplicable(Exception):
+    """A figure that this study cannot have; the text says why."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the catalogue."""
+
+    name: str
+    """Folder below ``figures/``, such as ``qk-pca/01_pc_roles``."""
+    title: str
+    shows: str
+    """What is drawn, in a sentence or two."""
+    prepare: Callable[[Study], pd.DataFrame]
+    """Exactly the numbers that are drawn; ``NotApplicable`` where there are none."""
+    draw: Callable[[pd.DataFrame], Drawing]
+    says: Callable[[pd.DataFrame], list[str]]
+    """What it shows in this data, in sentences whose numbers come from the prepared data."""
+
+
+def needed(frame: pd.DataFrame | None, what: str) -> pd.DataFrame:
+    """The table, or the reason why there is no figure."""
+    if frame is None or frame.empty:
+        raise NotApplicable(f"there is no table with {what}")
+    return frame

@@ -1,0 +1,61 @@
+"""Which runs a figure is about, and in what order."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from qkscope.figures.figure import NotApplicable, needed
+from qkscope.study import Study, StudyRun
+
+
+def models(study: Study) -> list[StudyRun]:
+    """The runs that are compared as models; of a study of checkpoints alone, the last one."""
+    found = [run for run in study.runs if not is_checkpoint(run)]
+    return found or list(study.runs[-1:])
+
+
+def checkpoints(study: Study) -> list[StudyRun]:
+    """The runs that are points in time; ``NotApplicable`` if there are fewer than two."""
+    found = [run for run in study.runs if is_checkpoint(run)]
+    if len(found) < 2:
+        raise NotApplicable("the study has no ordered checkpoints (runs with a phase or a step)")
+    return found
+
+
+def is_checkpoint(run: StudyRun) -> bool:
+    """Whether the study says where in training a run stands."""
+    return run.phase is not None or run.step is not None
+
+
+def rows(study: Study, runs: list[StudyRun], table: str, *columns: str) -> pd.DataFrame:
+    """The rows of these runs, in their order; ``pc0`` stands for component 0 of ``qk``."""
+    frame = study.pc0 if table == "pc0" else study.table(table, *columns)
+    if frame is not None and not set(columns) <= set(frame.columns):
+        frame = None
+    found = needed(frame, f"{', '.join(columns)} ({'qk' if table == 'pc0' else table}.csv)")
+    labels = [run.label for run in runs]
+    chosen = found[found["model"].isin(labels)]
+    order = {label: i for i, label in enumerate(labels)}
+    chosen = chosen.sort_values("model", key=lambda column: column.map(order), kind="stable", ignore_index=True)
+    return needed(chosen.dropna(subset=list(columns)), f"{', '.join(columns)} of {', '.join(labels[:3])}")
+
+
+def timeline(runs: list[StudyRun]) -> pd.DataFrame:
+    """One row per checkpoint: order, label, phase, step, window."""
+    return pd.DataFrame(
+        {
+            "order": range(len(runs)),
+            "model": [run.label for run in runs],
+            "phase": [run.phase or "training" for run in runs],
+            "step": [run.step if run.step is not None else float("nan") for run in runs],
+            "window": [run.window if run.window is not None else float("nan") for run in runs],
+        }
+    )
+
+
+def with_window(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
+    """``bias_window`` of every head: from its own window, or the one the study states for its run."""
+    windows = frame["model"].map({run.label: run.window for run in study.runs}).astype(float)
+    if "window" in frame:
+        windows = frame["window"].fillna(windows)
+    return frame.assign(bias_window=frame["bias_strength"] * windows)

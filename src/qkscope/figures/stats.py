@@ -1,0 +1,68 @@
+"""Means and medians over heads, with bootstrap intervals over key heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+DRAWS = 1000
+LEVEL = 0.95
+
+
+def mean_over_heads(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, float]:
+    """Mean of each column and its interval: ``X``, ``X_low``, ``X_high``.
+
+    Query heads that read one key head are drawn together, for they share its keys.
+    """
+    numbers = frame[list(columns)].to_numpy(float)
+    groups = clusters(frame)
+    n = groups.max() + 1 if len(groups) else 0
+    sums = np.stack([np.bincount(groups, weights=column, minlength=n) for column in numbers.T])
+    counts = np.bincount(groups, minlength=n).astype(float)
+    weights = _draws(n)
+    drawn = (sums @ weights.T) / np.maximum(counts @ weights.T, 1e-300)
+    found: dict[str, float] = {}
+    for name, value, again in zip(columns, numbers.mean(0), drawn, strict=True):
+        found |= {name: float(value)} | _ends(name, again, n)
+    return found
+
+
+def median_over_heads(frame: pd.DataFrame, column: str) -> dict[str, float]:
+    """Median of a column and its interval, alike."""
+    numbers, groups = frame[column].to_numpy(float), clusters(frame)
+    n = groups.max() + 1 if len(groups) else 0
+    order = np.argsort(numbers, kind="stable")
+    weights = _draws(n)[:, groups[order]].cumsum(-1)
+    middle = (weights >= weights[:, -1:] / 2).argmax(-1)
+    return {column: float(np.median(numbers))} | _ends(column, numbers[order][middle], n)
+
+
+def clusters(frame: pd.DataFrame) -> np.ndarray:
+    """The number of the key head that each row's head reads; its own where the table does not say."""
+    key = "k_head" if "k_head" in frame else "head"
+    return frame.groupby(["model", "layer", key], sort=False).ngroup().to_numpy()
+
+
+def _draws(n: int) -> Float[np.ndarray, "draws n"]:
+    """How often each of n clusters is drawn, in each draw."""
+    if n == 0:
+        return np.zeros((DRAWS, 0))
+    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=DRAWS).astype(float)
+
+
+def _ends(name: str, again: Float[np.ndarray, "draws"], n: int) -> dict[str, float]:
+    if n < 2:  # one cluster always draws itself
+        return {f"{name}_low": float("nan"), f"{name}_high": float("nan")}
+    low, high = np.quantile(again, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return {f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def correlation(x: pd.Series, y: pd.Series) -> float:
+    """Pearson's r; NaN for fewer than three rows or where nothing varies."""
+    a, b = x.to_numpy(float), y.to_numpy(float)
+    if len(a) < 3 or a.std() == 0 or b.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])

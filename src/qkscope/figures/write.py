@@ -1,0 +1,132 @@
+"""A figure on disk: figure.png, figure.svg, data.csv and a README that says what it shows in this data."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from qkscope._version import __version__
+from qkscope.engine import for_each
+from qkscope.errors import TableError
+from qkscope.figures.catalogue import BY_NAME, CATALOGUE
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.style import house_style
+from qkscope.store.atomic import atomic_path, write_together
+from qkscope.study import Study
+
+
+@dataclass(frozen=True)
+class Written:
+    """A figure that was drawn."""
+
+    name: str
+    title: str
+    shows: str
+    says: list[str]
+    png: bytes
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A figure that this study cannot have."""
+
+    name: str
+    title: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Task:
+    name: str
+    data: pd.DataFrame
+    folder: Path
+    about: str
+
+
+def write_figures(
+    study: Study,
+    folder: Path,
+    *,
+    command: str = "",
+    workers: int | None = None,
+    on_done: Callable[[int, int], None] | None = None,
+) -> tuple[list[Written], list[LeftOut]]:
+    """Draw every figure of the catalogue that applies, each into a folder of its own."""
+    tasks, left_out = [], []
+    for figure in CATALOGUE:
+        try:
+            tasks.append(_Task(figure.name, figure.prepare(study), folder / figure.name, _produced(study, command)))
+        except NotApplicable as error:
+            left_out.append(LeftOut(figure.name, figure.title, str(error)))
+    done: dict[int, Written] = {}
+    if on_done is not None:
+        on_done(0, len(tasks))
+    for index, written in for_each(_write, tasks, workers):
+        done[index] = written
+        if on_done is not None:
+            on_done(len(done), len(tasks))
+    return [done[index] for index in range(len(tasks))], left_out
+
+
+def _write(task: _Task) -> Written:
+    figure = BY_NAME[task.name]
+    with house_style():
+        drawing = figure.draw(task.data)
+        png, svg = rendered(drawing, "png"), rendered(drawing, "svg")
+    says = figure.says(task.data)
+    readme = _readme(figure.title, figure.shows, says, task.about, task.data)
+    csv = task.data.to_csv(index=False, float_format="%.7g")
+    write_together(
+        task.folder,
+        {"figure.png": png, "figure.svg": svg, "data.csv": csv.encode(), "README.md": readme.encode()},
+    )
+    return Written(task.name, figure.title, figure.shows, says, png)
+
+
+FORMATS = ("png", "svg", "pdf")
+
+
+def rendered(drawing: Drawing, form: str) -> bytes:
+    """The figure as a file's content, without a date in it."""
+    buffer = io.BytesIO()
+    no_date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
+    drawing.savefig(buffer, format=form, metadata=no_date)
+    return buffer.getvalue()
+
+
+def save(drawing: Drawing, path: Path) -> None:
+    """Write one figure as png, svg or pdf, by the extension."""
+    form = path.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise TableError(f"{path}: expected a name that ends in .png, .svg or .pdf")
+    content = rendered(drawing, form)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        raise TableError(f"cannot write {path} ({error.strerror}); choose another --output") from None
+
+
+def _produced(study: Study, command: str) -> str:
+    runs = [
+        f"- {run.label}"
+        + (f" ({run.family})" if run.family else "")
+        + (f", {run.phase}" if run.phase else "")
+        + (f", window {run.window:,}" if run.window else "")
+        for run in study.runs
+    ]
+    made = f"With `{command}`, " if command else "With "
+    return "\n".join([f"{made}qkscope {__version__}, from the tables of:", "", *runs])
+
+
+def _readme(title: str, shows: str, says: list[str], about: str, data: pd.DataFrame) -> str:
+    lines = [f"# {title}", "", "![](figure.png)", "", "## What it shows", "", shows, "", "## In this data", ""]
+    lines += [f"- {sentence}" for sentence in says]
+    lines += ["", "## How it was produced", "", about, "", f"`data.csv` holds what is drawn: {len(data):,} rows.", ""]
+    return "\n".join(lines)

@@ -1,0 +1,278 @@
+"""A Study: an ordered list of runs with labels, and the tables they left. It is what figures and reports are made of.
+
+Tables come from results folders. They may also be somebody else's ``qk.csv`` or ``rotated.csv``: only the columns that
+a figure draws need to be there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from qkscope.analyses.pca import TAXONOMY, taxonomy
+from qkscope.errors import TableError
+from qkscope.store.points import POINTS, read_points
+
+TABLE_NAMES = ("qk", "heads", "rotated", "planes")
+NEEDED = {
+    "qk": ["layer", "head", "pc", "r_q", "r_k"],
+    "heads": ["layer", "head"],
+    "rotated": ["layer", "head"],
+    "planes": ["layer", "head", "plane"],
+}
+"""Without these a table says nothing about heads."""
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One model or checkpoint of a study."""
+
+    label: str
+    """As it is shown; the column ``model`` of the study's tables."""
+    family: str = ""
+    phase: str | None = None
+    """Part of training, for checkpoints."""
+    step: float | None = None
+    """Training step, for checkpoints."""
+    window: int | None = None
+    """Context length of the capture, in tokens."""
+    nope_layers: frozenset[int] = frozenset()
+    """Layers without rotary encoding."""
+    sliding_layers: frozenset[int] = frozenset()
+    """Layers that see a part of the context only."""
+    source: str = ""
+    """Where its tables come from."""
+    headline: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Means over heads with intervals by document, where a summary has them."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs in order, and their tables with the label of each run in the column ``model``."""
+
+    runs: tuple[StudyRun, ...]
+    tables: dict[str, pd.DataFrame]
+    title: str = ""
+
+    @property
+    def labels(self) -> list[str]:
+        """The runs' labels, in order."""
+        return [run.label for run in self.runs]
+
+    @property
+    def families(self) -> list[str]:
+        """The runs' families, in order of first appearance."""
+        return list(dict.fromkeys(run.family for run in self.runs))
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether the runs are points in time of one training."""
+        return len(self.runs) > 1 and all(run.phase is not None or run.step is not None for run in self.runs)
+
+    def table(self, name: str, *columns: str) -> pd.DataFrame | None:
+        """A table with at least these columns, in the order of the runs; None if there is none."""
+        frame = self.tables.get(name)
+        if frame is None or frame.empty or not set(columns) <= set(frame.columns):
+            return None
+        return frame
+
+    @cached_property
+    def pc0(self) -> pd.DataFrame | None:
+        """Component 0 of every head, with its class."""
+        qk = self.table("qk", "pc", "r_q", "r_k")
+        if qk is None:
+            return None
+        first = qk[qk["pc"] == 0].reset_index(drop=True)
+        if "taxonomy" not in first:
+            kinds = taxonomy(first["r_q"].to_numpy(float), first["r_k"].to_numpy(float))
+            first = first.assign(taxonomy=np.array(TAXONOMY)[kinds])
+        return first
+
+    def run(self, label: str) -> StudyRun:
+        """The run of that label."""
+        return next(run for run in self.runs if run.label == label)
+
+    @cached_property
+    def nope(self) -> dict[str, frozenset[int]]:
+        """Layers without rotary encoding of each run."""
+        return {run.label: run.nope_layers for run in self.runs}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A results folder of a study, which of its models is meant, and what is said about it."""
+
+    folder: Path
+    model: str | None = None
+    label: str | None = None
+    family: str | None = None
+    phase: str | None = None
+    step: float | None = None
+    window: int | None = None
+    nope_layers: frozenset[int] | None = None
+
+
+def build(entries: Sequence[Entry], title: str = "") -> Study:
+    """Read the tables of every entry; an entry that names no model stands for all models of its folder."""
+    folders = {entry.folder: read_folder(entry.folder) for entry in entries}
+    runs: list[StudyRun] = []
+    parts: dict[str, list[pd.DataFrame]] = {}
+    for entry in entries:
+        found = folders[entry.folder]
+        for model in found.models if entry.model is None else [entry.model]:
+            run, tables = _take(entry, found, model)
+            if run.label in {other.label for other in runs}:
+                raise TableError(f"two runs of the study are labelled {run.label!r}; give each a label of its own")
+            runs.append(run)
+            for name, frame in tables.items():
+                parts.setdefault(name, []).append(frame)
+    tables = {name: pd.concat(frames, ignore_index=True) for name, frames in parts.items()}
+    return Study(tuple(runs), tables, title)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The tables of a results folder as they are."""
+
+    path: Path
+    tables: dict[str, pd.DataFrame]
+    summary: dict[str, Any]
+
+    @property
+    def models(self) -> list[str]:
+        """Models in order of appearance."""
+        seen = (str(model) for frame in self.tables.values() for model in frame["model"].unique())
+        return list(dict.fromkeys(seen))
+
+
+def is_results(path: Path) -> bool:
+    """Whether a folder holds tables."""
+    return any((path / f"{name}.{suffix}").is_file() for name in TABLE_NAMES for suffix in ("parquet", "csv"))
+
+
+def read_folder(path: Path) -> Folder:
+    """Read what tables there are: the parquet file, or else the csv."""
+    tables = {name: frame for name in TABLE_NAMES if (frame := _read(path, name)) is not None}
+    if not tables:
+        raise TableError(
+            f"{path} holds none of {', '.join(f'{name}.csv' for name in TABLE_NAMES)}; analyse a run first"
+        )
+    points = read_points(path)
+    return Folder(path, tables | ({} if points is None else {"points": points}), _summary(path))
+
+
+def _read(path: Path, name: str) -> pd.DataFrame | None:
+    parquet, csv = path / f"{name}.parquet", path / f"{name}.csv"
+    file = parquet if parquet.is_file() else csv
+    if not file.is_file():
+        return None
+    try:
+        frame = pd.read_parquet(file) if file is parquet else pd.read_csv(file, low_memory=False)
+    except (OSError, ValueError, pa.ArrowException, pd.errors.ParserError) as error:
+        raise TableError(f"{file} cannot be read as a table ({' '.join(str(error).split())})") from None
+    missing = [column for column in NEEDED[name] if column not in frame]
+    if missing:
+        raise TableError(f"{file} has no column {', '.join(missing)}, which a table of heads needs")
+    return _typed(frame, file, path)
+
+
+def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
+    """Labels as text, indices as integers, everything that describes a head as numbers."""
+    frame = frame.assign(model=frame["model"].astype(str) if "model" in frame else path.absolute().name)
+    for column in ("layer", "head", "pc", "plane", "k_head"):
+        if column in frame:
+            try:
+                frame[column] = pd.to_numeric(frame[column]).astype("int64")
+            except (ValueError, TypeError) as error:
+                raise TableError(f"{file}: column {column} should hold whole numbers ({error})") from None
+    texts = {"model", "family", "taxonomy", "flags", "view", "kind"}
+    truths = {"concordant", "degenerate", "nope", "omega_at_edge", "active"}
+    for column in set(frame.columns) - texts - truths:
+        try:
+            frame[column] = pd.to_numeric(frame[column]).astype("float64") if column not in _INTEGERS else frame[column]
+        except (ValueError, TypeError):
+            frame = frame.drop(columns=column)  # not one of ours
+    return frame
+
+
+_INTEGERS = {"layer", "head", "pc", "plane", "k_head"}
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    try:
+        models = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["models"]
+        return models if isinstance(models, dict) else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}  # a foreign folder has none, and tables are enough
+
+
+def _take(entry: Entry, found: Folder, model: str) -> tuple[StudyRun, dict[str, pd.DataFrame]]:
+    """One model's rows under the study's label and family."""
+    tables = {name: rows for name, frame in found.tables.items() if len(rows := frame[frame["model"] == model])}
+    if not tables:
+        raise TableError(f"{found.path} has no model {model!r}; it has {', '.join(found.models)}")
+    label = entry.label or model
+    family = entry.family if entry.family is not None else _only(tables, "family", "")
+    layers = _marked_layers(tables)
+    run = StudyRun(
+        label=label,
+        family=str(family),
+        phase=entry.phase,
+        step=entry.step,
+        window=entry.window or _window(tables),
+        nope_layers=layers["nope"] if entry.nope_layers is None else entry.nope_layers,
+        sliding_layers=layers["sliding_window"],
+        source=str(found.path),
+        headline=_headline(found.summary.get(model)),
+    )
+    named = {name: rows.assign(model=label, family=str(family)) for name, rows in tables.items()}
+    return run, named
+
+
+def _only(tables: dict[str, pd.DataFrame], column: str, otherwise: Any) -> Any:
+    for frame in tables.values():
+        values = frame[column].dropna() if column in frame else frame.iloc[:0, 0]
+        if len(values):
+            return values.iloc[0]
+    return otherwise
+
+
+def _window(tables: dict[str, pd.DataFrame]) -> int | None:
+    rotated = tables.get("rotated")
+    if rotated is None or "window" not in rotated or rotated["window"].isna().all():
+        return None
+    return int(rotated["window"].max())
+
+
+def _marked_layers(tables: dict[str, pd.DataFrame]) -> dict[str, frozenset[int]]:
+    marked: dict[str, set[int]] = {"nope": set(), "sliding_window": set()}
+    for frame in tables.values():
+        for column, layers in marked.items():
+            if column in frame:
+                filled = frame[column].fillna(0).astype(float) > 0
+                layers |= set(frame.loc[filled, "layer"].astype(int))
+    return {column: frozenset(layers) for column, layers in marked.items()}
+
+
+def _headline(summary: Any) -> dict[str, dict[str, float]]:
+    """Means and intervals of all analyses of one model; whatever is not of that form is left out."""
+    found: dict[str, dict[str, float]] = {}
+    parts: Iterable[Any] = summary.values() if isinstance(summary, dict) else ()
+    for part in parts:
+        said = part.get("headline") if isinstance(part, dict) else None
+        for name, value in (said or {}).items():
+            if isinstance(value, dict) and all(isinstance(x, int | float) for x in value.values()) and "mean" in value:
+                found[str(name)] = {key: float(x) for key, x in value.items()}
+    return found
+
+
+__all__ = ["POINTS", "Entry", "Study", "StudyRun", "build", "is_results", "read_folder"]
