@@ -14,12 +14,25 @@ from typing import TYPE_CHECKING, Any
 from qkscope._version import __version__
 
 if TYPE_CHECKING:
+    from qkscope import plot
     from qkscope.errors import QkscopeError
     from qkscope.pipeline import head_table, pca, planes, rotation, tables
     from qkscope.run import Head, Run
     from qkscope.run import open_run as open  # noqa: A004
 
-__all__ = ["Head", "QkscopeError", "Run", "__version__", "head_table", "open", "pca", "planes", "rotation", "tables"]
+__all__ = [
+    "Head",
+    "QkscopeError",
+    "Run",
+    "__version__",
+    "head_table",
+    "open",
+    "pca",
+    "planes",
+    "plot",
+    "rotation",
+    "tables",
+]
 
 # Looked up on first use, so that ``import qkscope`` stays fast.
 _WHERE = {
@@ -30,6 +43,7 @@ _WHERE = {
     "open": ("qkscope.run", "open_run"),
     "pca": ("qkscope.pipeline", "pca"),
     "planes": ("qkscope.pipeline", "planes"),
+    "plot": ("qkscope.plot", ""),
     "rotation": ("qkscope.pipeline", "rotation"),
     "tables": ("qkscope.pipeline", "tables"),
 }
@@ -39,7 +53,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
     module, attribute = _WHERE[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(module), attribute) if attribute else import_module(module)
 
 
 def __dir__() -> list[str]:

@@ -113,6 +113,36 @@ class CaptureConfig(_Strict):
     trust_remote_code: Annotated[bool, Field(strict=True)] = False
 
 
+class StudyRunConfig(_Strict):
+    """One run of a study, or all models of a results folder."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Results folder, captured run or dataset; relative to the study file."""
+    revision: str | None = None
+    """Branch, tag or commit, for a dataset on the Hub."""
+    model: str | None = None
+    """Which model of a results folder; all of them unless said."""
+    label: Annotated[str, Field(min_length=1)] | None = None
+    """As it is shown."""
+    family: str | None = None
+    """Family it is compared within."""
+    phase: str | None = None
+    """Part of training; makes the run a checkpoint."""
+    step: float | None = None
+    """Training step; makes the run a checkpoint."""
+    window: Count | None = None
+    """Context length, where the tables do not say."""
+    nope_layers: list[Index] | None = None
+    """Layers without rotary encoding, where the tables do not say."""
+
+
+class StudyConfig(_Strict):
+    """A study: runs in order."""
+
+    title: str = ""
+    runs: Annotated[list[StudyRunConfig], Field(min_length=1)]
+
+
 def load_configs(paths: list[Path]) -> list[Config]:
     """Read config files; a folder stands for every ``*.yaml`` in it, by name."""
     files: list[Path] = []
@@ -133,6 +163,11 @@ def load_config(path: Path) -> Config:
 def load_capture_config(path: Path) -> CaptureConfig:
     """Read the options of a capture from a file, with the same care."""
     return _load(path, CaptureConfig)
+
+
+def load_study_config(path: Path) -> StudyConfig:
+    """Read a study file, with the same care."""
+    return _load(path, StudyConfig)
 
 
 Model = TypeVar("Model", bound=BaseModel)

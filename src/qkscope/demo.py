@@ -14,6 +14,7 @@ from qkscope.heads import HeadId
 from qkscope.store.datasets import write_dataset
 
 N_LAYERS, N_QUERY_HEADS, Q_PER_KV = 6, 8, 2
+TITLE = "Demonstration: 48 planted heads"
 D, WINDOW, DOCUMENTS, ROWS = 64, 8192, 32, 3072
 
 

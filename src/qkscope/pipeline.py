@@ -231,7 +231,7 @@ def _points(
     return [
         points_table(index.iloc[[i]], head, components(one.moments.total_q, one.moments.total_k, count), options)
         for i, (one, head) in enumerate(zip(loaded, vectors, strict=True))
-        if head is not None and head.enough and (options.heads is None or one.head[:2] in options.heads)
+        if head is not None and head.enough and options.of(one.head.layer, one.head.head)[0]
     ]
 
 
@@ -245,7 +245,7 @@ def _reading(task: Task) -> Reading:
     paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
     sample = PLANE_ROWS if {"rotation", "planes"} & set(task.analyses) else 0
     if task.job.points is not None:
-        sample = max(sample, task.job.points.rows, PLANE_ROWS)
+        sample = max(PLANE_ROWS, task.job.points.rows)
     return replace(task.job.run.reading, paired=paired, sample=sample)
 
 

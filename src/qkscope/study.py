@@ -188,7 +188,7 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
 def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
     """Labels as text, indices as integers, everything that describes a head as numbers."""
     frame = frame.assign(model=frame["model"].astype(str) if "model" in frame else path.absolute().name)
-    for column in ("layer", "head", "pc", "plane", "k_head"):
+    for column in INDICES:
         if column in frame:
             try:
                 frame[column] = pd.to_numeric(frame[column]).astype("int64")
@@ -196,15 +196,19 @@ def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
                 raise TableError(f"{file}: column {column} should hold whole numbers ({error})") from None
     texts = {"model", "family", "taxonomy", "flags", "view", "kind"}
     truths = {"concordant", "degenerate", "nope", "omega_at_edge", "active"}
-    for column in set(frame.columns) - texts - truths:
+    kept = {}
+    for column in frame.columns:
+        if column in texts or column in truths or column in INDICES:
+            kept[column] = frame[column]
+            continue
         try:
-            frame[column] = pd.to_numeric(frame[column]).astype("float64") if column not in _INTEGERS else frame[column]
+            kept[column] = pd.to_numeric(frame[column]).astype("float64")
         except (ValueError, TypeError):
-            frame = frame.drop(columns=column)  # not one of ours
-    return frame
+            continue  # not a number, so not one of ours
+    return pd.DataFrame(kept)
 
 
-_INTEGERS = {"layer", "head", "pc", "plane", "k_head"}
+INDICES = ("layer", "head", "pc", "plane", "k_head")
 
 
 def _summary(path: Path) -> dict[str, Any]:

@@ -115,13 +115,25 @@ class PointOptions:
     """Coordinates in the complement, at most: two per plane."""
     pcs: tuple[int, ...] = (0, 1)
     """Principal components."""
+    brief_rows: int = 0
+    """Vectors of each kind of every other head, at most."""
+    brief_axes: int = 0
+    """Coordinates in the complement of those."""
+
+    def of(self, layer: int, head: int) -> tuple[int, int]:
+        """How many vectors and coordinates of this head are wanted."""
+        if self.heads is None or (layer, head) in self.heads:
+            return self.rows, self.axes
+        return self.brief_rows, self.brief_axes
 
 
 def points_table(index: pd.DataFrame, head: HeadVectors, pcs: Components, options: PointOptions) -> pd.DataFrame:
     """Vectors of one head on its principal components, on a and b (not centred), and in its complement (centred)."""
+    rows, axes = options.of(int(index["layer"].iloc[0]), int(index["head"].iloc[0]))
     basis = complement(head.measured(), head.a, head.b)
-    shown = sample_pair(head.pair, options.rows)
-    return pd.concat([_point_rows(index, kind, shown, head, pcs, basis, options) for kind in "qk"], ignore_index=True)
+    shown = sample_pair(head.pair, rows)
+    parts = [_point_rows(index, kind, shown, head, pcs, basis, options.pcs, axes) for kind in "qk"]
+    return pd.concat(parts, ignore_index=True)
 
 
 def _point_rows(
@@ -131,13 +143,14 @@ def _point_rows(
     head: HeadVectors,
     pcs: Components,
     basis: Complement,
-    options: PointOptions,
+    kept: tuple[int, ...],
+    n_axes: int,
 ) -> pd.DataFrame:
     rows = shown.q if kind == "q" else shown.k
     axes = pcs.axes[0] if pcs.axes.ndim == 3 else pcs.axes
-    columns = {f"pc{pc}": rows.x @ axes[pc] for pc in options.pcs}
+    columns = {f"pc{pc}": rows.x @ axes[pc] for pc in kept if pc < len(axes)}
     columns |= {"a": rows.x @ head.a, "b": rows.x @ head.b}
-    on = basis.project(rows)[:, : options.axes]
+    on = basis.project(rows)[:, :n_axes]
     columns |= {f"svd_{i}": on[:, i] for i in range(on.shape[1])}
     frame = pd.DataFrame({name: values.astype(np.float32) for name, values in columns.items()})
     named = {name: index[name].iloc[0] for name in ("model", "layer", "head")}

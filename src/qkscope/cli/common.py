@@ -16,7 +16,9 @@ from qkscope._version import __version__
 from qkscope.errors import ConfigError, QkscopeError
 
 if TYPE_CHECKING:
+    from qkscope.analyses.vectortables import PointOptions
     from qkscope.pipeline import Analysis, Failure, Job, OnDone, Outcome
+    from qkscope.run import Run
 
 log = logging.getLogger("qkscope")
 
@@ -92,39 +94,64 @@ def parse_indices(text: str | None) -> frozenset[int] | None:
     return frozenset(chosen)
 
 
+def parse_points(text: str | None, run: Run) -> PointOptions | None:
+    """Of which heads vectors are written: all, a number of them, or names such as l05h13,l00h02."""
+    from qkscope.analyses.vectortables import PointOptions
+    from qkscope.figures.collages import choose
+    from qkscope.heads import HeadId
+
+    if text is None or text == "all":
+        return None if text is None else PointOptions()
+    there = [(head.layer, head.head) for head in run.heads]
+    if text.isdecimal():
+        return PointOptions(frozenset(choose(there, count=int(text))))
+    named = [HeadId.match(f"{name.strip()}q") for name in text.split(",")]
+    wanted = frozenset((head.layer, head.head) for head in named if head is not None)
+    if None in named or not wanted <= set(there):
+        raise ConfigError(f"expected all, a number or heads of {run.model} such as l05h13,l00h02, got {text!r}")
+    return PointOptions(wanted)
+
+
 @contextmanager
-def progress() -> Iterator[OnDone]:
+def progress(what: str = "heads") -> Iterator[OnDone]:
     """A bar with heads/s and time left on a terminal, a plain line now and then in a log; failures as they come."""
     if sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
-        with _bar() as on_done:
+        with _bar(what) as on_done:
             yield on_done
     else:
-        yield _lines()
+        yield _lines(what)
 
 
-def _lines() -> Callable[[int, int, list[Failure]], None]:
+def _lines(what: str) -> Callable[[int, int, list[Failure]], None]:
     start = last = time.monotonic()
 
     def on_done(done: int, total: int, failures: list[Failure]) -> None:
         nonlocal last
         report(failures)
-        log.debug("%d of %d heads", done, total)
+        log.debug("%d of %d %s", done, total, what)
         now = time.monotonic()
         if now - last > SECONDS_BETWEEN_LINES:
             last, rate = now, done / (now - start)
-            log.info("%d of %d heads, %.1f heads/s, %.0f s left", done, total, rate, (total - done) / rate)
+            log.info("%d of %d %s, %.1f per s, %.0f s left", done, total, what, rate, (total - done) / max(rate, 1e-9))
 
     return on_done
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[int, int, list[Failure]], None]]:
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """The same for anything else that is counted."""
+    with progress(what) as on_done:
+        yield lambda done, total: on_done(done, total, [])
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int, list[Failure]], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    rate = TextColumn("{task.fields[rate]:.1f} heads/s")
+    rate = TextColumn("{task.fields[rate]:.1f} per s")
     bar = Progress(
-        TextColumn("heads"),
+        TextColumn(what),
         BarColumn(),
         MofNCompleteColumn(),
         rate,
@@ -133,7 +160,7 @@ def _bar() -> Iterator[Callable[[int, int, list[Failure]], None]]:
     )
     start = time.monotonic()
     with bar:
-        task = bar.add_task("heads", total=None, rate=0.0)
+        task = bar.add_task(what, total=None, rate=0.0)
 
         def on_done(done: int, total: int, failures: list[Failure]) -> None:
             report(failures)

@@ -21,14 +21,17 @@ from qkscope.cli.common import (
     Verbose,
     Version,
     Workers,
+    counted,
     errors_as_lines,
     finish,
     log,
     parse_indices,
+    parse_points,
     prepare,
     progress,
     set_up_logging,
 )
+from qkscope.cli.report import report, view
 from qkscope.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +62,9 @@ def _show_columns(wanted: bool) -> None:
 def analyze(
     datasets: Annotated[list[str], typer.Argument(help="Dataset folders, Hub ids or hf:// URLs; each is one model.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the tables.")] = Path("results"),
-    only: Annotated[str | None, typer.Option(help="Only these analyses: pca, rotation or pca,rotation.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Only these analyses, such as pca,rotation; there is planes too.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit, for a Hub dataset.")] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Label in the tables, once per dataset; by default its folder or revision.")
@@ -72,6 +77,10 @@ def analyze(
     sample_heads: SampleHeads = None,
     seed: Seed = None,
     max_samples: Annotated[int | None, typer.Option(min=2, help="At most this many rows of each head.")] = None,
+    points: Annotated[
+        str | None,
+        typer.Option(help="Also write points.parquet, for pictures: all, a number of heads, or such as l05h13,l00h02."),
+    ] = None,
     workers: Workers = None,
     no_intervals: NoIntervals = False,
     strict: Strict = False,
@@ -95,24 +104,13 @@ def analyze(
             )
         analyses = _parse_analyses(only)
         chosen = Selection(parse_indices(layers), parse_indices(heads), sample_heads, seed or 0)
-        jobs = [
-            Job(
-                open_run(
-                    dataset,
-                    revision,
-                    model=label,
-                    family=family,
-                    q_per_kv=q_per_kv,
-                    window=window,
-                    max_samples=max_samples,
-                    seed=seed or 0,
-                ),
-                chosen,
-                config={"command": "analyze", "layers": layers, "heads": heads, "sample_heads": sample_heads}
-                | {"seed": seed or 0, "max_samples": max_samples, "window": window, "q_per_kv": q_per_kv},
-            )
+        reading = {"q_per_kv": q_per_kv, "window": window, "max_samples": max_samples, "seed": seed or 0}
+        runs = [
+            open_run(dataset, revision, model=label, family=family, **reading)  # type: ignore[arg-type]
             for dataset, label in zip_longest(datasets, model or [])
         ]
+        said = {"command": "analyze", "layers": layers, "heads": heads, "sample_heads": sample_heads} | reading
+        jobs = [Job(run, chosen, points=parse_points(points, run), config=said) for run in runs]
         prepare(jobs, output, analyses)
         with progress() as on_done:
             outcomes = analyze_jobs(
@@ -128,34 +126,46 @@ def analyze(
 
 @app.command(epilog="Example: qkscope demo -o demo")
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for dataset and tables.")] = Path("demo"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for dataset, tables and report.")] = Path(
+        "demo"
+    ),
     workers: Workers = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Do the whole job on an embedded default: plant a dataset of 48 heads, compute the tables, show what they say."""
+    """Do the whole job on an embedded default: plant a dataset of 48 heads, compute the tables, write the report."""
     from qkscope.cli.show import show_results
-    from qkscope.demo import write_demo_dataset
+    from qkscope.demo import TITLE, write_demo_dataset
     from qkscope.pipeline import Job
     from qkscope.pipeline import analyze as analyze_jobs
+    from qkscope.reporting import EXPLORER, REPORT, run_points, write_report
     from qkscope.run import open_run
+    from qkscope.study import Entry, build
 
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         log.info("planting a dataset of 48 query heads in %s", output / "dataset")
         dataset = write_demo_dataset(output / "dataset")
+        run = open_run(dataset, model="planted heads")
         with progress() as on_done:
-            outcomes = analyze_jobs([Job(open_run(dataset, model="planted"))], workers=workers, on_done=on_done)
+            outcomes = analyze_jobs([Job(run, points=run_points(run))], workers=workers, on_done=on_done)
         code = finish(output / "results", outcomes, started)
+        study = build([Entry(output / "results")], TITLE)
+        with counted("figures") as on_figures:
+            write_report(study, output / "report", command="qkscope demo", workers=workers, on_figures=on_figures)
         if not quiet:
             show_results(outcomes[0], output / "results")
+        for name in (REPORT, EXPLORER):
+            typer.echo(f"{Path(name).stem}: {(output / 'report' / name).resolve()}")
         raise typer.Exit(code)
 
 
 app.command(epilog="Example: qkscope capture HuggingFaceTB/SmolLM2-135M --texts books/ --window 4096 -o runs/smollm2")(
     capture
 )
+app.command(epilog="Example: qkscope report study.yaml -o report")(report)
+app.command(epilog="Example: qkscope view runs/base runs/tuned")(view)
 app.command(epilog="Example: qkscope plan HuggingFaceTB/SmolLM2-135M --texts books/")(plan)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -46,6 +47,7 @@ def clusters(frame: pd.DataFrame) -> np.ndarray:
     return frame.groupby(["model", "layer", key], sort=False).ngroup().to_numpy()
 
 
+@cache
 def _draws(n: int) -> Float[np.ndarray, "draws n"]:
     """How often each of n clusters is drawn, in each draw."""
     if n == 0:

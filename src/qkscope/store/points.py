@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from qkscope.errors import TableError
+from qkscope.store.atomic import locked, write_together
 
 POINTS = "points.parquet"
 POINT_KEYS = ["model", "layer", "head"]
@@ -43,6 +44,16 @@ def points_bytes(folder: Path, new: pd.DataFrame) -> bytes:
     buffer = io.BytesIO()
     frame[[*_INDEX, *sorted(coordinates, key=_order)]].to_parquet(buffer, index=False, compression="zstd")
     return buffer.getvalue()
+
+
+def write_points(folder: Path, new: pd.DataFrame) -> None:
+    """Replace or add these heads' points."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            write_together(folder, {POINTS: points_bytes(folder, new)})
+    except OSError as error:
+        raise TableError(f"cannot write to {folder} ({error.strerror}); choose another results folder") from None
 
 
 def _without(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:

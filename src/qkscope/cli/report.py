@@ -1,0 +1,75 @@
+"""``qkscope report`` and ``qkscope view``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkscope.cli.common import Quiet, Verbose, Workers, counted, errors_as_lines, log, progress, set_up_logging
+
+Given = Annotated[
+    list[str],
+    typer.Argument(help="A study file (.yaml), or runs, datasets and results folders; each is one model or more."),
+]
+
+
+def report(
+    given: Given,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for figures and pages.")] = Path("report"),
+    no_points: Annotated[
+        bool, typer.Option("--no-points", help="Leave out the vectors of heads: no collages, smaller pages.")
+    ] = False,
+    workers: Workers = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Draw all figures and write report.html and explorer.html, each one file that opens from disk."""
+    from qkscope.reporting import EXPLORER, REPORT, TABLES, gather, sources, write_report
+
+    started = time.monotonic()
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines():
+        found = sources(given)
+        with progress() as on_done:
+            study = gather(found, output / TABLES, points=not no_points, workers=workers, on_done=on_done)
+        log.info("%d runs: %s", len(study.runs), ", ".join(study.labels))
+        with counted("figures") as on_figures:
+            left_out = write_report(study, output, command=_command(), workers=workers, on_figures=on_figures)
+        for one in left_out:
+            log.info("left out %s: %s", one.name, one.reason)
+        log.info("wrote in %.1f s:", time.monotonic() - started)
+        for name in (REPORT, EXPLORER):
+            typer.echo(str((output / name).resolve()))
+
+
+def view(
+    given: Given,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("explorer.html"),
+    no_open: Annotated[bool, typer.Option("--no-open", help="Write the page and do not open it.")] = False,
+    workers: Workers = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write the interactive explorer of one or more runs, and open it in the browser. It needs no server."""
+    from qkscope.reporting import gather, sources, write_explorer
+
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines():
+        found = sources(given)
+        with progress() as on_done:
+            study = gather(found, output.with_suffix(".tables"), workers=workers, on_done=on_done)
+        write_explorer(study, output)
+        typer.echo(str(output.resolve()))
+        if not no_open and not webbrowser.open(output.resolve().as_uri()):
+            log.info("no browser was found; open the file yourself")
+
+
+def _command() -> str:
+    """The command as it was typed, for the record."""
+    return shlex.join(["qkscope", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("qkscope", "__main__") else "qkscope"

@@ -1,0 +1,169 @@
+"""The published command lines ``pca-visualize`` and ``rotate-visualize``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkscope.cli.common import Quiet, Verbose, Version, errors_as_lines, log, set_up_logging
+from qkscope.errors import ConfigError, TableError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from qkscope.analyses.vectortables import PointOptions
+    from qkscope.pipeline import Analysis, Job
+    from qkscope.study import Study
+
+ConfigFile = Annotated[Path, typer.Option("--config", help="A config file.")]
+Random = Annotated[bool, typer.Option("--random", help="Draw the heads with --seed.")]
+Collage = Annotated[bool, typer.Option("--collage", help="Four heads, two by two.")]
+SeedOf = Annotated[int, typer.Option("--seed", help="Seed of the heads.")]
+Layer = Annotated[int | None, typer.Option(min=0, help="This layer.")]
+HeadOf = Annotated[int | None, typer.Option("--head", min=0, help="This query head.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="File to write, .png, .svg or .pdf; by default below the results folder."),
+]
+
+pca_app = typer.Typer(pretty_exceptions_enable=False)
+rotate_app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@pca_app.command(
+    epilog="Example: pca-visualize --config configs/attention-plasticity/qwen3-4b.yaml --random --collage --qk --seed 42"
+)
+def pca_visualize(
+    config: ConfigFile,
+    random: Random = False,
+    collage: Collage = False,
+    qk: Annotated[bool, typer.Option("--qk", help="Queries and keys together; otherwise queries alone.")] = False,
+    seed: SeedOf = 42,
+    layer: Layer = None,
+    head: HeadOf = None,
+    pc_x: Annotated[int, typer.Option(min=0, max=255, help="Component on the horizontal axis.")] = 0,
+    pc_y: Annotated[int, typer.Option(min=0, max=255, help="Component on the vertical axis.")] = 1,
+    output: Output = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    version: Version = False,
+) -> None:
+    """Queries and keys of one head, or of four, on two principal components."""
+    from qkscope.plot import MOST_POINTS, components_figure
+
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines():
+        from qkscope.analyses.vectortables import PointOptions
+
+        job, chosen = _choose(config, random, 4 if collage else 1, seed, layer, head)
+        job = replace(job, pca=replace(job.pca, n_components=max(job.pca.n_components, pc_x + 1, pc_y + 1)))
+        points = PointOptions(axes=0, rows=MOST_POINTS, pcs=tuple(sorted({pc_x, pc_y})))
+        study = _study(job, chosen, ("pca",), points)
+        drawn = components_figure(study, chosen, (pc_x, pc_y), "qk" if qk else "q")
+        _save(drawn, output, job, f"pc{pc_x}-pc{pc_y}{'-qk' if qk else ''}", chosen, seed if random else None)
+
+
+@rotate_app.command(
+    epilog="Example: rotate-visualize --config configs/attention-plasticity/qwen3-4b.yaml --complement --random --seed 42"
+)
+def rotate_visualize(
+    config: ConfigFile,
+    random: Random = False,
+    collage: Collage = False,
+    complement: Annotated[bool, typer.Option("--complement", help="What is left of one head off a and b.")] = False,
+    qk: Annotated[bool, typer.Option("--qk", help="Queries and keys together, as always here.")] = False,
+    seed: SeedOf = 42,
+    layer: Layer = None,
+    head: HeadOf = None,
+    output: Output = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    version: Version = False,
+) -> None:
+    """Queries and keys in the plane of drift and separation, or the planes of one head's complement."""
+    from qkscope.plot import MOST_POINTS, complement_figure, plane_figure
+
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines():
+        from qkscope.analyses.vectortables import PointOptions
+
+        if complement and collage:
+            raise ConfigError("--complement shows one head; leave out --collage")
+        job, chosen = _choose(config, random, 4 if collage else 1, seed, layer, head)
+        if complement:
+            study = _study(job, chosen, ("planes",), PointOptions(rows=MOST_POINTS))
+            drawn = complement_figure(study, chosen[0])
+        else:
+            study = _study(job, chosen, ("rotation",), PointOptions(axes=0, rows=MOST_POINTS))
+            drawn = plane_figure(study, chosen)
+        _save(drawn, output, job, "complement" if complement else "ab-plane", chosen, seed if random else None)
+
+
+def _choose(
+    config: Path, random: bool, count: int, seed: int, layer: int | None, head: int | None
+) -> tuple[Job, list[tuple[int, int]]]:
+    """The config's run, and the heads that the options name."""
+    from qkscope.config import load_configs
+    from qkscope.figures.collages import choose
+    from qkscope.pipeline import job_from_config
+
+    configs = load_configs([config])
+    if len(configs) != 1:
+        raise ConfigError(f"{config} holds {len(configs)} configs; a picture is of one")
+    job = job_from_config(configs[0])
+    targets = [(h.layer, h.head) for h in job.selection.of(job.run)]
+    targets = [t for t in targets if (layer is None or t[0] == layer) and (head is None or t[1] == head)]
+    if not targets:
+        raise ConfigError(
+            f"{job.run.model} has no head in layer {layer}, head {head}; see the config's layers and heads"
+        )
+    if not random and len(targets) > count:
+        raise ConfigError("say which head: --random, or --layer and --head")
+    # Four are drawn even where one is shown, so that it is the first of the collage.
+    return job, (choose(targets, seed)[:count] if random else sorted(targets)[:count])
+
+
+def _study(job: Job, heads: list[tuple[int, int]], analyses: tuple[Analysis, ...], points: PointOptions) -> Study:
+    """Tables of the heads; their points go through points.parquet in the results folder."""
+    from qkscope.plot import heads_study
+    from qkscope.store.points import read_points, write_points
+
+    folder = _folder(job)
+    log.info("reading %d of %s", len(heads), job.run.source)
+    study = heads_study(job, heads, analyses, points)
+    if "points" not in study.tables:
+        raise TableError(f"{job.run.model}: too few vectors of {heads[0]} for a picture")
+    write_points(folder, study.tables["points"])
+    kept = read_points(folder)
+    return study if kept is None else replace(study, tables=study.tables | {"points": kept})
+
+
+def _folder(job: Job) -> Path:
+    said = job.config.get("output")
+    return Path(said["results_dir"]) if isinstance(said, dict) else Path("results")
+
+
+def _save(
+    drawn: Figure, output: Path | None, job: Job, what: str, heads: list[tuple[int, int]], seed: int | None
+) -> None:
+    from qkscope.figures.style import house_style
+    from qkscope.figures.write import save
+
+    which = f"seed{seed}" if seed is not None else "-".join(f"l{a:02d}h{b:02d}" for a, b in heads)
+    path = output or _folder(job) / "figures" / f"{job.run.model.replace('/', '_')}-{what}-{which}.png"
+    with house_style():
+        save(drawn, path)
+    typer.echo(str(path.resolve()))
+
+
+def run_pca_visualize() -> None:
+    """Entry point of ``pca-visualize``."""
+    pca_app()
+
+
+def run_rotate_visualize() -> None:
+    """Entry point of ``rotate-visualize``."""
+    rotate_app()

@@ -1,0 +1,85 @@
+"""Pictures of heads from Python: each call returns a matplotlib Figure, drawn from a sample of the head's vectors.
+
+>>> import qkscope
+>>> run = qkscope.open("runs/my-model")                        # doctest: +SKIP
+>>> qkscope.plot.ab_plane(run, heads=[(5, 13), (0, 2)])        # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from matplotlib.figure import Figure
+
+from qkscope.analyses.vectortables import PointOptions
+from qkscope.errors import ConfigError
+from qkscope.figures import collages
+from qkscope.figures.style import house_style
+from qkscope.pipeline import Analysis, Job, Selection, analyze
+from qkscope.run import Run
+from qkscope.study import Study, StudyRun
+
+Heads = Sequence[tuple[int, int]]
+MOST_POINTS = 8000
+"""Points of each kind per head."""
+
+
+def pc_plane(
+    run: Run, heads: Heads | None = None, pcs: tuple[int, int] = (0, 1), *, seed: int = 42, kinds: str = "qk"
+) -> Figure:
+    """Queries and keys on two principal components; four heads drawn with the seed, or those given."""
+    chosen = list(heads or draw_heads(run, seed))
+    study = heads_study(Job(run), chosen, ("pca",), PointOptions(axes=0, rows=MOST_POINTS, pcs=tuple(sorted(set(pcs)))))
+    return components_figure(study, chosen, pcs, kinds)
+
+
+def ab_plane(run: Run, heads: Heads | None = None, *, seed: int = 42) -> Figure:
+    """Queries and keys on the drift axis a and the separation axis b."""
+    chosen = list(heads or draw_heads(run, seed))
+    return plane_figure(heads_study(Job(run), chosen, ("rotation",), PointOptions(axes=0, rows=MOST_POINTS)), chosen)
+
+
+def complement(run: Run, head: tuple[int, int] | None = None, *, seed: int = 42) -> Figure:
+    """The complement of one head, plane by plane."""
+    chosen = head or draw_heads(run, seed)[0]
+    study = heads_study(Job(run), [chosen], ("planes",), PointOptions(rows=MOST_POINTS))
+    return complement_figure(study, chosen)
+
+
+def draw_heads(run: Run, seed: int = 42) -> list[tuple[int, int]]:
+    """The four heads that the published collages show for this seed."""
+    return collages.choose([(head.layer, head.head) for head in run.heads], seed)
+
+
+def heads_study(job: Job, heads: Heads, analyses: Sequence[Analysis], points: PointOptions) -> Study:
+    """Tables and points of a few heads of a run."""
+    missing = [head for head in heads if head not in {(h.layer, h.head) for h in job.run.heads}]
+    if missing:
+        raise ConfigError(f"{job.run.model} has no head l{missing[0][0]:02d}h{missing[0][1]:02d}")
+    job = replace(job, selection=Selection(exactly=frozenset(heads)), points=points)
+    (outcome,) = analyze([job], analyses, workers=1, intervals=False, strict=True)
+    return Study((StudyRun(job.run.model, job.run.family),), outcome.tables.frames)
+
+
+def components_figure(study: Study, heads: Heads, pcs: tuple[int, int], kinds: str = "qk") -> Figure:
+    """Draw heads of a study of one run on two components."""
+    data = collages.prepare_components(study, _keys(study, heads), pcs)
+    with house_style():
+        return collages.draw_components(data[data["kind"].isin(list(kinds))])
+
+
+def plane_figure(study: Study, heads: Heads) -> Figure:
+    """Draw heads of a study of one run on a and b."""
+    with house_style():
+        return collages.draw_plane(collages.prepare_plane(study, _keys(study, heads)))
+
+
+def complement_figure(study: Study, head: tuple[int, int]) -> Figure:
+    """Draw the complement of a head of a study of one run."""
+    with house_style():
+        return collages.draw_complement(collages.prepare_complement(study, _keys(study, [head])[0]))
+
+
+def _keys(study: Study, heads: Heads) -> list[collages.HeadKey]:
+    return [(study.labels[0], layer, head) for layer, head in heads]

@@ -1,0 +1,1 @@
+"""Tables and figures into self-contained HTML: the report and the explorer."""

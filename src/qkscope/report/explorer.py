@@ -1,0 +1,107 @@
+"""explorer.html: a map of all heads by any metric, and everything about the one that is clicked."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from qkscope._version import __version__
+from qkscope.report.heads import head_frame, metrics, numbers
+from qkscope.report.page import render
+from qkscope.report.points import COMPLEMENT_AXES, packed, rows_per_kind
+from qkscope.study import Study, StudyRun
+
+FIRST_METRICS = ("bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
+"""The metric shown first is the first of these that there is."""
+
+
+def explorer_html(study: Study, *, report: str | None = None) -> str:
+    """The whole page; ``report`` is the report's file name, if there is one."""
+    frame = head_frame(study)
+    known = metrics(frame)
+    columns = [metric.column for metric in known]
+    by_run = {run.label: frame[frame["model"] == run.label].reset_index(drop=True) for run in study.runs}
+    points = _points(study, by_run)
+    data = {
+        "runs": [_run(run, by_run[run.label], columns) for run in study.runs],
+        "metrics": [vars(metric) for metric in known],
+        "first": next((name for name in FIRST_METRICS if name in columns), columns[0] if columns else None),
+        "planes": [_planes(study, run.label, by_run[run.label]) for run in study.runs],
+        "complementAxes": COMPLEMENT_AXES,
+    }
+    return render(
+        "explorer.html.j2",
+        title=study.title or (study.labels[0] if len(study.runs) == 1 else f"{len(study.runs)} runs"),
+        data=data,
+        points=points,
+        report=report,
+        version=__version__,
+        plotly=plotly_js(),
+    )
+
+
+def plotly_js() -> Markup:
+    """The library that draws, as its Python package ships it."""
+    return Markup((files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
+
+
+def _run(run: StudyRun, frame: pd.DataFrame, columns: list[str]) -> dict[str, Any]:
+    ends = {
+        column: [numbers(frame, f"{column}_low"), numbers(frame, f"{column}_high")]
+        for column in columns
+        if f"{column}_low" in frame and frame[f"{column}_low"].notna().any()
+    }
+    return {
+        "label": run.label,
+        "family": run.family,
+        "phase": run.phase or "",
+        "window": run.window,
+        "nope": sorted(run.nope_layers),
+        "sliding": sorted(run.sliding_layers),
+        "layer": frame["layer"].astype(int).tolist(),
+        "head": frame["head"].astype(int).tolist(),
+        "key": frame["k_head"].fillna(-1).astype(int).tolist() if "k_head" in frame else [],
+        "taxonomy": frame["taxonomy"].fillna("").astype(str).tolist(),
+        "flags": frame["flags"].fillna("").astype(str).tolist() if "flags" in frame else [],
+        "values": [numbers(frame, column) for column in columns],
+        "ends": ends,
+    }
+
+
+def _planes(study: Study, label: str, frame: pd.DataFrame) -> list[list[list[float]]]:
+    """For each head of the run, (share, angle_r, frequency, active) of each plane; empty where there are none."""
+    table = study.tables.get("planes")
+    if table is None or not {"var_share", "angle_r", "frequency", "active"} <= set(table):
+        return []
+    mine = table[table["model"] == label]
+    by_head = {key: part.sort_values("plane") for key, part in mine.groupby(["layer", "head"])}
+    found: list[list[list[float]]] = []
+    for layer, head in zip(frame["layer"], frame["head"], strict=True):
+        part = by_head.get((int(layer), int(head)))
+        if part is None:
+            found.append([])
+            continue
+        rows = part[["var_share", "angle_r", "frequency", "active"]].astype(float).fillna(0.0).to_numpy()
+        found.append([[float(f"{value:.4g}") for value in row] for row in rows])
+    return found
+
+
+def _points(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
+    """(element id, base64) of each head that has points: ``points-RUN-HEAD`` by their numbers in the page."""
+    table = study.tables.get("points")
+    if table is None or table.empty:
+        return []
+    groups = dict(iter(table.groupby(["model", "layer", "head"], sort=False)))
+    most = rows_per_kind(len(groups))
+    found = []
+    for r, run in enumerate(study.runs):
+        frame = by_run[run.label]
+        for i, (layer, head) in enumerate(zip(frame["layer"], frame["head"], strict=True)):
+            part = groups.get((run.label, int(layer), int(head)))
+            if part is not None and most:
+                window = run.window or int(part["position"].max()) + 1
+                found.append((f"points-{r}-{i}", packed(part, window, most)))
+    return found

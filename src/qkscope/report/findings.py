@@ -1,0 +1,360 @@
+"""The findings of the study as sections: what each is about, its numbers here and as published, and the caveat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from qkscope.analyses.pca import TAXONOMY
+from qkscope.figures.bias import prepare_separation
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.select import checkpoints, is_checkpoint, models
+from qkscope.figures.stats import correlation
+from qkscope.report.published import COLUMNS, figures, pooled, published
+from qkscope.report.values import Value, mean_of, shown
+from qkscope.study import Study
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of a section's table."""
+
+    column: str
+    label: str
+    table: str
+    """qk, heads or rotated; ``qk`` means component 0."""
+    percent: bool = False
+    key: str = ""
+    """Its name in summary.json, where that differs."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the table, and the published one beside it."""
+
+    text: str
+    over: str
+    published: str | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the report, filled in."""
+
+    id: str
+    title: str
+    about: str
+    measures: list[Measure]
+    rows: list[tuple[str, list[Cell | None]]]
+    lines: list[str]
+    caveat: str
+    figures: list[str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding of the study: what a section says, whatever the data."""
+
+    id: str
+    title: str
+    about: str
+    caveat: str
+    figures: tuple[str, ...]
+    measures: tuple[Measure, ...] = ()
+    lines: Callable[[Study], list[str]] = lambda _study: []
+
+    def fill(self, study: Study) -> Section:
+        """The section for this study."""
+        frames = {"qk": with_derived(study), "heads": study.tables.get("heads"), "rotated": rotated(study)}
+        there = [m for m in self.measures if (frame := frames[m.table]) is not None and m.column in frame]
+        rows = [(run.label, [_cell(study, run.label, frames[m.table], m) for m in there]) for run in study.runs]
+        return Section(
+            self.id, self.title, self.about, there, rows if there else [], self.lines(study), self.caveat,
+            list(self.figures),
+        )  # fmt: skip
+
+
+def _cell(study: Study, label: str, frame: pd.DataFrame | None, measure: Measure) -> Cell | None:
+    value = mean_of(study, [label], frame, measure.column, measure.key)
+    if value is None:
+        return None
+    return Cell(value.text(measure.percent), value.over, published(label, measure.column))
+
+
+def with_derived(study: Study) -> pd.DataFrame | None:
+    """Component 0 with |r_k|, whether it is discordant, and one column per class."""
+    first = study.pc0
+    if first is None:
+        return None
+    classes = {kind: (first["taxonomy"] == kind).astype(float) for kind in TAXONOMY}
+    return first.assign(abs_r_k=first["r_k"].abs(), discordant=(first["r_k"] < 0).astype(float), **classes)
+
+
+def rotated(study: Study) -> pd.DataFrame | None:
+    """The rotation model's table with |r_k_a|, |r_q_a| and whether the bias is positive."""
+    frame = study.tables.get("rotated")
+    if frame is None:
+        return None
+    if "bias_strength" in frame:
+        frame = frame.assign(positive=(frame["bias_strength"] > 0).astype(float).where(frame["bias_strength"].notna()))
+    return frame
+
+
+# ---- sentences ----------------------------------------------------------------------------------
+
+
+def _pooled_lines(study: Study, pairs: list[tuple[str, str]]) -> list[str]:
+    """Published figures over all models, for a study that is about those models."""
+    known = [run for run in models(study) if run.label.lower() in figures()["models"]]
+    if len(known) < 2:
+        return []
+    said = [f"{text} {shown(value) if isinstance(value, int | float) else value}" for name, text in pairs
+            if (value := pooled(name)) is not None]  # fmt: skip
+    return [f"Published over 11 models and 3,239 heads: {', '.join(said)}."]
+
+
+def _share_lines(study: Study) -> list[str]:
+    heads = study.tables.get("heads")
+    said = _pooled_lines(study, [("posvar_q_published", "queries"), ("posvar_k_published", "keys")])
+    if heads is None or not {"posvar_q", "posvar_q_published"} <= set(heads):
+        return said
+    both = heads.dropna(subset=["posvar_q", "posvar_q_published"])
+    both = both[both["posvar_q"] > 0]
+    if both.empty:
+        return said
+    ratio = (both["posvar_q_published"] / both["posvar_q"]).median()
+    larger = (both["posvar_q"] > both["posvar_q_published"]).mean()
+    return [
+        f"For queries the published formula gives {ratio:.2g} times the exact share in the median head; the exact "
+        f"share is "
+        f"the larger one in {larger:.0%} of heads.",
+        *said,
+    ]
+
+
+def _separability_lines(study: Study) -> list[str]:
+    return _pooled_lines(study, [("fisher_pc0", "Fisher ratio about"), ("separation_pc0", "separation about")])
+
+
+def _axes_lines(study: Study) -> list[str]:
+    first, frame = with_derived(study), rotated(study)
+    labels = [run.label for run in models(study)]
+    if first is None or frame is None or not {"r_q_a", "r_k_a"} <= set(frame):
+        return []
+    pc = [mean_of(study, labels, first, name) for name in ("r_q", "abs_r_k")]
+    axis = [mean_of(study, labels, frame, name) for name in ("r_q_a", "r_k_a")]
+    if any(value is None for value in (*pc, *axis)):
+        return []
+    (q0, k0), (qa, ka) = ([v.value for v in pair if v is not None] for pair in (pc, axis))
+    turn = "The order reverses" if (q0 > k0) != (qa > ka) else "The order is the same on both axes"
+    return [f"{turn}: on PC0 r_q {q0:.2f} against |r_k| {k0:.2f}, on axis a r_q_a {qa:.2f} against r_k_a {ka:.2f}."]
+
+
+def _simpson_lines(study: Study) -> list[str]:
+    try:
+        data = prepare_separation(study)
+    except NotApplicable:
+        return []
+    pooled_r = correlation(data["separation_strength"], data["bias_strength"])
+    said = [f"Over all {len(data):,} heads: r = {pooled_r:+.2f}."]
+    known = pooled("bias_separation_r")
+    for family, part in data.groupby("family", sort=False):
+        r = correlation(part["separation_strength"], part["bias_strength"])
+        beside = f" (published {known[family]:+.2f})" if family in known else ""
+        said.append(f"{str(family) or 'No family'}: r = {r:+.2f}{beside}, {len(part):,} heads.")
+    return said
+
+
+def _training_lines(study: Study) -> list[str]:
+    try:
+        runs = checkpoints(study)
+    except NotApplicable:
+        return []
+    first, frame = with_derived(study), rotated(study)
+    wanted = [("r_q", first), ("r_k", first), ("abs_r_k", first), ("explained_variance", first),
+              ("position-dominated", first), ("r_k_a", frame), ("mu_q_a", frame), ("alpha_k", frame),
+              ("bias_strength", frame), ("bias_window", frame), ("plane_var_fraction", frame)]  # fmt: skip
+    said = []
+    for column, table in wanted:
+        ends = [mean_of(study, [run.label], table, column) for run in (runs[0], runs[-1])]
+        if ends[0] is not None and ends[1] is not None:
+            known = [published(run.label, column) for run in (runs[0], runs[-1])]
+            beside = f" (published {known[0]} → {known[1]})" if all(known) else ""
+            said.append(f"{column}: {ends[0].text()} → {ends[1].text()}{beside}")
+    return [f"Means over heads from {runs[0].label} to {runs[-1].label}:", *said] if said else []
+
+
+def names_with_checkpoints(study: Study) -> bool:
+    """Whether a study is about training."""
+    return sum(is_checkpoint(run) for run in study.runs) > 1
+
+
+# ---- the findings -------------------------------------------------------------------------------
+
+_FIRST = Measure("explained_variance", "PC0's share of variance", "qk", percent=True)
+FINDINGS = (
+    Finding(
+        "share",
+        "How much of the variance is position",
+        "A part of what queries and keys vary in is a linear function of where the token stands.",
+        "The published formula, Σ explained_variance · r², multiplies a share of the pooled variance, in which the "
+        "distance "
+        "between queries and keys counts, with a correlation within one class. It is not a fraction of anything. The "
+        "exact "
+        "share, ‖Cov(x, t)‖² / (var t · tr Σ), is.",
+        ("qk-pca/01_pc_roles", "qk-pca/05_explained_variance"),
+        (
+            Measure("posvar_q", "queries, exact", "heads", percent=True),
+            Measure("posvar_q_published", "queries, published formula", "heads", percent=True),
+            Measure("posvar_k", "keys, exact", "heads", percent=True),
+            Measure("posvar_k_published", "keys, published formula", "heads", percent=True),
+            _FIRST,
+        ),
+        _share_lines,
+    ),
+    Finding(
+        "separability",
+        "Queries and keys are apart",
+        "Queries and keys of a head form two clouds, usually far apart along the first component.",
+        "lda_accuracy_gaussian is what Fisher's line would score on PC0 and PC1 if both clouds were Gaussian. PCA "
+        "centres "
+        "its coordinates; (Uq)·(Uk) = q·k holds for the uncentred ones only.",
+        ("qk-pca/06_collage_example",),
+        (
+            Measure("fisher", "Fisher ratio on PC0", "heads"),
+            Measure("separation", "distance of the means on PC0", "heads"),
+            Measure("lda_accuracy_gaussian", "accuracy of a line", "heads", percent=True),
+        ),
+        _separability_lines,
+    ),
+    Finding(
+        "amplification",
+        "The mean query amplifies the keys' drift",
+        "On PC0 the score holds the term mu_q · slope_k · j: a mean query far from zero turns a small drift of the "
+        "keys "
+        "into a bias towards one end of the context.",
+        "Per token, the term shrinks as the window grows even if nothing else changes; per window it is comparable.",
+        (),
+        (
+            Measure("amplification", "mu_q · slope_k per token", "heads"),
+            Measure("amplification_window", "per window", "heads"),
+        ),
+    ),
+    Finding(
+        "taxonomy",
+        "Kinds of heads",
+        "Heads by how their queries and keys follow position on PC0: above 0.7 is strong, below 0.3 is weak.",
+        "Classes use |r_k|. A mean of signed r_k can fall because heads turn discordant rather than because keys "
+        "forget "
+        "position, so |r_k| and the discordant share stand beside it.",
+        ("qk-pca/02_rq_vs_rk_scatter",),
+        (
+            *(Measure(kind, kind, "qk", percent=True) for kind in TAXONOMY),
+            Measure("discordant", "discordant (r_k < 0)", "qk", percent=True),
+        ),
+    ),
+    Finding(
+        "axes",
+        "PC0 and the drift axis tell different stories",
+        "PC0 is where queries and keys vary most; axis a is where their position drift is. Queries tend to follow "
+        "position "
+        "more closely on the first, keys on the second.",
+        "Axis a is fitted to the position covariance, so a correlation along it is high by construction; compare it "
+        "between "
+        "classes and runs, not with 0.",
+        ("qk-pca/03_layer_heatmap_rq", "qk-pca/04_layer_heatmap_rk", "qk-rotation/02_rq_rk_drift_bars"),
+        (
+            Measure("r_q", "r_q on PC0", "qk"),
+            Measure("r_k", "r_k on PC0, signed", "qk"),
+            Measure("abs_r_k", "|r_k| on PC0", "qk"),
+            Measure("r_q_a", "r_q on a", "rotated"),
+            Measure("r_k_a", "r_k on a", "rotated"),
+        ),
+        _axes_lines,
+    ),
+    Finding(
+        "bias",
+        "Recency bias",
+        "bias_strength = mu_q_a · alpha_k is what one more token of lateness adds to the score of a key for the "
+        "average "
+        "query, in the plane of a and b. Positive means that later keys score higher.",
+        "The average runs over all pairs of positions, also those a causal mask hides, so a head that decays evenly "
+        "with "
+        "distance scores about 0. Values per token cannot be compared across windows; values per window can. "
+        "bias_full is "
+        "the same in all dimensions, of which bias_strength is the part on axis a.",
+        ("qk-rotation/04_bias_strength", "qk-rotation/05_slope_ratio", "qk-rotation/06_layer_heatmaps"),
+        (
+            Measure("positive", "share positive", "rotated", percent=True),
+            Measure("bias_strength", "per token", "rotated"),
+            Measure("bias_window", "per window", "rotated"),
+            Measure("bias_full_window", "per window, all dimensions", "rotated"),
+        ),
+    ),
+    Finding(
+        "plane",
+        "Two dimensions hold much of the variance",
+        "The drift axis a and the separation axis b span a plane; its share of the pooled variance is far above 2/d.",
+        "The pooled variance counts the distance between queries and keys, which axis b is chosen to hold.",
+        ("qk-rotation/01_ab_plane_collage", "qk-rotation/03_variance_decomposition"),
+        (
+            Measure("plane_var_fraction", "in the plane", "rotated", percent=True),
+            Measure("separation_strength", "separation_strength", "rotated", percent=True),
+        ),
+    ),
+    Finding(
+        "complement",
+        "The rest turns with position",
+        "Off a and b no direction drifts with position, yet pairs of directions turn with it: the rings that rotary "
+        "encoding makes, shared by queries and keys.",
+        "A plane counts as active when its rotation is coherent over documents beyond 99% of structureless planes on "
+        "the "
+        "same tokens. The published count rests on another criterion.",
+        ("qk-rotation/08_complement_collage",),
+        (
+            Measure("active_planes", "active planes of at most 30", "heads"),
+            Measure("active_share", "their share of the complement", "heads", percent=True),
+        ),
+        lambda study: _pooled_lines(
+            study,
+            [
+                ("active_planes_of_30", "active planes"),
+                ("active_planes_complement_variance", "share of the complement"),
+            ],
+        ),
+    ),
+    Finding(
+        "simpson",
+        "Bias and separation: family by family",
+        "Over heads of several families pooled, bias and separation can go together one way, and within a family the "
+        "other.",
+        "A pooled correlation always stands beside those within families. Per-token bias mixes windows where they "
+        "differ.",
+        ("qk-rotation/07_bias_vs_separation",),
+        (),
+        _simpson_lines,
+    ),
+    Finding(
+        "training",
+        "What changes over training",
+        "The same measures at ordered checkpoints, in the phases that the study names.",
+        "Slopes and biases per token fall when the window grows even if nothing changes per window: both are shown. "
+        "Signed r_k stands beside |r_k|.",
+        (
+            "qk-pca/07_position_signal",
+            "qk-pca/08_taxonomy_evolution",
+            "qk-pca/09_explained_variance_over_training",
+            "qk-pca/10_checkpoint_heatmap_rq",
+            "qk-pca/11_checkpoint_heatmap_rk",
+            "qk-pca/12_phase_portraits",
+            "qk-rotation/09_training_trajectory",
+            "qk-rotation/10_bias_decomposition",
+        ),
+        (),
+        _training_lines,
+    ),
+)
+
+__all__ = ["COLUMNS", "FINDINGS", "Cell", "Finding", "Measure", "Section", "Value"]

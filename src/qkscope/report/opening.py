@@ -1,0 +1,164 @@
+"""The report's first page, in about ten lines: how positional the heads are, which way the bias goes, what changed."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from qkscope.analyses.pca import TAXONOMY
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.select import checkpoints, models
+from qkscope.report.findings import rotated, with_derived
+from qkscope.report.values import DOCUMENTS, Value, mean_of
+from qkscope.study import Study
+
+STAND_OUT = 3
+
+
+def opening(study: Study) -> list[tuple[str, str]]:
+    """(question, answer) pairs; every number is computed from the tables, and a question without data is left out."""
+    parts = (_measured, _positional, _variance, _classes, _axes, _direction, _apart, _rings, _outstanding, _changed)
+    return [(question, answer) for part in parts for question, answer in [part(study)] if answer]
+
+
+def interval_note(study: Study) -> str:
+    """What the intervals are over."""
+    heads = "a bootstrap over key heads (how much a mean depends on which heads there are)"
+    first = _mean(study, "pc0", "r_q") or _mean(study, "rotated", "r_k_a")
+    if first is not None and first.over == DOCUMENTS:
+        return (
+            "Intervals are 95%: over documents (jackknife, centred at the bias-corrected value) for correlations, "
+            "variance "
+            f"and bias; {heads} for classes, separability and planes."
+        )
+    return f"Intervals are 95%: {heads}."
+
+
+def _frame(study: Study, table: str) -> pd.DataFrame | None:
+    return {"pc0": with_derived, "rotated": rotated}.get(table, lambda s: s.tables.get(table))(study)
+
+
+def _mean(study: Study, table: str, column: str, key: str = "") -> Value | None:
+    return mean_of(study, [run.label for run in models(study)], _frame(study, table), column, key)
+
+
+def _measured(study: Study) -> tuple[str, str]:
+    runs = models(study)
+    some = next((f for f in (study.pc0, study.tables.get("rotated"), study.tables.get("heads")) if f is not None), None)
+    heads = 0 if some is None else int(some["model"].isin([run.label for run in runs]).sum())
+    windows = sorted({run.window for run in runs if run.window})
+    named = runs[0].label if len(runs) == 1 else f"{len(runs)} models"
+    total = f", and {len(study.runs) - len(runs)} checkpoints" if len(study.runs) > len(runs) else ""
+    at = (
+        f" at a window of {' to '.join(f'{w:,}' for w in dict.fromkeys([windows[0], windows[-1]]))} tokens"
+        if windows
+        else ""
+    )
+    return "What was measured?", f"{heads:,} query heads of {named}{at}{total}."
+
+
+def _positional(study: Study) -> tuple[str, str]:
+    r_q, r_k, share = (_mean(study, "pc0", c, c) for c in ("r_q", "abs_r_k", "explained_variance"))
+    if r_q is None or r_k is None:
+        return "", ""
+    more = f" PC0 holds {share.text(percent=True)} of the variance." if share else ""
+    return (
+        "How positional are these heads?",
+        f"On PC0 queries correlate with position at {r_q.text()}, keys at {r_k.text()} (absolute).{more}",
+    )
+
+
+def _variance(study: Study) -> tuple[str, str]:
+    q, k = (_mean(study, "heads", column) for column in ("posvar_q", "posvar_k"))
+    published = _mean(study, "heads", "posvar_q_published")
+    if q is None or k is None:
+        return "", ""
+    beside = f" The published formula says {published.text(percent=True)} for queries." if published else ""
+    return (
+        "How much variance is linear in position?",
+        f"{q.text(percent=True)} of the queries' and {k.text(percent=True)} of the keys', exactly.{beside}",
+    )
+
+
+def _classes(study: Study) -> tuple[str, str]:
+    shares = [
+        (kind, value) for kind in TAXONOMY if (value := _mean(study, "pc0", kind)) is not None and value.value > 0
+    ]
+    shares.sort(key=lambda pair: -pair[1].value)
+    said = ", ".join(f"{v.text(percent=True)} {kind}" for kind, v in shares)
+    return "What kinds of heads are there?", f"{said}." if said else ""
+
+
+def _axes(study: Study) -> tuple[str, str]:
+    q, k = (_mean(study, "rotated", column) for column in ("r_q_a", "r_k_a"))
+    if q is None or k is None:
+        return "", ""
+    who = "Keys" if k.value > q.value else "Queries"
+    return "Who drifts more, queries or keys?", f"{who}: on the drift axis r_q_a {q.text()}, r_k_a {k.text()}."
+
+
+def _direction(study: Study) -> tuple[str, str]:
+    positive, bias = (_mean(study, "rotated", column) for column in ("positive", "bias_window"))
+    if positive is None:
+        return "", ""
+    way = "Towards later keys" if positive.value > 0.5 else "Towards earlier keys"
+    size = f"; over the window it adds {bias.text()} to the score" if bias else ""
+    return "Which way is the bias?", f"{way} in {max(positive.value, 1 - positive.value):.1%} of heads{size}."
+
+
+def _apart(study: Study) -> tuple[str, str]:
+    accuracy, plane = _mean(study, "heads", "lda_accuracy_gaussian"), _mean(study, "rotated", "plane_var_fraction")
+    if accuracy is None:
+        return "", ""
+    more = f" The plane of drift and separation holds {plane.text(percent=True)} of the variance." if plane else ""
+    return "Are queries and keys apart?", f"A line tells them apart in {accuracy.text(percent=True)} of cases.{more}"
+
+
+def _rings(study: Study) -> tuple[str, str]:
+    planes, share = (_mean(study, "heads", column) for column in ("active_planes", "active_share"))
+    if planes is None or share is None:
+        return "", ""
+    return (
+        "What is in the rest?",
+        f"Rotation: {planes.text()} of at most 30 planes turn with position; they hold {share.text(percent=True)} of "
+        f"what is "
+        "left.",
+    )
+
+
+def _outstanding(study: Study) -> tuple[str, str]:
+    labels = [run.label for run in models(study)]
+    said = []
+    frame, heads = rotated(study), study.tables.get("heads")
+    if frame is not None and "bias_window" in frame:
+        mine = frame[frame["model"].isin(labels)].dropna(subset=["bias_window"])
+        said.append("strongest bias: " + _names(mine.nlargest(STAND_OUT, "bias_window"), "bias_window", labels))
+        if (mine["bias_window"] < 0).any():
+            said.append("most against it: " + _names(mine.nsmallest(STAND_OUT, "bias_window"), "bias_window", labels))
+    if heads is not None and "positional_overhead" in heads:
+        mine = heads[heads["model"].isin(labels)].dropna(subset=["positional_overhead"])
+        least = mine.nsmallest(STAND_OUT, "positional_overhead")
+        said.append("least positional variance: " + _names(least, "positional_overhead", labels))
+    return "Which heads stand out?", "; ".join(said) + ("." if said else "")
+
+
+def _names(rows: pd.DataFrame, column: str, labels: list[str]) -> str:
+    named = []
+    for _, row in rows.iterrows():
+        place = f"l{row['layer']:02d}h{row['head']:02d}" + (f" of {row['model']}" if len(labels) > 1 else "")
+        named.append(f"{place} ({row[column]:.3g})")
+    return ", ".join(named)
+
+
+def _changed(study: Study) -> tuple[str, str]:
+    try:
+        runs = checkpoints(study)
+    except NotApplicable:
+        return "", ""
+    said = []
+    for column, table, percent in (("r_q", "pc0", False), ("abs_r_k", "pc0", False), ("position-dominated", "pc0", True),
+                                   ("bias_strength", "rotated", False), ("bias_window", "rotated", False)):  # fmt: skip
+        ends = [mean_of(study, [run.label], _frame(study, table), column) for run in (runs[0], runs[-1])]
+        if ends[0] and ends[1]:
+            said.append(f"{column} {ends[0].text(percent)} → {ends[1].text(percent)}")
+    between = f"From {runs[0].label} to {runs[-1].label}: "
+    return "What changed over training?", between + "; ".join(said) + "." if said else ""

@@ -1,0 +1,57 @@
+"""HTML from templates: what the user supplied is escaped, nothing is fetched, scripts stand in the page itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+    "form-action 'none'"
+)
+"""The page may run what it holds and show what it holds, and may not talk to anybody."""
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("qkscope.report", "assets"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.globals["policy"] = CONTENT_POLICY
+    environment.globals["asset"] = asset
+    environment.filters["json"] = as_json
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from its template."""
+    return _environment().get_template(template).render(**values)
+
+
+def asset(name: str) -> Markup:
+    """A style sheet or script of ours, as it is."""
+    return Markup((files("qkscope.report") / "assets" / name).read_text(encoding="utf-8"))
+
+
+def as_json(value: Any) -> Markup:
+    """JSON that can stand in a script element whatever its strings hold.
+
+    >>> as_json({"label": "</script><b>"})
+    Markup('{"label":"\\\\u003c/script\\\\u003e\\\\u003cb\\\\u003e"}')
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def data_url(png: bytes) -> str:
+    """A picture as part of the page."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

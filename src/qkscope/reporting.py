@@ -1,0 +1,129 @@
+"""From runs, datasets, results folders or a study file to a report: missing tables, figures, two pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qkscope.analyses.vectortables import PointOptions
+from qkscope.config import StudyRunConfig, load_study_config
+from qkscope.errors import ConfigError, TableError
+from qkscope.figures.collages import choose
+from qkscope.figures.write import LeftOut, write_figures
+from qkscope.pipeline import Job, OnDone, analyze
+from qkscope.report.explorer import explorer_html
+from qkscope.report.points import COMPLEMENT_AXES, MOST_ROWS
+from qkscope.report.report import report_html
+from qkscope.results import write_results
+from qkscope.run import Run, open_run
+from qkscope.store.atomic import write_together
+from qkscope.study import Entry, Study, build, is_results
+
+REPORT, EXPLORER, FIGURES, TABLES = "report.html", "explorer.html", "figures", "tables"
+OnFigures = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a study is made of, in order."""
+
+    items: tuple[StudyRunConfig, ...]
+    title: str = ""
+
+
+def sources(arguments: Sequence[str]) -> Sources:
+    """A study file, or the runs themselves."""
+    files = [argument for argument in arguments if argument.lower().endswith((".yaml", ".yml"))]
+    if files and len(arguments) > 1:
+        raise ConfigError(f"give one study file or several runs, not both ({', '.join(arguments)})")
+    if not files:
+        return Sources(tuple(StudyRunConfig(path=argument) for argument in arguments))
+    path = Path(files[0])
+    config = load_study_config(path)
+    return Sources(tuple(_located(item, path.parent) for item in config.runs), config.title)
+
+
+def _located(item: StudyRunConfig, folder: Path) -> StudyRunConfig:
+    """Paths in a study file are relative to it; what is not there is taken as it stands (a Hub id, say)."""
+    near = folder / item.path
+    return item.model_copy(update={"path": str(near)}) if near.exists() else item
+
+
+def gather(
+    given: Sources,
+    folder: Path,
+    *,
+    points: bool = True,
+    workers: int | None = None,
+    on_done: OnDone | None = None,
+) -> Study:
+    """Read every results folder; analyse every run or dataset into a folder of its own below ``folder``.
+
+    With ``points``, vectors of four heads are kept for the collages, and fewer of every other head for the explorer.
+    """
+    folders = [Path(item.path) for item in given.items]
+    known = [is_results(path) for path in folders]
+    runs = {i: _open(item) for i, item in enumerate(given.items) if not known[i]}
+    places = {i: folder / _safe(f"{i:02d}-{run.model}") for i, run in runs.items()}
+    jobs = {
+        i: Job(run, points=run_points(run) if points else None, config={"command": "report"}) for i, run in runs.items()
+    }
+    for i, outcome in zip(
+        jobs, analyze(list(jobs.values()), workers=workers, on_done=on_done) if jobs else [], strict=True
+    ):
+        write_results(places[i], [outcome], wall_seconds=0.0)
+    entries = [
+        _entry(item, places.get(i, path)) for i, (item, path) in enumerate(zip(given.items, folders, strict=True))
+    ]
+    return build(entries, given.title)
+
+
+def write_report(
+    study: Study,
+    folder: Path,
+    *,
+    command: str = "",
+    workers: int | None = None,
+    on_figures: OnFigures | None = None,
+) -> list[LeftOut]:
+    """Figures, report.html and explorer.html; returns the figures that do not apply."""
+    try:
+        written, left_out = write_figures(study, folder / FIGURES, command=command, workers=workers, on_done=on_figures)
+        page = report_html(study, written, left_out, command=command, explorer=EXPLORER)
+        pages = {REPORT: page.encode(), EXPLORER: explorer_html(study, report=REPORT).encode()}
+        write_together(folder, pages)
+    except OSError as error:
+        raise TableError(f"cannot write to {folder} ({error.strerror}); choose another folder") from None
+    return left_out
+
+
+def write_explorer(study: Study, path: Path) -> None:
+    """The explorer alone."""
+    try:
+        write_together(path.parent, {path.name: explorer_html(study).encode()})
+    except OSError as error:
+        raise TableError(f"cannot write {path} ({error.strerror}); choose another --output") from None
+
+
+def _open(item: StudyRunConfig) -> Run:
+    return open_run(item.path, item.revision, model=item.label or item.model, family=item.family or "")
+
+
+def run_points(run: Run) -> PointOptions:
+    """Vectors of four heads for the collages, and fewer of every other head for the explorer."""
+    shown = frozenset(choose([(head.layer, head.head) for head in run.heads]))
+    return PointOptions(shown, rows=2000, brief_rows=MOST_ROWS, brief_axes=COMPLEMENT_AXES)
+
+
+def _entry(item: StudyRunConfig, folder: Path) -> Entry:
+    nope = None if item.nope_layers is None else frozenset(item.nope_layers)
+    entry = Entry(folder, item.model, item.label, item.family, item.phase, item.step, item.window, nope)
+    # A folder that we wrote holds one model, under the label it was opened with.
+    return entry if folder == Path(item.path) else replace(entry, model=None)
+
+
+def _safe(name: str) -> str:
+    """A folder name from a label, which may be anything."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:80].strip(".") or "run"
