@@ -198,8 +198,11 @@ def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
     truths = {"concordant", "degenerate", "nope", "omega_at_edge", "active"}
     kept = {}
     for column in frame.columns:
-        if column in texts or column in truths or column in INDICES:
+        if column in texts or column in INDICES:
             kept[column] = frame[column]
+            continue
+        if column in truths:
+            kept[column] = frame[column].astype(object).map(TRUTHS).astype("float64")
             continue
         try:
             kept[column] = pd.to_numeric(frame[column]).astype("float64")
@@ -208,6 +211,8 @@ def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
     return pd.DataFrame(kept)
 
 
+TRUTHS = {True: 1.0, False: 0.0, "True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
+"""Truth values as numbers, as parquet and csv spell them; anything else is not known."""
 INDICES = ("layer", "head", "pc", "plane", "k_head")
 
 
@@ -262,7 +267,7 @@ def _marked_layers(tables: dict[str, pd.DataFrame]) -> dict[str, frozenset[int]]
     for frame in tables.values():
         for column, layers in marked.items():
             if column in frame:
-                filled = frame[column].fillna(0).astype(float) > 0
+                filled = frame[column].fillna(0.0) > 0
                 layers |= set(frame.loc[filled, "layer"].astype(int))
     return {column: frozenset(layers) for column, layers in marked.items()}
 

@@ -34,7 +34,7 @@ rotate_app = typer.Typer(pretty_exceptions_enable=False)
 
 
 @pca_app.command(
-    epilog="Example: pca-visualize --config configs/attention-plasticity/qwen3-4b.yaml --random --collage --qk --seed 42"
+    epilog="Example: pca-visualize --config configs/attention-plasticity/qwen3-4b.yaml --random --collage --qk"
 )
 def pca_visualize(
     config: ConfigFile,
@@ -67,7 +67,7 @@ def pca_visualize(
 
 
 @rotate_app.command(
-    epilog="Example: rotate-visualize --config configs/attention-plasticity/qwen3-4b.yaml --complement --random --seed 42"
+    epilog="Example: rotate-visualize --config configs/attention-plasticity/qwen3-4b.yaml --complement --random"
 )
 def rotate_visualize(
     config: ConfigFile,

@@ -198,6 +198,8 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
         cell.set_aspect("equal", adjustable="datalim")
         cell.set_xticks([])
         cell.set_yticks([])
+        for side in cell.spines.values():
+            side.set_visible(False)
     for cell in list(axes.flat)[len(planes) :]:
         cell.set_visible(False)
     first = data.iloc[0]

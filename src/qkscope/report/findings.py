@@ -159,6 +159,8 @@ def _simpson_lines(study: Study) -> list[str]:
         return []
     pooled_r = correlation(data["separation_strength"], data["bias_strength"])
     said = [f"Over all {len(data):,} heads: r = {pooled_r:+.2f}."]
+    if data["family"].nunique() < 2:
+        return said
     known = pooled("bias_separation_r")
     for family, part in data.groupby("family", sort=False):
         r = correlation(part["separation_strength"], part["bias_strength"])
@@ -252,7 +254,7 @@ FINDINGS = (
         ("qk-pca/02_rq_vs_rk_scatter",),
         (
             *(Measure(kind, kind, "qk", percent=True) for kind in TAXONOMY),
-            Measure("discordant", "discordant (r_k < 0)", "qk", percent=True),
+            Measure("discordant", "discordant", "qk", percent=True),
         ),
     ),
     Finding(

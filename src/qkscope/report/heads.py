@@ -62,13 +62,13 @@ def head_frame(study: Study) -> pd.DataFrame:
 def metrics(frame: pd.DataFrame) -> list[Metric]:
     """The numbers there are, as columns.py describes them; interval ends and counts of rows are not among them."""
     described = {column.name: column for table in ("qk", "heads", "rotated") for column in TABLES[table]}
-    skipped = {*KEY, "k_head", "pc", "window", "sliding_window"}
+    skipped = {*KEY, "k_head", "pc", "window", "sliding_window", "n_q", "n_k"}
     found = []
     for name, column in described.items():
         ends = name.endswith(("_se", "_low", "_high"))
         if name in skipped or ends or name not in frame or not pd.api.types.is_numeric_dtype(frame[name]):
             continue
-        if pd.api.types.is_bool_dtype(frame[name]) or frame[name].isna().all():
+        if column.unit == "true/false" or frame[name].isna().all():
             continue
         on = " (on component 0)" if column in TABLES["qk"] and "omponent" not in column.meaning else ""
         found.append(Metric(name, column.unit, column.meaning + on, name in SIGNED))

@@ -12,6 +12,15 @@ from qkscope.report.values import DOCUMENTS, Value, mean_of
 from qkscope.study import Study
 
 STAND_OUT = 3
+"""Heads named for each extreme."""
+CHANGES = (
+    ("r_q", "pc0"),
+    ("abs_r_k", "pc0"),
+    ("position-dominated", "pc0"),
+    ("bias_strength", "rotated"),
+    ("bias_window", "rotated"),
+)
+"""What the first page follows over training."""
 
 
 def opening(study: Study) -> list[tuple[str, str]]:
@@ -155,8 +164,8 @@ def _changed(study: Study) -> tuple[str, str]:
     except NotApplicable:
         return "", ""
     said = []
-    for column, table, percent in (("r_q", "pc0", False), ("abs_r_k", "pc0", False), ("position-dominated", "pc0", True),
-                                   ("bias_strength", "rotated", False), ("bias_window", "rotated", False)):  # fmt: skip
+    for column, table in CHANGES:
+        percent = column == "position-dominated"
         ends = [mean_of(study, [run.label], _frame(study, table), column) for run in (runs[0], runs[-1])]
         if ends[0] and ends[1]:
             said.append(f"{column} {ends[0].text(percent)} → {ends[1].text(percent)}")

@@ -27,7 +27,7 @@ def report_html(
     """The whole page; ``explorer`` is the explorer's file name, if there is one."""
     pictures = {
         one.name: {"title": one.title, "shows": one.shows, "says": one.says, "png": data_url(one.png)}
-        | dict(zip(("width", "height"), png_size(one.png), strict=True))
+        | dict(zip(("width", "height"), _on_page(one.png), strict=True))
         for one in written
     }
     missing = {one.name: {"title": one.title, "reason": one.reason} for one in left_out}
@@ -66,6 +66,16 @@ def head_list(study: Study) -> dict[str, object]:
         "columns": [{"name": name, "meaning": known[name].meaning, "unit": known[name].unit} for name in listed],
         "values": [numbers(frame, name) for name in listed],
     }
+
+
+def _on_page(png: bytes) -> tuple[int, int]:
+    """Width and height on the page: type in the figures comes out about as large as type beside them."""
+    width, height = png_size(png)
+    return round(PIXELS * width), round(PIXELS * height)
+
+
+PIXELS = 0.6
+"""CSS pixels per pixel of a figure."""
 
 
 def png_size(png: bytes) -> tuple[int, int]:

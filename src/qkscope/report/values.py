@@ -33,8 +33,8 @@ class Value:
         '25.0% [20.0%, 30.0%]'
         """
         said = shown(self.value, percent)
-        if math.isnan(self.low):
-            return said
+        if math.isnan(self.low) or self.low == self.high:
+            return said  # where every head says the same, resampling heads has nothing to add
         return f"{said} [{shown(self.low, percent)}, {shown(self.high, percent)}]"
 
 

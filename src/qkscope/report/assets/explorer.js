@@ -46,6 +46,7 @@
     return layout;
   }
 
+  const CHOSEN = "#00a5c4";
   // Negative is purple, positive orange, as in the report's maps.
   const DIVERGING = [[0, "#2d004b"], [0.125, "#542788"], [0.25, "#8073ac"], [0.375, "#b2abd2"], [0.5, "#f7f7f7"], [0.625, "#fdb863"], [0.75, "#e08214"], [0.875, "#b35806"], [1, "#7f3b08"]];
 
@@ -79,6 +80,12 @@
     run.layer.forEach((layer, i) => { z[layer][run.head[i]] = values[i]; text[layer][run.head[i]] = texts(i); });
     return { z, text, layers, heads };
   }
+  function mapMark(r) {
+    const i = state.head === null ? undefined : indexOf[r].get(state.head);
+    if (i === undefined) return [];
+    const { layer, head } = data.runs[r];
+    return [{ type: "rect", x0: head[i] - 0.5, x1: head[i] + 0.5, y0: layer[i] - 0.5, y1: layer[i] + 0.5, line: { color: CHOSEN, width: 3 } }];
+  }
   function drawMap(place, title, r, values, texts, range, signed, bar) {
     const { z, text, layers, heads } = grid(r, values, texts), run = data.runs[r], label = layerNames(r);
     const step = Math.ceil(layers / 20), every = Array.from({ length: layers }, (_, l) => l).filter((l) => l % step === 0 || /[∅≀]/.test(label(l)) && layers < 50);
@@ -88,11 +95,9 @@
     }];
     const spots = [...state.brushed].filter((name) => indexOf[r].has(name)).map((name) => indexOf[r].get(name));
     traces.push({ type: "scatter", mode: "markers", hoverinfo: "skip", x: spots.map((i) => run.head[i]), y: spots.map((i) => run.layer[i]), marker: { symbol: "circle", size: 5, color: "#fff", line: { color: "#111", width: 1.2 } } });
-    const i = state.head === null ? undefined : indexOf[r].get(state.head);
-    traces.push({ type: "scatter", mode: "markers", hoverinfo: "skip", x: i === undefined ? [] : [run.head[i]], y: i === undefined ? [] : [run.layer[i]], marker: { symbol: "square-open", size: 13, color: "#ff9d00", line: { width: 3 } } });
     const height = Math.max(230, Math.min(620, 90 + layers * 13));
     Plotly.react(place, traces, look({
-      title: { text: plain(title), font: { size: 12 }, x: 0.02, xanchor: "left" }, height, margin: { l: 46, r: bar ? 50 : 8, t: 30, b: 36 },
+      title: { text: plain(title), font: { size: 12 }, x: 0.02, xanchor: "left" }, height, margin: { l: 46, r: bar ? 50 : 8, t: 30, b: 36 }, shapes: mapMark(r),
       xaxis: { title: { text: "query head", font: { size: 10 } }, range: [-0.5, heads - 0.5], dtick: heads > 16 ? 4 : heads > 8 ? 2 : 1, showgrid: false, zeroline: false, fixedrange: true },
       yaxis: { title: { text: "layer", font: { size: 10 } }, range: [layers - 0.5, -0.5], tickvals: every, ticktext: every.map(label), showgrid: false, zeroline: false, fixedrange: true },
     }), config);
@@ -131,6 +136,14 @@
 
   // ---- r_q and r_k ---------------------------------------------------------------------------
 
+  function scatterMarks() {
+    const line = (x0, y0, x1, y1) => ({ type: "line", x0, y0, x1, y1, line: { color: css("--line"), width: 1, dash: "dash" }, layer: "below" });
+    const marks = [0.3, 0.7].flatMap((t) => [line(t, -1, t, 1), line(-0.1, t, 1, t), line(-0.1, -t, 1, -t)]);
+    const i = state.head === null ? undefined : indexOf[state.run].get(state.head);
+    const x = i === undefined ? null : columnValue(state.run, "r_q", i), y = i === undefined ? null : columnValue(state.run, "r_k", i);
+    if (x !== null && y !== null) marks.push({ type: "rect", xsizemode: "pixel", ysizemode: "pixel", xanchor: x, yanchor: y, x0: -7, x1: 7, y0: -7, y1: 7, line: { color: CHOSEN, width: 3 } });
+    return marks;
+  }
   function drawScatter() {
     const place = $("scatter");
     if (!numberOf.has("r_q") || !numberOf.has("r_k")) { place.hidden = true; return; }
@@ -140,21 +153,18 @@
       return {
         type: "scatter", mode: "markers", name: plain(run.label), hoverinfo: "text", text: run.layer.map((_, i) => hover(r, i)),
         x: run.values[numberOf.get("r_q")], y: run.values[numberOf.get("r_k")], customdata: run.layer.map((layer, i) => nameOf(layer, run.head[i])),
-        marker: { size: 6, color: colours[n], opacity: run.layer.map((layer, i) => (!state.brushed.size || state.brushed.has(nameOf(layer, run.head[i])) ? 0.8 : 0.2)) },
+        marker: { size: 6, color: colours[n], opacity: 0.8 }, unselected: { marker: { opacity: 0.2 } },
       };
     });
-    const i = state.head === null ? undefined : indexOf[state.run].get(state.head);
-    traces.push({ type: "scatter", mode: "markers", hoverinfo: "skip", showlegend: false, x: i === undefined ? [] : [columnValue(state.run, "r_q", i)], y: i === undefined ? [] : [columnValue(state.run, "r_k", i)], marker: { symbol: "square-open", size: 13, color: "#ff9d00", line: { width: 3 } } });
-    const line = (x0, y0, x1, y1) => ({ type: "line", x0, y0, x1, y1, line: { color: css("--line"), width: 1, dash: "dash" }, layer: "below" });
-    const lines = [0.3, 0.7].flatMap((t) => [line(t, -1, t, 1), line(-0.1, t, 1, t), line(-0.1, -t, 1, -t)]);
     Plotly.react(place, traces, look({
-      height: 320, dragmode: "select", shapes: lines, showlegend: shown.length > 1, legend: { orientation: "h", y: 1.12, font: { size: 10 } },
+      height: 320, dragmode: "select", shapes: scatterMarks(), showlegend: shown.length > 1, legend: { orientation: "h", y: 1.12, font: { size: 10 } },
       xaxis: { title: { text: "r_q on PC0", font: { size: 10 } }, range: [-0.1, 1.02], zeroline: false, fixedrange: true },
       yaxis: { title: { text: "r_k on PC0", font: { size: 10 } }, range: [-1.02, 1.02], fixedrange: true },
     }), config);
     if (!place.listening) {
       place.listening = true;
-      place.on("plotly_selected", (event) => { if (event && event.points) brush(event.points.map((point) => point.customdata).filter(Boolean)); });
+      // Plotly says "selected" once more, of nothing, whenever the plot is touched; a double click deselects.
+      place.on("plotly_selected", (event) => { if (event && event.points.length) brush(event.points.map((point) => point.customdata).filter(Boolean)); });
       place.on("plotly_deselect", () => brush([]));
       place.on("plotly_click", (event) => { if (event.points[0].customdata) choose(event.points[0].customdata); });
     }
@@ -163,8 +173,6 @@
     state.brushed = new Set(names);
     $("brushed").textContent = state.brushed.size ? `${state.brushed.size} heads marked.` : "";
     drawMaps();
-    // Redrawing inside its own event would end the selection that is being made.
-    setTimeout(drawScatter, 0);
   }
 
   // ---- points of a head ----------------------------------------------------------------------
@@ -200,30 +208,35 @@
     const sorted = Float32Array.from(x).sort(), ends = [sorted[Math.floor(0.02 * n)], sorted[Math.floor(0.98 * (n - 1))]];
     return { x: ends, y: ends.map((v) => my + (sxx ? sxy / sxx : 0) * (v - mx)) };
   }
+  // Each point is an element of the page, and elements take time: the clouds show these many of each kind.
+  const SHOWN = 200;
   function drawCloud(place, points, x, y, title, labels, window, lines) {
-    const traces = ["q", "k"].map((kind) => ({
-      type: "scatter", mode: "markers", hoverinfo: "x+y+text", name: kind, x: points[kind][x], y: points[kind][y], text: Array.from(points[kind].position, (t) => `${kind === "q" ? "query" : "key"} at ${Math.round(t)}`),
-      marker: { size: 4, color: points[kind].position, cmin: 0, cmax: window, colorscale: scaleOf(kind), opacity: 0.75 },
-    }));
+    const traces = ["q", "k"].map((kind) => {
+      const n = points[kind].position.length, some = (column) => (n <= SHOWN ? column : column.filter((_, i) => (i * SHOWN) % n < SHOWN));
+      const position = some(points[kind].position);
+      return {
+        type: "scatter", mode: "markers", hoverinfo: "x+y+text", name: kind, x: some(points[kind][x]), y: some(points[kind][y]), text: Array.from(position, (t) => `${kind === "q" ? "query" : "key"} at ${Math.round(t)}`),
+        marker: { size: 5, color: position, cmin: 0, cmax: window, colorscale: scaleOf(kind), opacity: 0.75 },
+      };
+    });
     if (lines) for (const kind of ["q", "k"]) traces.push(Object.assign({ type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 2.5, color: kind === "q" ? "#2b7bba" : "#d6402b" } }, regression(points[kind][x], points[kind][y])));
     Plotly.react(place, traces, look({ height: 265, title: { text: title, font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 36 }, xaxis: { title: { text: labels[0], font: { size: 10 } }, zeroline: false }, yaxis: { title: { text: labels[1], font: { size: 10 } }, zeroline: false } }), config);
   }
-  function colour(kind, share) {
+  function colours(kind) {
     const [[, low], [, high]] = scaleOf(kind), part = (text, at) => parseInt(text.slice(at, at + 2), 16);
-    return `rgb(${[1, 3, 5].map((at) => Math.round(part(low, at) + (part(high, at) - part(low, at)) * share)).join(",")})`;
+    return Array.from({ length: 33 }, (_, n) => `rgb(${[1, 3, 5].map((at) => Math.round(part(low, at) + ((part(high, at) - part(low, at)) * n) / 32)).join(",")})`);
   }
   function drawRing(canvas, points, plane, window) {
     const size = canvas.width = canvas.height = 220, brush = canvas.getContext("2d");
     const [u, v] = [2 * plane, 2 * plane + 1];
     const most = Math.max(...["q", "k"].flatMap((kind) => [...points[kind].svd[u], ...points[kind].svd[v]].map(Math.abs))) || 1;
     brush.globalAlpha = 0.75;
+    const shades = { q: colours("q"), k: colours("k") };
     const n = Math.max(points.q.position.length, points.k.position.length);
     for (let i = 0; i < n; i += 1) for (const kind of ["q", "k"]) {
       if (i >= points[kind].position.length) continue;
-      brush.fillStyle = colour(kind, Math.min(1, points[kind].position[i] / window));
-      brush.beginPath();
-      brush.arc(size / 2 + (points[kind].svd[u][i] / most) * size * 0.46, size / 2 - (points[kind].svd[v][i] / most) * size * 0.46, 2.2, 0, 7);
-      brush.fill();
+      brush.fillStyle = shades[kind][Math.round(32 * Math.min(1, points[kind].position[i] / window))];
+      brush.fillRect(size / 2 + (points[kind].svd[u][i] / most) * size * 0.46 - 2, size / 2 - (points[kind].svd[v][i] / most) * size * 0.46 - 2, 4, 4);
     }
   }
   function drawClouds() {
@@ -274,17 +287,18 @@
   function drawNumbers() {
     const shown = state.other === null ? [state.run] : [state.run, state.other];
     const head = element("tr");
-    head.append(element("th", "number"), ...shown.map((r) => element("th", shown.length > 1 ? data.runs[r].label : "value")), ...(shown.length > 1 ? [element("th", "difference")] : [element("th", "95% interval")]), element("th", "meaning"));
+    head.append(element("th", "number and meaning"), ...shown.map((r) => element("th", shown.length > 1 ? data.runs[r].label : "value")), ...(shown.length > 1 ? [element("th", "difference")] : [element("th", "95% interval")]));
     const rows = data.metrics.map((metric, m) => {
       const row = element("tr"), values = shown.map((r) => { const i = indexOf[r].get(state.head); return i === undefined ? null : value(r, m, i); });
-      row.append(element("th", metric.column), ...values.map((x) => element("td", short(x))));
+      const what = element("th", metric.column);
+      what.append(element("span", metric.meaning + (metric.unit ? ` [${metric.unit}]` : "")));
+      row.append(what, ...values.map((x) => element("td", short(x))));
       if (shown.length > 1) row.append(element("td", values.includes(null) ? "–" : short(values[1] - values[0])));
       else {
         const ends = data.runs[state.run].ends[metric.column], i = indexOf[state.run].get(state.head);
         const known = ends && i !== undefined && ends[0][i] !== null;
         row.append(element("td", known ? `${short(ends[0][i])} … ${short(ends[1][i])}` : ""));
       }
-      row.append(element("td", metric.meaning + (metric.unit ? ` [${metric.unit}]` : ""), "meaning"));
       return row;
     });
     const top = element("thead"), body = element("tbody");
@@ -316,7 +330,13 @@
     drawHead();
     document.body.dataset.headMs = (performance.now() - start).toFixed(1);
     remember();
-    setTimeout(() => { drawMaps(); drawScatter(); }, 0);
+    // Once the head is on the screen, move the marks; nothing else on the maps has changed.
+    requestAnimationFrame(() => setTimeout(moveMarks, 0));
+  }
+  function moveMarks() {
+    const shown = [state.run, state.other, state.run];
+    [...$("maps").children].forEach((place, n) => Plotly.relayout(place, { shapes: mapMark(shown[n]) }));
+    if (!$("scatter").hidden) Plotly.relayout($("scatter"), { shapes: scatterMarks() });
   }
   function move(down, right) {
     const run = data.runs[state.run];

@@ -1,0 +1,341 @@
+"""The numbers that figures draw, against tables made by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qkscope.figures import bias, collages, components, depth, drift, scatter, stats, training
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.select import models
+from qkscope.study import Study, StudyRun
+from tests.studies import CHECKPOINTS, MODELS, published_shape
+
+
+def study(rows: list[dict], table: str = "qk", runs: list[StudyRun] | None = None, **more: pd.DataFrame) -> Study:
+    frame = pd.DataFrame(rows)
+    defaults = {"model": "m", "family": "", "layer": 0, "head": 0, "k_head": 0, "pc": 0}
+    frame = frame.assign(**{name: value for name, value in defaults.items() if name not in frame}).fillna({"pc": 0})
+    labels = list(dict.fromkeys(frame["model"]))
+    families = frame.drop_duplicates("model").set_index("model")["family"]
+    return Study(tuple(runs or [StudyRun(label, families[label]) for label in labels]), {table: frame} | more)
+
+
+# ---- means ---------------------------------------------------------------------------------------
+
+
+def test_the_bootstrap_draws_key_heads_not_query_heads():
+    rng = np.random.default_rng(0)
+    per_key = rng.normal(0, 1, 40)
+    frame = pd.DataFrame({"model": "m", "layer": 0, "head": range(400), "k_head": np.repeat(range(40), 10)})
+    frame["x"] = np.repeat(per_key, 10)
+    found = stats.mean_over_heads(frame, ["x"])
+    half = (found["x_high"] - found["x_low"]) / 2
+    assert found["x"] == pytest.approx(per_key.mean())
+    assert half == pytest.approx(1.96 * per_key.std() / np.sqrt(40), rel=0.15)
+    alone = stats.mean_over_heads(frame.drop(columns="k_head"), ["x"])
+    assert (alone["x_high"] - alone["x_low"]) / 2 == pytest.approx(half / np.sqrt(10), rel=0.15)
+
+
+def test_the_median_and_its_interval():
+    frame = pd.DataFrame({"model": "m", "layer": 0, "head": range(101), "x": np.arange(101.0)})
+    found = stats.median_over_heads(frame, "x")
+    assert found["x"] == 50
+    assert found["x_low"] < 45 < 55 < found["x_high"]
+    assert found["x_low"] > 30
+
+
+def test_one_head_has_a_mean_and_no_interval():
+    found = stats.mean_over_heads(pd.DataFrame({"model": ["m"], "layer": 0, "head": 0, "x": 2.0}), ["x"])
+    assert found["x"] == 2
+    assert np.isnan(found["x_low"])
+
+
+def test_a_correlation_needs_three_rows_and_something_that_varies():
+    assert np.isnan(stats.correlation(pd.Series([1, 2]), pd.Series([1, 2])))
+    assert np.isnan(stats.correlation(pd.Series([1, 1, 1]), pd.Series([1, 2, 3])))
+    assert stats.correlation(pd.Series([1, 2, 3]), pd.Series([-1, -2, -3])) == pytest.approx(-1)
+
+
+# ---- components ----------------------------------------------------------------------------------
+
+
+def test_roles_are_means_over_heads_and_signed_means_have_their_absolute_beside_them():
+    rows = [{"head": h, "k_head": h, "pc": pc, "r_q": 0.8 - 0.5 * pc, "r_k": (-1) ** h * 0.6, "explained_variance": 0.3}
+            for h in range(4) for pc in (0, 1)]  # fmt: skip
+    data = components.prepare_roles(study(rows))
+    assert data["pc"].tolist() == [0, 1]
+    assert data["n_heads"].tolist() == [4, 4]
+    np.testing.assert_allclose(data["r_q"], [0.8, 0.3])
+    np.testing.assert_allclose(data["r_k"], 0, atol=1e-12)
+    np.testing.assert_allclose(data["abs_r_k"], 0.6)
+    assert "r_q is 0.80" in components.say_roles(data)[0]
+
+
+def test_components_beyond_the_tenth_are_not_drawn():
+    rows = [{"pc": pc, "explained_variance": 0.05, "r_q": 0, "r_k": 0} for pc in range(15)]
+    assert components.prepare_shares(study(rows))["pc"].tolist() == list(range(10))
+
+
+# ---- depth ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [(9, list(range(10))), (3, [0, 3, 6, 9]), (0, [0]), (19, [x * 10 // 19 for x in range(19)] + [9])],
+)
+def test_depth_bins_are_equal_and_the_last_is_closed(last, expected):
+    assert depth.depth_bins(pd.Series(range(last + 1)), last).tolist() == expected
+
+
+def test_a_shallow_model_leaves_bins_empty_and_they_stay_in_the_table():
+    rows = [{"layer": layer, "head": h, "r_q": 0.1 * layer, "r_k": -0.5} for layer in range(4) for h in range(2)]
+    data = depth.R_K.prepare(study(rows))
+    assert data["bin"].tolist() == [str(i) for i in range(10)]
+    assert data["n_heads"].tolist() == [2, 0, 0, 2, 0, 0, 2, 0, 0, 2]
+    filled = data[data["n_heads"] > 0]
+    np.testing.assert_allclose(filled["r_k"], -0.5)
+    np.testing.assert_allclose(filled["abs_r_k"], 0.5)
+    assert data.loc[data["n_heads"] == 0, "r_k"].isna().all()
+
+
+def test_layers_without_rotary_encoding_are_split_out_and_only_where_there_are_any():
+    rows = [{"layer": layer, "r_q": 1.0 if layer == 3 else 0.2, "r_k": 0} for layer in range(10)]
+    plain = depth.R_Q.prepare(study(rows))
+    assert "NoPE" not in set(plain["bin"])
+    split = depth.R_Q.prepare(study(rows, runs=[StudyRun("m", nope_layers=frozenset({3}))]))
+    by_bin = split.set_index("bin")
+    assert by_bin.loc["NoPE", "r_q"] == 1.0
+    assert by_bin.loc["3", "n_heads"] == 0
+    assert "without rotary encoding have a mean r_q of 1.00, the others 0.20" in " ".join(depth.R_Q.says(split))
+
+
+def test_a_depth_means_the_same_in_every_table_of_a_run():
+    heads = pd.DataFrame({"model": "m", "family": "", "layer": [0, 19], "head": 0})
+    data = depth.R_Q.prepare(study([{"layer": 9, "r_q": 0.5, "r_k": 0}], heads=heads))
+    assert data.loc[data["n_heads"] > 0, "bin"].tolist() == ["4"]
+
+
+def test_bias_by_depth_uses_the_window_of_the_head_or_of_the_study():
+    rows = [{"layer": 0, "r_k_a": -0.9, "bias_strength": 0.01}]
+    of_study = depth.prepare_rotation(study(rows, "rotated", [StudyRun("m", window=1000)]))
+    of_head = depth.prepare_rotation(study([rows[0] | {"window": 500.0}], "rotated", [StudyRun("m", window=1000)]))
+    assert of_study.loc[0, "bias_window"] == pytest.approx(10)
+    assert of_head.loc[0, "bias_window"] == pytest.approx(5)
+    assert of_head.loc[0, "abs_r_k_a"] == pytest.approx(0.9)
+
+
+# ---- scatter and training ------------------------------------------------------------------------
+
+
+def test_the_scatter_holds_every_head_of_the_models_and_classes_are_recomputed_where_missing():
+    rows = [
+        {"head": 0, "r_q": 0.9, "r_k": -0.8},
+        {"head": 1, "r_q": 0.9, "r_k": 0.1},
+        {"head": 2, "r_q": 0.9, "r_k": 0.1, "pc": 1},
+    ]
+    data = scatter.prepare_scatter(study(rows))
+    assert data["taxonomy"].tolist() == ["position-dominated", "q-positional"]
+    assert "In 50.0% of heads r_k is negative" in " ".join(scatter.say_scatter(data))
+
+
+def checkpoints_of(*phases: str) -> list[StudyRun]:
+    return [
+        StudyRun(f"c{i}", phase=phase, step=float(i), window=1000 * (1 + (phase == "long")))
+        for i, phase in enumerate(phases)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected"),
+    [
+        ("AABBCC", [0, 1, 2, 3, 4, 5]),
+        ("AAAABCDDEE", [0, 1, 4, 5, 7, 9]),  # the published ten: first, early, ends of the later phases, last
+        ("AAAAAAAA", [0, 1, 2, 3, 4, 7]),
+        ("AB", [0, 1]),
+    ],
+)
+def test_six_checkpoints(phases, expected):
+    runs = checkpoints_of(*phases)
+    assert [runs.index(run) for run in scatter.six_checkpoints(runs)] == expected
+
+
+def test_signal_over_training_is_mean_and_spread_per_checkpoint_in_the_studys_order():
+    runs = checkpoints_of("A", "A", "long")[::-1]
+    rows = [
+        {"model": f"c{c}", "head": h, "r_q": 0.3 * c + 0.1 * h, "r_k": -0.5 if h else 0.5}
+        for c in range(3)
+        for h in range(2)
+    ]
+    data = training.prepare_signal(study(rows, runs=runs))
+    assert data["model"].tolist() == ["c2", "c1", "c0"]
+    np.testing.assert_allclose(data["r_q"], [0.65, 0.35, 0.05])
+    np.testing.assert_allclose(data["r_q_sd"], 0.05)
+    np.testing.assert_allclose(data["r_k"], 0, atol=1e-12)
+    np.testing.assert_allclose(data["abs_r_k"], 0.5)
+    np.testing.assert_allclose(data["discordant"], 0.5)
+
+
+def test_classes_over_training_add_up_to_one_and_absent_ones_are_zero():
+    runs = checkpoints_of("A", "B")
+    rows = [
+        {"model": "c0", "head": 0, "r_q": 0.9, "r_k": 0.9},
+        {"model": "c0", "head": 1, "r_q": 0.1, "r_k": 0.1},
+        {"model": "c1", "head": 0, "r_q": 0.5, "r_k": 0.5},
+    ]
+    data = training.prepare_classes(study(rows, runs=runs))
+    kinds = ["position-dominated", "q-positional", "k-positional", "content-focused", "mixed"]
+    assert data[kinds].to_numpy().tolist() == [[0.5, 0, 0, 0.5, 0], [0, 0, 0, 0, 1]]
+    assert data["n_heads"].tolist() == [2, 1]
+
+
+def test_the_trajectory_has_the_bias_per_token_and_per_window():
+    runs = checkpoints_of("A", "long")
+    rows = [{"model": f"c{c}", "head": h, "alpha_k": 0.02 / (1 + c), "bias_strength": (1.0 + h) / (1 + c), "mu_q_a": 3.0, "r_k_a": 0.9}
+            for c in range(2) for h in range(5)]  # fmt: skip
+    data = training.prepare_decomposition(study(rows, "rotated", runs))
+    assert data["bias_strength"].tolist() == [3.0, 1.5]
+    assert data["bias_window"].tolist() == [3000.0, 3000.0]
+    assert data["alpha_k_window"].tolist() == pytest.approx([20, 20])
+    assert data["bias_strength_q1"].tolist() == [2.0, 1.0]
+    said = " ".join(training.say_decomposition(data))
+    assert "alpha_k per token changes by -50% and per window by +0%" in said
+    assert "bias per token changes by -50% and per window by +0%" in said
+    # A column that the tables lack is empty, and does not stop the others.
+    assert training.prepare_trajectory(study(rows, "rotated", runs))["separation_strength"].isna().all()
+
+
+def test_figures_over_training_need_checkpoints():
+    for figure in (training.SIGNAL, training.TRAJECTORY_FIGURE, depth.R_K_TRAINING, scatter.PORTRAITS_FIGURE):
+        with pytest.raises(NotApplicable, match="no ordered checkpoints"):
+            figure.prepare(study([{"r_q": 0, "r_k": 0}]))
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def test_of_checkpoints_alone_the_last_one_stands_for_the_model():
+    runs = checkpoints_of("A", "B")
+    assert [run.label for run in models(study([{"r_q": 0, "r_k": 0}], runs=runs))] == ["c1"]
+    mixed = [StudyRun("m"), *runs]
+    assert [run.label for run in models(study([{"r_q": 0, "r_k": 0}], runs=mixed))] == ["m"]
+
+
+def test_shares_of_variance_add_up():
+    rows = [{"head": h, "var_frac_a": 0.1, "var_frac_b": 0.3 * h} for h in range(2)]
+    data = drift.prepare_variance(study(rows, "rotated"))
+    assert data.loc[0, ["var_frac_a", "var_frac_b", "complement"]].tolist() == pytest.approx([0.1, 0.15, 0.75])
+    assert data.loc[0, "b_over_a"] == 0.5
+
+
+def test_slope_ratios_are_medians_of_absolute_values_and_leave_out_what_does_not_drift():
+    rows = [{"head": h, "alpha_q": q, "alpha_k": k} for h, (q, k) in enumerate([(1, -2), (-1, 3), (1, 10), (0, 1)])]
+    data = drift.prepare_slopes(study(rows, "rotated"))
+    assert data.loc[0, "slope_ratio"] == 3
+    assert data.loc[0, "n_heads"] == 3
+
+
+def test_simpsons_paradox_is_visible_and_said():
+    falling = [(0.0, 0.1), (0.05, 0.05), (0.1, 0.0)]
+    rows = [
+        {"model": f, "family": f, "head": i, "separation_strength": x + shift, "bias_strength": y + shift}
+        for f, shift in (("low", 0.0), ("high", 0.5))
+        for i, (x, y) in enumerate(falling)
+    ]
+    data = bias.prepare_separation(study(rows, "rotated"))
+    said = " ".join(bias.say_separation(data))
+    assert "low -1.00, high -1.00" in said
+    assert "The sign is the opposite within low, high" in said
+    assert data["bias_window"].isna().all()
+
+
+def test_a_family_of_one_head_is_drawn_without_a_line():
+    rows = [{"model": "a", "family": "one", "separation_strength": 0.1, "bias_strength": 1.0}]
+    data = bias.prepare_separation(study(rows, "rotated"))
+    assert "r of bias (per token) and separation is +nan" in bias.say_separation(data)[0]
+    bias.draw_separation(data)
+
+
+def test_negative_and_positive_biases_are_counted():
+    rows = [{"head": h, "bias_strength": b, "window": 100.0} for h, b in enumerate([-1, 1, 2, 3])]
+    data = bias.prepare_histograms(study(rows, "rotated"))
+    assert data["bias_window"].tolist() == [-100, 100, 200, 300]
+    assert "75.0% of 4 heads" in bias.say_histograms(data)[0]
+
+
+# ---- collages ------------------------------------------------------------------------------------
+
+
+def test_the_published_choice_of_heads():
+    heads = [(layer, head) for layer in range(28) for head in range(24)]
+    import random
+
+    assert collages.choose(heads[::-1]) == random.Random(42).sample(sorted(heads), 4)
+    assert collages.choose(heads[:3]) == heads[:3]
+
+
+def points(n: int = 50, **columns) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"model": "m", "layer": 0, "head": 0, "kind": ["q", "k"] * n, "example_id": 0, "position": range(2 * n)}
+    )
+    for name in ("pc0", "pc1", "a", "b", "svd_0", "svd_1", "svd_2", "svd_3"):
+        frame[name] = rng.normal(size=2 * n)
+    return frame.assign(**columns)
+
+
+def test_collages_show_the_points_with_the_numbers_of_their_head():
+    rows = [{"pc": pc, "r_q": 0.9 - pc, "r_k": 0.5, "explained_variance": 0.4} for pc in range(2)]
+    data = collages.prepare_components(study(rows, points=points()))
+    assert len(data) == 100
+    assert data.loc[0, ["r_q_x", "r_q_y", "explained_variance_x"]].tolist() == pytest.approx([0.9, -0.1, 0.4])
+    with pytest.raises(NotApplicable, match="holds no pc0 and pc7"):
+        collages.prepare_components(study(rows, points=points()), pcs=(0, 7))
+
+
+def test_the_lines_in_the_plane_are_least_squares():
+    frame = points()
+    frame["b"] = 2 * frame["a"] + 1
+    data = collages.prepare_plane(study([{"position_r": 0.5}], "rotated", points=frame))
+    line = data[data["kind"] == "line q"]
+    np.testing.assert_allclose(line["y"], 2 * line["x"] + 1)
+    assert np.isnan(data["omega"].iloc[0])
+
+
+def test_the_complement_is_drawn_plane_by_plane_as_far_as_there_are_coordinates():
+    planes = pd.DataFrame(
+        {
+            "model": "m",
+            "layer": 0,
+            "head": 0,
+            "plane": [0, 1],
+            "var_share": [0.6, 0.3],
+            "angle_r": [0.9, -0.2],
+            "active": [1.0, 0.0],
+        }
+    )
+    data = collages.prepare_complement(study([{"r_q": 0, "r_k": 0}], points=points(), planes=planes))
+    assert data["plane"].unique().tolist() == [0, 1]
+    assert "1 of 2 planes turn with position; they hold 60%" in collages.say_complement(data)[0]
+    with pytest.raises(NotApplicable, match="no coordinates of the complement"):
+        collages.prepare_complement(
+            study([{"r_q": 0, "r_k": 0}], points=points().drop(columns=[f"svd_{i}" for i in range(4)]))
+        )
+
+
+def test_without_points_collages_say_what_to_do():
+    with pytest.raises(NotApplicable, match=r"analyze --points"):
+        collages.prepare_plane(study([{"r_q": 0, "r_k": 0}]))
+
+
+# ---- the published shape -------------------------------------------------------------------------
+
+
+def test_the_published_shape_fills_every_figure(tmp_path):
+    whole = published_shape(tmp_path, heads=40)
+    assert depth.R_Q.prepare(whole)["model"].unique().tolist() == list(MODELS)
+    assert "NoPE" not in set(depth.R_Q.prepare(whole)["bin"])
+    over = depth.R_K_TRAINING.prepare(whole)
+    assert over["model"].unique().tolist() == [name for name, _, _ in CHECKPOINTS]
+    assert "NoPE" in set(over["bin"])
+    assert scatter.prepare_portraits(whole)["model"].nunique() == 6
+    assert training.prepare_signal(whole)["phase"].tolist() == [phase for _, phase, _ in CHECKPOINTS]

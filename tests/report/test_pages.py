@@ -1,0 +1,190 @@
+import html
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qkscope.figures.write import LeftOut, write_figures
+from qkscope.report.explorer import explorer_html
+from qkscope.report.findings import FINDINGS
+from qkscope.report.heads import head_frame, metrics
+from qkscope.report.opening import opening
+from qkscope.report.page import as_json
+from qkscope.report.points import COMPLEMENT_AXES, WIDE, packed, rows_per_kind
+from qkscope.report.report import head_list, report_html
+from qkscope.study import Entry, Study, StudyRun, build
+from tests.studies import make_points, published_shape, write_model
+
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\"'&{{7*7}}"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return published_shape(tmp_path_factory.mktemp("study"), heads=40)
+
+
+def test_the_opening_answers_with_the_numbers_of_the_tables(whole):
+    said = dict(opening(whole))
+    assert len(said) == 10
+    assert said["What was measured?"].startswith(
+        "440 query heads of 11 models at a window of 131,072 tokens, and 10 checkpoints"
+    )
+    first = whole.pc0[~whole.pc0["model"].str.contains("step")]
+    assert f"{first['r_q'].mean():.3g} [" in said["How positional are these heads?"]
+    positive = (
+        whole.tables["rotated"][~whole.tables["rotated"]["model"].str.contains("step")]["bias_strength"] > 0
+    ).mean()
+    assert f"{positive:.1%}" in said["Which way is the bias?"]
+    assert said["What changed over training?"].startswith("From stage1-step-40000 to lc-32k-to-64k-step-20000: r_q ")
+    strongest = whole.tables["rotated"].query("not model.str.contains('step')").nlargest(1, "bias_window").iloc[0]
+    assert (
+        f"l{strongest['layer']:02d}h{strongest['head']:02d} of {strongest['model']}" in said["Which heads stand out?"]
+    )
+
+
+def test_one_run_of_one_table_answers_what_it_can(tmp_path):
+    pd.DataFrame({"layer": [0, 0], "head": [0, 1], "pc": 0, "r_q": [0.9, 0.1], "r_k": [0.8, 0.1]}).to_csv(
+        tmp_path / "qk.csv"
+    )
+    questions = [question for question, _ in opening(build([Entry(tmp_path)]))]
+    assert questions == ["What was measured?", "How positional are these heads?", "What kinds of heads are there?"]
+
+
+def test_every_finding_of_the_study_is_a_section_with_published_values_and_a_caveat(whole):
+    sections = {finding.id: finding.fill(whole) for finding in FINDINGS}
+    assert list(sections) == [
+        "share",
+        "separability",
+        "amplification",
+        "taxonomy",
+        "axes",
+        "bias",
+        "plane",
+        "complement",
+        "simpson",
+        "training",
+    ]
+    assert all(section.caveat for section in sections.values())
+    axes = dict(sections["axes"].rows)["llama3.2-3b"]
+    assert [cell.published for cell in axes] == ["0.83", "0.63", None, "0.814", "0.898"]
+    assert "published +0.65" in " ".join(sections["simpson"].lines)
+    assert "(published 0.67 → 0.87)" in " ".join(sections["training"].lines)
+    assert "Published over 11 models and 3,239 heads" in " ".join(sections["share"].lines)
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(whole):
+    page = report_html(
+        whole, [], [LeftOut("qk-pca/01_pc_roles", "Roles", "there is no table")], explorer="explorer.html"
+    )
+    assert "default-src 'none'" in html.unescape(page)
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#|explorer\.html)""", page)
+    assert not re.search(r"\son\w+=", re.sub(r"<script.*?</script>", "", page, flags=re.S))
+    assert "Not drawn: roles. there is no table." in page
+
+
+def test_everything_the_user_named_is_text(tmp_path):
+    write_model(tmp_path / "m", "m", layers=4, heads=8, points=4)
+    study = build(
+        [Entry(tmp_path / "m", label=HOSTILE, family=HOSTILE, phase=HOSTILE), Entry(tmp_path / "m", phase="p")], HOSTILE
+    )
+    for page in (report_html(study, [], [], command=HOSTILE), explorer_html(study)):
+        plotly = page.index("plotly.js v") if "plotly.js v" in page else len(page)
+        assert "<img src=x" not in page[:plotly]
+        assert "alert(2)</script>" not in page
+        assert "49" not in re.findall(r"<title>(.*?)</title>", page)[0]
+
+
+def test_json_in_a_page_reads_back():
+    value = {"label": HOSTILE, "line": "\u2028", "list": [1, None, 0.5]}
+    text = str(as_json(value))
+    assert "<" not in text
+    assert json.loads(text) == value
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        as_json([float("nan")])
+
+
+def test_the_table_of_heads_holds_every_head_once(whole):
+    listed = head_list(whole)
+    assert len(listed["layer"]) == len(listed["run"]) == 21 * 40
+    assert [column["name"] for column in listed["columns"]][:3] == ["explained_variance", "r_q", "r_k"]
+    first = whole.pc0.iloc[0]
+    assert listed["values"][1][0] == pytest.approx(first["r_q"], rel=1e-4)
+
+
+def test_tables_of_different_heads_are_put_side_by_side_without_losing_any():
+    qk = pd.DataFrame({"model": "m", "family": "", "layer": [0, 0], "head": [0, 1], "pc": 0, "r_q": 0.5, "r_k": 0.5})
+    rotated = pd.DataFrame({"model": "m", "family": "", "layer": [0, 1], "head": [1, 0], "r_k_a": [0.1, 0.2]})
+    frame = head_frame(Study((StudyRun("m"),), {"qk": qk, "rotated": rotated}))
+    assert frame[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 0]]
+    assert frame["r_k_a"].isna().tolist() == [True, False, False]
+    assert [metric.column for metric in metrics(frame)] == ["r_q", "r_k", "r_k_a"]
+
+
+# ---- points --------------------------------------------------------------------------------------
+
+
+def unpacked(text: str, window: int) -> dict[str, dict[str, np.ndarray]]:
+    """What the page's script does, in Python."""
+    import base64
+
+    blob = base64.b64decode(text)
+    columns = len(WIDE) + COMPLEMENT_AXES
+    ranges = np.frombuffer(blob, "<f4", 2 * columns)
+    at = ranges.nbytes
+    counts = np.frombuffer(blob, "<u2", 2, at)
+    at += 4
+    kinds: dict[str, dict[str, np.ndarray]] = {"q": {}, "k": {}}
+    for kind, n in zip("qk", counts, strict=True):
+        kinds[kind]["position"] = np.frombuffer(blob, "<u2", n, at) / 65535 * window
+        at += 2 * n
+        for c, name in enumerate(WIDE):
+            kinds[kind][name] = ranges[2 * c] + ranges[2 * c + 1] * np.frombuffer(blob, "<u2", n, at)
+            at += 2 * n
+    for kind, n in zip("qk", counts, strict=True):
+        for c in range(COMPLEMENT_AXES):
+            place = 2 * (len(WIDE) + c)
+            kinds[kind][f"svd_{c}"] = ranges[place] + ranges[place + 1] * np.frombuffer(blob, "u1", n, at)
+            at += n
+    assert at == len(blob)
+    return kinds
+
+
+def test_points_survive_packing_to_their_resolution():
+    points = make_points(pd.DataFrame({"model": ["m"], "layer": 0, "head": 0}), 4096, np.random.default_rng(0), rows=90)
+    found = unpacked(packed(points, 4096, 500), 4096)
+    for kind in "qk":
+        part = points[points["kind"] == kind]
+        np.testing.assert_allclose(found[kind]["position"], part["position"], atol=0.04)
+        for name in WIDE:
+            np.testing.assert_allclose(found[kind][name], part[name], atol=np.ptp(points[name]) / 65535)
+        np.testing.assert_allclose(found[kind]["svd_3"], part["svd_3"], atol=np.ptp(points["svd_3"]) / 255)
+    assert len(unpacked(packed(points, 4096, 40), 4096)["q"]["a"]) == 40
+
+
+def test_points_without_a_complement_or_of_one_kind_are_packed_too():
+    points = make_points(pd.DataFrame({"model": ["m"], "layer": 0, "head": 0}), 64, np.random.default_rng(0), rows=9)
+    bare = points[points["kind"] == "q"].drop(columns=[f"svd_{i}" for i in range(60)])
+    found = unpacked(packed(bare, 64, 500), 64)
+    assert len(found["q"]["a"]) == 9
+    assert len(found["k"]["a"]) == 0
+    assert (found["q"]["svd_0"] == 0).all()
+
+
+def test_a_page_of_many_heads_stays_within_its_budget():
+    for heads in (1, 1000, 4000):
+        per_head = 4 * 2 * (len(WIDE) + COMPLEMENT_AXES) + 4 + rows_per_kind(heads) * 2 * (10 + COMPLEMENT_AXES)
+        assert heads * per_head * 4 / 3 < 40e6 - 5e6
+
+
+def test_a_thousand_heads_fit_into_forty_megabytes(tmp_path):
+    study = build([Entry(write_model(tmp_path, "m", layers=25, heads=100, points=100))])
+    assert len(explorer_html(study).encode()) - 5e6 < 35e6 / 10
+
+
+def test_figures_are_part_of_the_page(tmp_path):
+    study = build([Entry(write_model(tmp_path / "m", "m", layers=2, heads=4))])
+    written, left_out = write_figures(study, tmp_path / "figures", workers=1)
+    page = report_html(study, written, left_out)
+    assert page.count("data:image/png;base64,") == len(written)
