@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -200,9 +200,10 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
 
 
 def _keys_at(level: type[BaseModel], parents: list[str | int]) -> list[str]:
+    found: Any = level
     for part in parents:
-        level = level.model_fields[str(part)].annotation  # type: ignore[assignment]
-    return list(level.model_fields)
+        found = get_args(found)[0] if isinstance(part, int) else found.model_fields[part].annotation
+    return list(found.model_fields)
 
 
 def _as_spelt(path: Path) -> Path:

@@ -190,8 +190,11 @@ def test_classes_over_training_add_up_to_one_and_absent_ones_are_zero():
 
 def test_the_trajectory_has_the_bias_per_token_and_per_window():
     runs = checkpoints_of("A", "long")
-    rows = [{"model": f"c{c}", "head": h, "alpha_k": 0.02 / (1 + c), "bias_strength": (1.0 + h) / (1 + c), "mu_q_a": 3.0, "r_k_a": 0.9}
-            for c in range(2) for h in range(5)]  # fmt: skip
+    rows = [
+        {"model": f"c{c}", "head": h, "alpha_k": 0.02 / (1 + c), "bias_strength": (1.0 + h) / (1 + c), "mu_q_a": 3.0}
+        for c in range(2)
+        for h in range(5)
+    ]
     data = training.prepare_decomposition(study(rows, "rotated", runs))
     assert data["bias_strength"].tolist() == [3.0, 1.5]
     assert data["bias_window"].tolist() == [3000.0, 3000.0]

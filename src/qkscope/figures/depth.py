@@ -14,7 +14,7 @@ from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
-from qkscope.figures.figure import Figure
+from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import checkpoints, models, rows, with_window
 from qkscope.figures.style import FAINT, NOT_THERE, canvas, panels, shortened
 from qkscope.study import Study, StudyRun
@@ -106,6 +106,8 @@ def say_component(data: pd.DataFrame) -> list[str]:
 def prepare_rotation(study: Study) -> pd.DataFrame:
     """|r_k_a| and the recency bias per window."""
     frame = with_window(study, rows(study, models(study), "rotated", "r_k_a", "bias_strength"))
+    if frame["bias_window"].isna().all():
+        raise NotApplicable("the window is not known; state it in the study file")
     return by_depth(frame.assign(abs_r_k_a=frame["r_k_a"].abs()), study, ["abs_r_k_a", "bias_window"])
 
 

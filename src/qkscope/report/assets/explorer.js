@@ -29,6 +29,7 @@
       select.append(item);
     });
   }
+  const brief = (text) => (text.length > 34 ? `${text.slice(0, 33)}…` : text);
   // Plotly reads markup in its labels, so what a user named is escaped for it too.
   const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -97,10 +98,11 @@
     traces.push({ type: "scatter", mode: "markers", hoverinfo: "skip", x: spots.map((i) => run.head[i]), y: spots.map((i) => run.layer[i]), marker: { symbol: "circle", size: 5, color: "#fff", line: { color: "#111", width: 1.2 } } });
     const height = Math.max(230, Math.min(620, 90 + layers * 13));
     Plotly.react(place, traces, look({
-      title: { text: plain(title), font: { size: 12 }, x: 0.02, xanchor: "left" }, height, margin: { l: 46, r: bar ? 50 : 8, t: 30, b: 36 }, shapes: mapMark(r),
+      title: { text: plain(brief(title)), font: { size: 12 }, x: 0.02, xanchor: "left" }, height, margin: { l: 46, r: bar ? 50 : 8, t: 30, b: 36 }, shapes: mapMark(r),
       xaxis: { title: { text: "query head", font: { size: 10 } }, range: [-0.5, heads - 0.5], dtick: heads > 16 ? 4 : heads > 8 ? 2 : 1, showgrid: false, zeroline: false, fixedrange: true },
       yaxis: { title: { text: "layer", font: { size: 10 } }, range: [layers - 0.5, -0.5], tickvals: every, ticktext: every.map(label), showgrid: false, zeroline: false, fixedrange: true },
     }), config);
+    Plotly.Plots.resize(place); // the columns beside it may have come or gone
     if (!place.listening) {
       place.listening = true;
       place.on("plotly_click", (event) => {
@@ -131,7 +133,7 @@
     });
     drawMap(places[0], a.label, run, a.values[m], (i) => hover(run, i), range, metric.signed, false);
     drawMap(places[1], b.label, other, b.values[m], (i) => hover(other, i), range, metric.signed, true);
-    drawMap(places[2], `${b.label} − ${a.label}`, run, changes, (i) => hover(run, i, `difference ${short(changes[i])}`), limits([changes], true), true, true);
+    drawMap(places[2], "second minus first", run, changes, (i) => hover(run, i, `difference ${short(changes[i])}`), limits([changes], true), true, true);
   }
 
   // ---- r_q and r_k ---------------------------------------------------------------------------
@@ -253,7 +255,7 @@
       label.hidden = shown.length === 1;
       const points = i === undefined ? null : unpack(r, i), window = data.runs[r].window || (points ? Math.max(...points.q.position) : 1);
       pc.hidden = ab.hidden = rings.hidden = points === null;
-      none.textContent = points !== null ? "Blue: queries, red: keys; the later the darker. Rings: planes of what is left off a and b, with their share and angle_r; ✓ turns with position." : i === undefined ? "This run has no such head." : "No points of this head in the page: qkscope view RUN adds those of every head, qkscope analyze --points those you name.";
+      none.textContent = points !== null ? "Blue: queries, red: keys; the later the darker. Bars and rings: planes of what is left off a and b, with their share and angle_r; filled bars and ✓ turn with position." : i === undefined ? "This run has no such head." : "No points of this head in the page: qkscope view RUN adds those of every head, qkscope analyze --points those you name.";
       if (points !== null) {
         drawCloud(pc, points, "pc0", "pc1", "principal components", ["PC0", "PC1"], window, false);
         drawCloud(ab, points, "a", "b", "drift and separation", ["axis a: drift", "axis b: separation"], window, true);
@@ -270,7 +272,7 @@
       type: "bar", x: planes.map((_, p) => p), y: planes.map((plane) => plane[0]), hoverinfo: "text", textposition: "none",
       text: planes.map((plane, p) => `plane ${p}: share ${short(plane[0])}<br>angle_r ${short(plane[1])}<br>${short(plane[2])} radians per token`),
       marker: { color: planes.map((plane) => (plane[3] ? "#7b5aa6" : css("--line"))) },
-    }], look({ height: 170, title: { text: "planes of the complement: share; coloured ones turn with position", font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 30 }, xaxis: { dtick: 5, zeroline: false }, yaxis: { tickformat: ".0%", nticks: 4 } }), config);
+    }], look({ height: 170, title: { text: "share of each plane of the complement", font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 30 }, xaxis: { dtick: 5, zeroline: false }, yaxis: { tickformat: ".0%", nticks: 4 } }), config);
   }
   function drawRings(host, points, planes, window) {
     const count = Math.min(points.q.svd.length / 2, 6);

@@ -1,0 +1,238 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from qkscope.cli.main import app
+from qkscope.cli.visualize import pca_app, rotate_app
+from qkscope.core.planted import Ring, plant
+from qkscope.heads import HeadId
+from qkscope.store.datasets import write_dataset
+from tests.helpers import small_dataset
+
+runner = CliRunner()
+
+
+def run(*arguments: object, on=app):
+    return runner.invoke(on, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return small_dataset(tmp_path_factory.mktemp("data") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def results(dataset, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    assert run("analyze", dataset, "-o", folder, "--model", "tiny", "--points", 4, "-q").exit_code == 0
+    return folder
+
+
+def config(folder, dataset, **more):
+    path = folder / "tiny.yaml"
+    said = {
+        "model": "tiny",
+        "data": {"dataset": str(dataset)},
+        "output": {"results_dir": str(folder / "results")},
+    } | more
+    path.write_text(yaml.safe_dump(said))
+    return path
+
+
+# ---- report --------------------------------------------------------------------------------------
+
+
+def test_a_report_of_a_dataset_holds_tables_figures_and_two_pages(dataset, tmp_path):
+    done = run("report", dataset, "-o", tmp_path / "report")
+    assert done.exit_code == 0, done.output
+    assert str(tmp_path / "report" / "report.html") in done.output
+    assert "left out qk-pca/07_position_signal: the study has no ordered checkpoints" in done.output
+    assert {p.name for p in (tmp_path / "report").iterdir()} == {"figures", "tables", "report.html", "explorer.html"}
+    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 14
+    points = pd.read_parquet(next((tmp_path / "report" / "tables").glob("*/points.parquet")))
+    assert points.groupby(["layer", "head"]).ngroups == 8
+    full = points.groupby(["layer", "head"])["svd_5"].count()
+    assert (full > 0).all()
+
+
+def test_a_study_file_orders_labels_and_phases(results, tmp_path):
+    study = {
+        "title": "Two of one",
+        "runs": [
+            {"path": str(results), "model": "tiny", "label": "early", "phase": "a", "step": 1},
+            {"path": str(results), "model": "tiny", "label": "late", "phase": "b", "step": 2, "window": 1024},
+        ],
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    done = run("report", tmp_path / "study.yaml", "-o", tmp_path / "report")
+    assert done.exit_code == 0, done.output
+    assert "left out" not in done.output
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<h1>Two of one</h1>" in page
+    assert "From early to late" in page
+    data = pd.read_csv(tmp_path / "report" / "figures" / "qk-pca" / "07_position_signal" / "data.csv")
+    assert data["model"].tolist() == ["early", "late"]
+    assert not (tmp_path / "report" / "tables").exists()
+
+
+def test_paths_of_a_study_file_are_relative_to_it(results, tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "tables").symlink_to(results)
+    (tmp_path / "there" / "study.yaml").write_text("runs: [{path: tables}]")
+    monkeypatch.chdir(tmp_path)
+    assert run("report", "there/study.yaml", "-o", "out", "--no-points").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("runs: []", "at least 1 item"),
+        ("runs: [{path: x, fase: a}]", "did you mean 'phase'?"),
+        ("title: x", "runs: Field required"),
+        ("runs: [{path: nowhere/at/all}]", "nowhere/at/all"),
+        ("[1", "not valid YAML"),
+    ],
+)
+def test_a_study_file_that_cannot_be_used_says_why(tmp_path, content, says):
+    (tmp_path / "s.yaml").write_text(content)
+    done = run("report", tmp_path / "s.yaml", "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert says in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_study_file_and_runs_are_not_mixed(results, tmp_path):
+    (tmp_path / "s.yaml").write_text("runs: [{path: x}]")
+    assert "not both" in run("report", tmp_path / "s.yaml", results).output
+
+
+def test_somebody_elses_csv_makes_a_report(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    frame = pd.DataFrame(
+        {"model": "them", "layer": range(6), "head": 0, "r_k_a": 0.9, "r_q_a": 0.8, "bias_strength": 0.01}
+    )
+    frame.to_csv(tmp_path / "theirs" / "rotated.csv", index=False)
+    done = run("report", tmp_path / "theirs", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "figures" / "qk-rotation" / "02_rq_rk_drift_bars" / "figure.svg").exists()
+    assert "there is no table with alpha_q, alpha_k (rotated.csv)" in done.output
+
+
+def test_two_runs_of_one_name_need_labels(dataset, tmp_path):
+    done = run("report", dataset, dataset, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "labelled tiny" in done.output
+
+
+# ---- view ----------------------------------------------------------------------------------------
+
+
+def test_view_writes_the_explorer_and_opens_it(dataset, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    done = run("view", dataset, "-o", tmp_path / "x.html", "-q")
+    assert done.exit_code == 0, done.output
+    assert opened == [(tmp_path / "x.html").as_uri()]
+    page = (tmp_path / "x.html").read_text()
+    assert page.count('type="application/octet-stream"') == 8
+    run("view", dataset, "-o", tmp_path / "x.html", "-q", "--no-open")
+    assert len(opened) == 1
+
+
+# ---- points --------------------------------------------------------------------------------------
+
+
+def test_analyze_writes_points_of_the_heads_asked_for(dataset, tmp_path):
+    assert run("analyze", dataset, "-o", tmp_path, "--points", "l00h01,l01h03", "-q").exit_code == 0
+    points = pd.read_parquet(tmp_path / "points.parquet")
+    assert points[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [[0, 1], [1, 3]]
+    assert set(points["kind"]) == {"q", "k"}
+    assert list(points)[:10] == ["model", "layer", "head", "kind", "example_id", "position", "pc0", "pc1", "a", "b"]
+    done = run("analyze", dataset, "-o", tmp_path / "no", "--points", "l09h09")
+    assert done.exit_code == 2
+    assert "such as l05h13,l00h02, got 'l09h09'" in done.output
+
+
+def test_points_lie_where_the_tables_say(results):
+    points, rotated = pd.read_parquet(results / "points.parquet"), pd.read_parquet(results / "rotated.parquet")
+    for (layer, head), part in points.groupby(["layer", "head"]):
+        row = rotated.query(f"layer == {layer} and head == {head}").iloc[0]
+        keys = part[part["kind"] == "k"]
+        assert keys["a"].mean() == pytest.approx(row["mu_k_a"], abs=1e-4)
+        assert np.polyfit(keys["position"], keys["a"], 1)[0] == pytest.approx(row["alpha_k"], rel=1e-3)
+
+
+def test_planes_and_counts_of_active_ones_agree(results):
+    planes, heads = pd.read_parquet(results / "planes.parquet"), pd.read_parquet(results / "heads.parquet")
+    counted = planes.groupby(["layer", "head"])["active"].sum()
+    assert heads.set_index(["layer", "head"])["active_planes"].astype(int).to_dict() == counted.to_dict()
+
+
+def test_analysing_the_components_again_keeps_the_counts_of_active_planes(dataset, tmp_path):
+    run("analyze", dataset, "-o", tmp_path, "-q")
+    run("analyze", dataset, "-o", tmp_path, "--only", "pca", "-q")
+    assert pd.read_parquet(tmp_path / "heads.parquet")["active_planes"].notna().all()
+
+
+# ---- the published pictures ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_published_collage(dataset, tmp_path, suffix):
+    path = config(tmp_path, dataset)
+    target = tmp_path / f"x.{suffix}"
+    done = run("--config", path, "--random", "--collage", "--qk", "--seed", 42, "--output", target, on=pca_app)
+    assert done.exit_code == 0, done.output
+    assert target.stat().st_size > 5000
+    import random
+
+    heads = [(layer, head) for layer in range(2) for head in range(4)]
+    shown = pd.read_parquet(tmp_path / "results" / "points.parquet")[["layer", "head"]].drop_duplicates()
+    assert {tuple(row) for row in shown.to_numpy().tolist()} == set(random.Random(42).sample(heads, 4))
+
+
+def test_other_components_and_queries_alone(dataset, tmp_path):
+    path = config(tmp_path, dataset)
+    done = run("--config", path, "--layer", 1, "--head", 2, "--pc-x", 3, "--pc-y", 5, on=pca_app)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "results" / "figures" / "tiny-pc3-pc5-l01h02.png").exists()
+    assert {"pc3", "pc5"} <= set(pd.read_parquet(tmp_path / "results" / "points.parquet"))
+
+
+def test_the_plane_and_the_complement(tmp_path):
+    head = plant(
+        68, rings=[Ring(0.5, 4.0, 4.0)], mu_q=(2.0, 9.0), mu_k=(0.0, -9.0), n=600, documents=8, window=512, alpha_k=0.02
+    )
+    write_dataset(tmp_path / "d", [(HeadId(0, 0, "q"), head.q), (HeadId(0, 0, "k"), head.k)], q_per_kv=1)
+    path = config(tmp_path, tmp_path / "d")
+    assert run("--config", path, "--collage", "--random", on=rotate_app).exit_code == 0
+    done = run("--config", path, "--complement", "--random", "--seed", 42, "-o", tmp_path / "c.svg", on=rotate_app)
+    assert done.exit_code == 0, done.output
+    drawn = (tmp_path / "c.svg").read_text()
+    assert drawn.count("angle_r") == 30
+    assert drawn.count("<image") >= 30
+
+
+def test_pictures_need_to_know_which_head(dataset, tmp_path):
+    path = config(tmp_path, dataset)
+    assert "say which head" in run("--config", path, on=pca_app).output
+    assert "has no head in layer 7" in run("--config", path, "--layer", 7, "--random", on=pca_app).output
+    assert "leave out --collage" in run("--config", path, "--complement", "--collage", "--random", on=rotate_app).output
+    done = run("--config", path, "--random", "-o", tmp_path / "x.gif", on=pca_app)
+    assert done.exit_code == 2
+    assert "ends in .png, .svg or .pdf" in done.output
+
+
+def test_the_summary_of_a_demo_ends_with_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("qkscope.demo.N_LAYERS", 1)
+    done = run("demo", "-o", tmp_path / "demo")
+    assert done.exit_code == 0, done.output
+    assert "report: " in done.output
+    page = (tmp_path / "demo" / "report" / "report.html").read_text()
+    assert "Demonstration" in page
+    summary = json.loads((tmp_path / "demo" / "results" / "summary.json").read_text())
+    assert "planted heads" in summary["models"]
