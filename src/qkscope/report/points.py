@@ -26,7 +26,7 @@ def rows_per_kind(n_heads: int) -> int:
     """How many points of each kind a head may have, for the page to stay within its budget.
 
     >>> rows_per_kind(100), rows_per_kind(1000), rows_per_kind(3000)
-    (300, 300, 154)
+    (300, 300, 156)
     """
     per_row = 2 * (1 + len(WIDE)) + COMPLEMENT_AXES
     room = (BUDGET * 3 // 4) // max(n_heads, 1) - 4 * 2 * (len(WIDE) + COMPLEMENT_AXES) - 4
