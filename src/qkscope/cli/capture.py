@@ -104,7 +104,7 @@ def plan(
     """Say what a capture will take before it runs: memory, disk and time."""
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
-        _need_torch()
+        need_torch()
         from qkscope.capture.estimate import GIB, estimate
         from qkscope.capture.models import ModelOptions
         from qkscope.capture.texts import read_documents
@@ -139,7 +139,7 @@ def settings(given: dict[str, Any], typed: set[str], path: Path | None) -> dict[
 def _capture(given: dict[str, Any], output: Path) -> None:
     if not given["model"] or not given["texts"]:
         raise ConfigError("a capture needs a MODEL and --texts")
-    _need_torch()
+    need_torch()
     from qkscope.capture import models
     from qkscope.capture import run as running
     from qkscope.capture.choose import VectorSampling
@@ -181,7 +181,7 @@ def _capture(given: dict[str, Any], output: Path) -> None:
     if options.window and longest and options.window > longest:
         log.warning("the window of %d goes past the %d positions the model was made for", options.window, longest)
     about = {"id": _label(given["model"]), "revision": given["revision"], "config_overrides": overrides}
-    with _progress() as on_progress:
+    with documents_done() as on_progress:
         folder = running.capture(model, documents, ids, output, options, about, on_progress)
     tokens = sum(min(len(one), options.window or len(one)) for one in ids)
     log.info("%s tokens in %.0f s", f"{tokens:,}", time.monotonic() - started)
@@ -209,7 +209,8 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Say what to install where there is no torch."""
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401
@@ -220,7 +221,7 @@ def _need_torch() -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
+def documents_done() -> Iterator[Callable[[Progress], None]]:
     """Documents, tokens per second and time left: a bar on a terminal, a line now and then in a log."""
     start = last = time.monotonic()
 

@@ -130,9 +130,9 @@ def _lines(what: str) -> Callable[[int, int, list[Failure]], None]:
         report(failures)
         log.debug("%d of %d %s", done, total, what)
         now = time.monotonic()
-        if now - last > SECONDS_BETWEEN_LINES:
+        if done and now - last > SECONDS_BETWEEN_LINES:
             last, rate = now, done / (now - start)
-            log.info("%d of %d %s, %.1f per s, %.0f s left", done, total, what, rate, (total - done) / max(rate, 1e-9))
+            log.info("%d of %d %s, %.1f per s, %.0f s left", done, total, what, rate, (total - done) / rate)
 
     return on_done
 

@@ -21,16 +21,15 @@ from qkscope.cli.common import (
     Verbose,
     Version,
     Workers,
-    counted,
     errors_as_lines,
     finish,
-    log,
     parse_indices,
     parse_points,
     prepare,
     progress,
     set_up_logging,
 )
+from qkscope.cli.demo import demo
 from qkscope.cli.report import report, view
 from qkscope.errors import ConfigError
 
@@ -124,43 +123,7 @@ def analyze(
         raise typer.Exit(finish(output, outcomes, started))
 
 
-@app.command(epilog="Example: qkscope demo -o demo")
-def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for dataset, tables and report.")] = Path(
-        "demo"
-    ),
-    workers: Workers = None,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Do the whole job on an embedded default: plant a dataset of 48 heads, compute the tables, write the report."""
-    from qkscope.cli.show import show_results
-    from qkscope.demo import TITLE, write_demo_dataset
-    from qkscope.pipeline import Job
-    from qkscope.pipeline import analyze as analyze_jobs
-    from qkscope.reporting import EXPLORER, REPORT, run_points, write_report
-    from qkscope.run import open_run
-    from qkscope.study import Entry, build
-
-    started = time.monotonic()
-    set_up_logging(quiet=quiet, verbose=verbose)
-    with errors_as_lines():
-        log.info("planting a dataset of 48 query heads in %s", output / "dataset")
-        dataset = write_demo_dataset(output / "dataset")
-        run = open_run(dataset, model="planted heads")
-        with progress() as on_done:
-            outcomes = analyze_jobs([Job(run, points=run_points(run))], workers=workers, on_done=on_done)
-        code = finish(output / "results", outcomes, started)
-        study = build([Entry(output / "results")], TITLE)
-        with counted("figures") as on_figures:
-            write_report(study, output / "report", command="qkscope demo", workers=workers, on_figures=on_figures)
-        if not quiet:
-            show_results(outcomes[0], output / "results")
-        for name in (REPORT, EXPLORER):
-            typer.echo(f"{Path(name).stem}: {(output / 'report' / name).resolve()}")
-        raise typer.Exit(code)
-
-
+app.command(epilog="Example: qkscope demo -o demo")(demo)
 app.command(epilog="Example: qkscope capture HuggingFaceTB/SmolLM2-135M --texts books/ --window 4096 -o runs/smollm2")(
     capture
 )

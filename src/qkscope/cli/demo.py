@@ -1,0 +1,107 @@
+"""``qkscope demo``: the whole job on what is in the box."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkscope.cli.capture import documents_done, need_torch
+from qkscope.cli.common import Quiet, Verbose, Workers, counted, errors_as_lines, log, progress, set_up_logging
+
+if TYPE_CHECKING:
+    from qkscope.family import Checkpoint
+    from qkscope.study import Study
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for runs, tables and report.")] = Path("demo"),
+    fast: Annotated[bool, typer.Option("--fast", help="Three checkpoints on fewer texts, in under a minute.")] = False,
+    planted: Annotated[
+        bool, typer.Option("--planted", help="48 heads of known truth instead of a model; needs no torch.")
+    ] = False,
+    workers: Workers = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Do the whole job, offline: capture ten checkpoints of the bundled family, analyse them, write the report."""
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines():
+        started = time.monotonic()
+        study = _planted(output, workers) if planted else _family(output, fast, workers)
+        _report(study, output / "report", workers)
+        if not quiet:
+            _say(study)
+        log.info("done in %.0f s", time.monotonic() - started)
+        for name in ("report.html", "explorer.html"):
+            typer.echo(f"{Path(name).stem}: {(output / 'report' / name).resolve()}")
+
+
+def _family(output: Path, fast: bool, workers: int | None) -> Study:
+    """Capture the checkpoints one after the other, then analyse them together."""
+    need_torch()
+    from transformers.utils import logging as transformers_logging
+
+    from qkscope.config import StudyRunConfig
+    from qkscope.family import CHECKPOINTS, TITLE, fast_checkpoints
+    from qkscope.reporting import Sources, gather
+
+    transformers_logging.disable_progress_bar()  # a bar per checkpoint for a model that loads at once
+    chosen = fast_checkpoints() if fast else CHECKPOINTS
+    items = []
+    for number, checkpoint in enumerate(chosen, start=1):
+        log.info("capturing %s (%d of %d), window %d", checkpoint.name, number, len(chosen), checkpoint.window)
+        folder = _capture(checkpoint, output / "runs" / checkpoint.name)
+        said = {"label": checkpoint.name, "family": "tinyrope", "phase": checkpoint.phase, "step": checkpoint.step}
+        items.append(StudyRunConfig(path=str(folder), **said))  # type: ignore[arg-type]
+    with progress() as on_done:
+        return gather(Sources(tuple(items), TITLE), output / "results", workers=workers, on_done=on_done)
+
+
+def _capture(checkpoint: Checkpoint, output: Path) -> Path:
+    from qkscope.capture import models, run
+    from qkscope.capture.options import CaptureOptions
+    from qkscope.capture.texts import read_documents
+    from qkscope.family import texts, tokenizer
+
+    documents = read_documents([str(texts())], "text", checkpoint.documents)
+    source = models.ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
+    model, tokens = models.load(source)
+    options = CaptureOptions(window=checkpoint.window)
+    about = {"id": checkpoint.name, "revision": None, "config_overrides": None}
+    with documents_done() as on_progress:
+        return run.capture(model, documents, run.tokenize(documents, tokens), output, options, about, on_progress)
+
+
+def _planted(output: Path, workers: int | None) -> Study:
+    from qkscope.config import StudyRunConfig
+    from qkscope.demo import TITLE, write_demo_dataset
+    from qkscope.reporting import Sources, gather
+
+    log.info("planting a dataset of 48 query heads in %s", output / "dataset")
+    dataset = write_demo_dataset(output / "dataset")
+    items = (StudyRunConfig(path=str(dataset), label="planted heads"),)
+    with progress() as on_done:
+        return gather(Sources(items, TITLE), output / "results", workers=workers, on_done=on_done)
+
+
+def _report(study: Study, folder: Path, workers: int | None) -> None:
+    from qkscope.reporting import write_report
+
+    with counted("figures") as on_figures:
+        write_report(study, folder, command="qkscope demo", workers=workers, on_figures=on_figures)
+
+
+def _say(study: Study) -> None:
+    """The report's first page, in the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from qkscope.report.opening import interval_note, opening
+
+    table = Table(title=study.title, show_header=False, show_lines=True, caption=interval_note(study))
+    for question, answer in opening(study):
+        table.add_row(question, answer)
+    Console().print(table)

@@ -1,0 +1,59 @@
+"""The model family in the box: tinyrope, ten checkpoints of one small language model and texts it has not seen.
+
+Trained by examples/tinyrope/train.py; the weights, the tokenizer and the texts are package data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+
+TITLE = "tinyrope: one small model through two context extensions"
+NAME = "tinyrope"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One point in training, and how the demo captures it."""
+
+    name: str
+    phase: str
+    step: int
+    window: int
+    documents: int
+    """How many of the bundled texts are read: at most one per group of the jackknife at the longest window."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its weights are."""
+        return data() / "checkpoints" / self.name
+
+
+_PRETRAIN, _TO_4K, _TO_8K = "pre-training, 1K", "extension to 4K", "extension to 8K"
+CHECKPOINTS = (
+    *(Checkpoint(f"pretrain-step-{step:04d}", _PRETRAIN, step, 1024, 32) for step in (1, 20, 100, 400, 1000, 3000)),
+    *(Checkpoint(f"extend-4k-step-{step:04d}", _TO_4K, 3000 + step, 4096, 16) for step in (50, 500)),
+    *(Checkpoint(f"extend-8k-step-{step:04d}", _TO_8K, 3500 + step, 8192, 8) for step in (50, 300)),
+)
+
+
+def data() -> Path:
+    """The folder of weights, tokenizer and texts."""
+    return Path(str(files("qkscope"))) / "data" / NAME
+
+
+def fast_checkpoints() -> tuple[Checkpoint, ...]:
+    """An early one, the end of pre-training and the last, on fewer documents."""
+    chosen = (CHECKPOINTS[1], CHECKPOINTS[5], CHECKPOINTS[9])
+    return tuple(replace(one, documents=max(4, one.documents // 2)) for one in chosen)
+
+
+def texts() -> Path:
+    """Old State of the Union addresses, in the public domain, that the model was not trained on."""
+    return data() / "texts"
+
+
+def tokenizer() -> Path:
+    """The family's tokenizer."""
+    return data() / "tokenizer"
