@@ -102,6 +102,12 @@ class Study:
         return next(run for run in self.runs if run.label == label)
 
     @cached_property
+    def last_layer(self) -> dict[str, int]:
+        """The deepest layer of each run in any table, so that a depth means the same in all of them."""
+        parts = [frame.groupby("model")["layer"].max() for name, frame in self.tables.items() if name != "points"]
+        return {str(label): int(layer) for label, layer in pd.concat(parts).groupby(level=0).max().items()}
+
+    @cached_property
     def nope(self) -> dict[str, frozenset[int]]:
         """Layers without rotary encoding of each run."""
         return {run.label: run.nope_layers for run in self.runs}

@@ -48,7 +48,7 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
     from qkscope.family import CHECKPOINTS, TITLE, fast_checkpoints
     from qkscope.reporting import Sources, gather
 
-    transformers_logging.disable_progress_bar()  # a bar per checkpoint for a model that loads at once
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar per checkpoint for a model that loads at once
     chosen = fast_checkpoints() if fast else CHECKPOINTS
     items = []
     for number, checkpoint in enumerate(chosen, start=1):

@@ -39,20 +39,13 @@ def by_depth(frame: pd.DataFrame, study: Study, columns: list[str]) -> pd.DataFr
     parts = []
     cells = [str(i) for i in range(BINS)] + ([NOPE] if any(study.nope[m] for m in frame["model"].unique()) else [])
     for label, part in frame.groupby("model", sort=False):
-        part = part.assign(bin=depth_bins(part["layer"], _last_layer(study, str(label))).astype(str))
+        part = part.assign(bin=depth_bins(part["layer"], study.last_layer[str(label)]).astype(str))
         part.loc[part["layer"].isin(study.nope[str(label)]), "bin"] = NOPE
         means = part.groupby("bin")[columns].mean()
         counts = part.groupby("bin").size().rename("n_heads")
         parts.append(means.join(counts).reindex(cells).assign(model=label).reset_index(names="bin"))
     table = pd.concat(parts, ignore_index=True)
     return table.assign(n_heads=table["n_heads"].fillna(0).astype(int))[["model", "bin", "n_heads", *columns]]
-
-
-def _last_layer(study: Study, label: str) -> int:
-    """The deepest layer that any table of the run has, so that a depth means the same in all of them."""
-    return max(
-        int(f.loc[f["model"] == label, "layer"].max()) for f in study.tables.values() if label in set(f["model"])
-    )
 
 
 def prepare_component(column: str, runs: Runs) -> Callable[[Study], pd.DataFrame]:

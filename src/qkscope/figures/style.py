@@ -17,7 +17,7 @@ Q, K = "#2166ac", "#b2182b"
 INK, FAINT = "#222222", "#8a8a8a"
 FAMILIES = ["#e69f00", "#009e73", "#7b5aa6", "#56b4e9", "#8c6d1f", "#cc79a7", "#4d4d4d", "#a6761d"]
 FAMILY_MARKERS = ["o", "^", "s", "D", "v", "P", "X", "*"]
-PHASES = ["#44546a", "#6f86a8", "#a3b4cc", "#d98c3f", "#b5541c", "#7a2f0b", "#4d7c6f", "#2e5248"]
+PHASES = ["#3c4f76", "#d98c3f", "#4d9078", "#9db4d6", "#a63d1c", "#8a6fb0", "#b9a44c", "#2e5248"]
 CLASSES = {
     "position-dominated": "#1b4965",
     "q-positional": "#62a1c7",

@@ -31,8 +31,10 @@ def draw_signal(data: pd.DataFrame) -> Drawing:
     """Three lines with bands of one standard deviation."""
     figure = canvas(6.6, 3.4)
     axes = figure.subplots()
-    for name, colour, line, label in (("r_q", Q, "-", "r_q"), ("r_k", K, "-", "r_k"), ("abs_r_k", K, "--", "|r_k|")):
-        _band(axes, data, name, colour, line, label, band=name != "abs_r_k")
+    lines = (("r_q", Q, "-", "r_q"), ("r_k", K, "-", "r_k"), ("abs_r_k", K, "--", "|r_k|"))
+    ends = spread([float(data[name].iloc[-1]) for name, *_ in lines], 0.075)
+    for (name, colour, line, label), at in zip(lines, ends, strict=True):
+        _band(axes, data, name, colour, line, label, at, band=name != "abs_r_k")
     axes.axhline(0, color="#777777", linewidth=0.7)
     axes.set_ylabel("correlation with position on PC0")
     low = float((data["r_k"] - data["r_k_sd"]).min())
@@ -109,7 +111,7 @@ def draw_share(data: pd.DataFrame) -> Drawing:
     """One line with its band."""
     figure = canvas(6.6, 3.0)
     axes = figure.subplots()
-    _band(axes, data, "explained_variance", "#3d5a3a", "-", "PC0")
+    _band(axes, data, "explained_variance", "#3d5a3a", "-", "PC0", float(data["explained_variance"].iloc[-1]))
     axes.set_ylabel("PC0's share of pooled variance")
     axes.set_ylim(0, None)
     _time_axis(axes, data)
@@ -266,15 +268,33 @@ def _mean_sd(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     return means.join(grouped.size().rename("n_heads")).reset_index()
 
 
-def _band(axes: Axes, data: pd.DataFrame, name: str, colour: str, line: str, label: str, *, band: bool = True) -> None:
+def _band(
+    axes: Axes, data: pd.DataFrame, name: str, colour: str, line: str, label: str, at: float, *, band: bool = True
+) -> None:
     """A line over the checkpoints, labelled at its end; the band is one standard deviation over heads."""
     x, value, sd = (data[column].to_numpy(float) for column in ("order", name, f"{name}_sd"))
     if band:
         axes.fill_between(x, value - sd, value + sd, color=colour, alpha=0.13, linewidth=0)
     axes.plot(x, value, color=colour, linestyle=line, marker="o", markersize=3)
-    offset = 7 if line == "--" else -7 if label == "r_k" else 0
-    axes.annotate(label, (x[-1], value[-1]), xytext=(6, offset), textcoords="offset points", color=colour, va="center",
+    axes.annotate(label, (x[-1], at), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
                   fontsize=8, annotation_clip=False)  # fmt: skip
+
+
+def spread(values: list[float], least: float) -> list[float]:
+    """Heights for labels near these values, at least so far apart, in the same order.
+
+    >>> [round(x, 2) for x in spread([0.5, 0.52, 0.9], 0.1)]
+    [0.46, 0.56, 0.9]
+    """
+    order = np.argsort(values, kind="stable")
+    heights = np.array(values, dtype=float)
+    for _ in range(20):
+        for low, high in pairwise(order):
+            missing = least - (heights[high] - heights[low])
+            if missing > 1e-9:
+                heights[low] -= missing / 2
+                heights[high] += missing / 2
+    return [float(height) for height in heights]
 
 
 def _time_axis(axes: Axes, data: pd.DataFrame) -> None:
