@@ -1,5 +1,5 @@
 # Two commands for a newcomer, both self-contained given Python 3.11+ and make:
-#   make demo    install into .venv, run the main job on the embedded default, say where the result is
+#   make demo    install into .venv, capture and analyse the bundled model family, say where the report is
 #   make test    install into .venv, then lint, types, import contracts and tests
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +10,7 @@ export OPENBLAS_NUM_THREADS = 1
 
 .PHONY: demo test bench
 
-demo: .venv/installed
+demo: .venv/installed-capture
 	$(BIN)/qkscope demo -o demo
 
 test: .venv/installed-dev
@@ -23,6 +23,7 @@ test: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks.dataset
 	$(BIN)/python -m benchmarks.capture
+	$(BIN)/python -m benchmarks.report
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -34,8 +35,13 @@ bench: .venv/installed-dev
 	$(PIP) --editable .
 	@touch $@
 
-.venv/installed-dev: .venv/installed
-	@echo "installing what the tests need into .venv (about two minutes)"
+.venv/installed-capture: .venv/installed
+	@echo "installing what captures need into .venv (about a minute)"
 	$(PIP) torch==2.13.0  # first and exactly: a range would bring gigabytes of GPU packages
+	$(PIP) --editable '.[capture]'
+	@touch $@
+
+.venv/installed-dev: .venv/installed-capture
+	@echo "installing what the tests need into .venv (about a minute)"
 	$(PIP) --editable '.[dev,capture,gguf]'
 	@touch $@

@@ -46,7 +46,7 @@ def data() -> Path:
 def fast_checkpoints() -> tuple[Checkpoint, ...]:
     """An early one, the end of pre-training and the last, on fewer documents."""
     chosen = (CHECKPOINTS[1], CHECKPOINTS[5], CHECKPOINTS[9])
-    return tuple(replace(one, documents=max(4, one.documents // 2)) for one in chosen)
+    return tuple(replace(one, documents=max(4, one.documents // 4)) for one in chosen)
 
 
 def texts() -> Path:
