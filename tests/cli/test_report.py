@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -227,12 +225,19 @@ def test_pictures_need_to_know_which_head(dataset, tmp_path):
     assert "ends in .png, .svg or .pdf" in done.output
 
 
-def test_the_summary_of_a_demo_ends_with_the_report(tmp_path, monkeypatch):
+@pytest.mark.parametrize("planted", [True, False])
+def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
+    from dataclasses import replace
+
+    from qkscope import family
+
     monkeypatch.setattr("qkscope.demo.N_LAYERS", 1)
-    done = run("demo", "-o", tmp_path / "demo")
+    small = tuple(replace(one, window=64, documents=8) for one in family.CHECKPOINTS[:2])
+    monkeypatch.setattr(family, "CHECKPOINTS", small)
+    done = run("demo", "-o", tmp_path / "demo", *(["--planted"] if planted else []))
     assert done.exit_code == 0, done.output
-    assert "report: " in done.output
+    assert "Which way is the bias?" in done.output
+    assert f"report: {tmp_path / 'demo' / 'report' / 'report.html'}" in done.output.replace("\n", "")
     page = (tmp_path / "demo" / "report" / "report.html").read_text()
-    assert "Demonstration" in page
-    summary = json.loads((tmp_path / "demo" / "results" / "summary.json").read_text())
-    assert "planted heads" in summary["models"]
+    assert ("Demonstration" if planted else "pretrain-step-0001") in page
+    assert ("pretrain-step-0020" in page) is not planted
