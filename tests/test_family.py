@@ -46,7 +46,8 @@ def test_the_texts_are_long_enough_for_the_longest_window_and_old_enough_to_be_f
     assert len(texts) == 32
     assert all(int(re.match(r"\d{4}", text.name)[0]) < 1929 for text in texts)
     tokenizer = AutoTokenizer.from_pretrained(family.tokenizer())
-    assert min(len(tokenizer(text.read_text()).input_ids) for text in texts[:8]) > 8192
+    assert min(len(tokenizer(text.read_text()).input_ids) for text in family.some_texts(8)) > 8192
+    assert len(set(family.some_texts(8))) == 8
 
 
 def test_the_record_says_what_the_docs_say():

@@ -106,3 +106,29 @@ def test_text_in_a_column_of_numbers_drops_the_column_and_nothing_else(tmp_path)
     assert "explained_variance" not in table
     assert "note" not in table
     assert table["r_q"].tolist() == [0.9, 0.1, 0.5]
+
+
+def test_a_head_that_is_there_twice_and_numbers_that_no_head_has_are_refused(tmp_path):
+    foreign(tmp_path / "twice", layer=[0, 0, 0], head=[0, 0, 1], model="m")
+    with pytest.raises(TableError, match=r"has model m, layer 0, head 0 more than once"):
+        read_folder(tmp_path / "twice")
+    foreign(tmp_path / "half", head=[0, 0.5, 1])
+    with pytest.raises(TableError, match=r"column head should hold whole numbers \(found 0.5\)"):
+        read_folder(tmp_path / "half")
+    foreign(tmp_path / "minus", layer=[-1, 0, 1])
+    with pytest.raises(TableError, match=r"column layer holds -1; layers and heads count from 0"):
+        read_folder(tmp_path / "minus")
+
+
+def test_a_table_without_rows_is_no_table(tmp_path):
+    pd.read_csv(foreign(tmp_path) / "qk.csv").head(0).to_csv(tmp_path / "qk.csv", index=False)
+    with pytest.raises(TableError, match="holds none of"):
+        read_folder(tmp_path)
+
+
+def test_infinities_are_not_known_and_signs_follow_the_rule(tmp_path):
+    foreign(tmp_path, r_q=[-0.9, -0.02, 0.5], r_k=[0.8, 0.1, -0.3], explained_variance=[np.inf, 0.1, 0.2])
+    table = read_folder(tmp_path).tables["qk"]
+    assert table["r_q"].tolist() == [0.9, -0.02, 0.5]
+    assert table["r_k"].tolist() == [-0.8, 0.1, -0.3]
+    assert np.isnan(table["explained_variance"].iloc[0])

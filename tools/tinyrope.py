@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
-from qkscope.family import CHECKPOINTS, data, texts, tokenizer
+from qkscope.family import CHECKPOINTS, data, some_texts, tokenizer
 from qkscope.figures.style import PHASES, grid, house_style
 from qkscope.report.findings import rotated, with_derived
 from qkscope.report.values import Value, mean_of
@@ -30,12 +30,14 @@ ROWS = {
     "PC0 share": ("qk", "explained_variance"), "r_q": ("qk", "r_q"), "r_k": ("qk", "r_k"), "abs r_k": ("qk", "abs_r_k"),
     "position-dominated": ("qk", "position-dominated"), "content-focused": ("qk", "content-focused"),
     "r_q_a": ("rotated", "r_q_a"), "r_k_a": ("rotated", "r_k_a"), "mu_q_a": ("rotated", "mu_q_a"),
-    "alpha_k": ("rotated", "alpha_k"), "bias per token": ("rotated", "bias_strength"),
+    "alpha_k per token": ("rotated", "alpha_k"), "alpha_k per window": ("rotated", "alpha_k_window"),
+    "bias per token": ("rotated", "bias_strength"),
     "bias per window": ("rotated", "bias_window"), "bias per window, all dimensions": ("rotated", "bias_full_window"),
     "positive bias": ("rotated", "positive"), "plane_var_fraction": ("rotated", "plane_var_fraction"),
     "separation_strength": ("rotated", "separation_strength"), "posvar_q, exact": ("heads", "posvar_q"),
     "posvar_q, published": ("heads", "posvar_q_published"), "posvar_k, exact": ("heads", "posvar_k"),
     "posvar_k, published": ("heads", "posvar_k_published"), "active planes": ("heads", "active_planes"),
+    "distance_r2": ("heads", "distance_r2"), "position's share of score": ("heads", "position_share_of_score"),
 }  # fmt: skip
 SHOWN = (
     "pretrain-step-0001",
@@ -45,10 +47,13 @@ SHOWN = (
     "extend-4k-step-0500",
     "extend-8k-step-0300",
 )
+DOCUMENTS = 8
+"""The same texts as in the demo."""
 PICTURES = (
     "qk-pca/07_position_signal", "qk-pca/08_taxonomy_evolution", "qk-pca/09_explained_variance_over_training",
     "qk-pca/10_checkpoint_heatmap_rq", "qk-pca/11_checkpoint_heatmap_rk", "qk-pca/12_phase_portraits",
-    "qk-rotation/09_training_trajectory", "qk-rotation/10_bias_decomposition", "qk-rotation/01_ab_plane_collage",
+    "qk-rotation/09_training_trajectory", "qk-rotation/10_bias_decomposition", "rope/01_plane_spectrum",
+    "distance/01_distance_curves",
 )  # fmt: skip
 
 
@@ -67,8 +72,8 @@ def main() -> None:
     ]
     print("## Checkpoints\n\n" + table(build(entries), SHOWN))
     print("\n## From the end of pre-training to the end\n\n" + changes(build(entries)))
-    past = extra(output, "pretrain-step-3000-at-4096", data() / "checkpoints" / "pretrain-step-3000", 4096, 16)
-    nope = extra(output, "nope-variant", data() / "variants" / "nope", 8192, 8)
+    past = extra(output, "pretrain-step-3000-at-4096", data() / "checkpoints" / "pretrain-step-3000", 4096)
+    nope = extra(output, "nope-variant", data() / "variants" / "nope", 8192)
     print("\n## Past the window, and without rotary encoding\n\n" + table(build([Entry(past), Entry(nope)])))
     print("\n" + by_layer(build([Entry(nope)])))
     record = json.loads((data() / "record.json").read_text())
@@ -82,13 +87,15 @@ def qkscope(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "qkscope", *map(str, arguments)], check=True)
 
 
-def extra(output: Path, name: str, model: Path, window: int, documents: int) -> Path:
+def extra(output: Path, name: str, model: Path, window: int) -> Path:
     """Tables of one more capture."""
     results = output / "extra" / name / "results"
     if not results.exists():
         run = output / "extra" / name / "run"
-        qkscope("capture", model, "--tokenizer", tokenizer(), "--texts", texts(), "--window", window, "--max-docs",
-                documents, "--dtype", "float32", "-o", run)  # fmt: skip
+        chosen = [option for path in some_texts(DOCUMENTS) for option in ("--texts", path)]
+        qkscope(
+            "capture", model, "--tokenizer", tokenizer(), *chosen, "--window", window, "--dtype", "float32", "-o", run
+        )
         qkscope("analyze", run, "-o", results, "--model", name)
     return results
 

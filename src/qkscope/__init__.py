@@ -16,7 +16,7 @@ from qkscope._version import __version__
 if TYPE_CHECKING:
     from qkscope import plot
     from qkscope.errors import QkscopeError
-    from qkscope.pipeline import head_table, pca, planes, rotation, tables
+    from qkscope.pipeline import distance, head_table, pca, planes, rotation, tables
     from qkscope.run import Head, Run
     from qkscope.run import open_run as open  # noqa: A004
 
@@ -25,6 +25,7 @@ __all__ = [
     "QkscopeError",
     "Run",
     "__version__",
+    "distance",
     "head_table",
     "open",
     "pca",
@@ -39,6 +40,7 @@ _WHERE = {
     "Head": ("qkscope.run", "Head"),
     "QkscopeError": ("qkscope.errors", "QkscopeError"),
     "Run": ("qkscope.run", "Run"),
+    "distance": ("qkscope.pipeline", "distance"),
     "head_table": ("qkscope.pipeline", "head_table"),
     "open": ("qkscope.run", "open_run"),
     "pca": ("qkscope.pipeline", "pca"),

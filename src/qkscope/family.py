@@ -22,7 +22,7 @@ class Checkpoint:
     step: int
     window: int
     documents: int
-    """How many of the bundled texts are read: at most one per group of the jackknife at the longest window."""
+    """How many of the bundled texts are read: the same ones for every checkpoint, one per group of the jackknife."""
 
     @property
     def folder(self) -> Path:
@@ -32,8 +32,8 @@ class Checkpoint:
 
 _PRETRAIN, _TO_4K, _TO_8K = "pre-training, 1K", "extension to 4K", "extension to 8K"
 CHECKPOINTS = (
-    *(Checkpoint(f"pretrain-step-{step:04d}", _PRETRAIN, step, 1024, 32) for step in (1, 20, 100, 400, 1000, 3000)),
-    *(Checkpoint(f"extend-4k-step-{step:04d}", _TO_4K, 3000 + step, 4096, 16) for step in (50, 500)),
+    *(Checkpoint(f"pretrain-step-{step:04d}", _PRETRAIN, step, 1024, 8) for step in (1, 20, 100, 400, 1000, 3000)),
+    *(Checkpoint(f"extend-4k-step-{step:04d}", _TO_4K, 3000 + step, 4096, 8) for step in (50, 500)),
     *(Checkpoint(f"extend-8k-step-{step:04d}", _TO_8K, 3500 + step, 8192, 8) for step in (50, 300)),
 )
 
@@ -46,12 +46,18 @@ def data() -> Path:
 def fast_checkpoints() -> tuple[Checkpoint, ...]:
     """An early one, the end of pre-training and the last, on fewer documents."""
     chosen = (CHECKPOINTS[1], CHECKPOINTS[5], CHECKPOINTS[9])
-    return tuple(replace(one, documents=max(4, one.documents // 4)) for one in chosen)
+    return tuple(replace(one, documents=4) for one in chosen)
 
 
 def texts() -> Path:
     """Old State of the Union addresses, in the public domain, that the model was not trained on."""
     return data() / "texts"
+
+
+def some_texts(count: int) -> list[Path]:
+    """So many of them, evenly spaced over the years."""
+    files = sorted(texts().iterdir())
+    return [files[i * len(files) // count] for i in range(count)]
 
 
 def tokenizer() -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 
 from qkscope.core.headmoments import BucketMeans, HeadMoments, bucket_means, cross_moments, group_moments
 from qkscope.core.moments import Moments
+from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import Sample, sample_pair
 from qkscope.errors import DatasetError, HeadError
@@ -54,11 +55,12 @@ class _Kind:
 
 
 class LoadedHead(NamedTuple):
-    """A query head with its moments and, where they were asked for, some of its vectors and of its keys'."""
+    """A query head with its moments and, where they are to be had, vectors of it and of its keys, and its rotation."""
 
     head: HeadId
     moments: HeadMoments
     vectors: Pair | None = None
+    rotary: HeadRotary | None = None
 
 
 Loaded = list[LoadedHead]

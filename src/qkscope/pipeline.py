@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from qkscope.analyses.distance import mean_field
 from qkscope.analyses.pca import components
 from qkscope.analyses.rotation import Centering, has_drift
 from qkscope.analyses.spectrum import chance_coherence, tokens_of
@@ -23,27 +24,38 @@ from qkscope.analyses.tabulate import (
     rotation_tables,
 )
 from qkscope.analyses.vectortables import (
+    DISTANCE_SCALARS,
     PLANE_ROWS,
+    HeadScores,
     HeadVectors,
     PointOptions,
+    both_views,
+    distance_table,
     of_model,
     omega_columns,
     planes_table,
     points_table,
+    rope_table,
     with_active_planes,
+    with_distance,
 )
 from qkscope.config import Config
 from qkscope.core.headmoments import HeadMoments
 from qkscope.engine import for_each
 from qkscope.errors import ConfigError, HeadError
 from qkscope.heads import HeadId
-from qkscope.load import Loaded, Reading
+from qkscope.load import Loaded, LoadedHead, Reading
 from qkscope.run import Run, open_run
 from qkscope.store.columns import TABLES
 from qkscope.store.tables import arranged
 
-Analysis = Literal["pca", "rotation", "planes"]
-ANALYSES: dict[Analysis, tuple[str, ...]] = {"pca": ("qk", "heads"), "rotation": ("rotated",), "planes": ("planes",)}
+Analysis = Literal["pca", "rotation", "planes", "distance"]
+ANALYSES: dict[Analysis, tuple[str, ...]] = {
+    "pca": ("qk", "heads"),
+    "rotation": ("rotated",),
+    "planes": ("planes",),
+    "distance": ("distance",),
+}
 """Each analysis and the tables it writes."""
 
 
@@ -198,6 +210,9 @@ def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadErr
         errors = [_no_drift(run, one.head) for one in loaded if one.head not in kept]
         if drifting:
             parts.append(_off_moments(task, drifting))
+    if "distance" in task.analyses:
+        found = distance_table(_index(run, loaded), [_scores(one) for one in loaded])
+        parts.append(Tables({"distance": found} if len(found) else {}))
     frames = {name: frame for tables in parts for name, frame in tables.frames.items()}
     replicates = {name: values for tables in parts for name, values in tables.replicates.items()}
     return Tables({name: _with_notes(run, frame, name) for name, frame in frames.items()}, replicates), errors
@@ -214,11 +229,33 @@ def _off_moments(task: Task, loaded: Loaded) -> Tables:
         tables = rotation_tables(index, moments, job.rotation, model, intervals=task.intervals)
         tables.frames["rotated"] = tables.frames["rotated"].join(omega_columns(vectors))
     if "planes" in task.analyses:
-        found = planes_table(index, vectors, task.chance)
+        found = both_views(planes_table(index, vectors, task.chance), _rope_view(index, loaded))
         tables.frames.update({"planes": found} if len(found) else {})
     points = _points(task, index, loaded, vectors)
     tables.frames.update({"points": pd.concat(points, ignore_index=True)} if points else {})
     return tables
+
+
+def _rope_view(index: pd.DataFrame, loaded: Loaded) -> list[pd.DataFrame]:
+    return [
+        rope_table(
+            index.iloc[[i]],
+            one.rotary,
+            one.moments.total_q,
+            one.moments.total_k,
+            one.vectors,
+            int(one.moments.window),
+        )
+        for i, one in enumerate(loaded)
+        if one.rotary is not None and one.vectors is not None
+    ]
+
+
+def _scores(one: LoadedHead) -> HeadScores:
+    moments, field = one.moments, None
+    if one.rotary is not None:
+        field = mean_field(one.rotary, moments.total_q, moments.total_k, float(moments.scaling))
+    return HeadScores(field, one.vectors, int(moments.window))
 
 
 def _points(
@@ -243,7 +280,7 @@ def _drifting(loaded: Loaded, centering: Centering) -> Loaded:
 def _reading(task: Task) -> Reading:
     """What the analyses need beside the moments: pairs by token, vectors."""
     paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
-    sample = PLANE_ROWS if {"rotation", "planes"} & set(task.analyses) else 0
+    sample = PLANE_ROWS if {"rotation", "planes", "distance"} & set(task.analyses) else 0
     if task.job.points is not None:
         sample = max(PLANE_ROWS, task.job.points.rows)
     return replace(task.job.run.reading, paired=paired, sample=sample)
@@ -253,8 +290,9 @@ def _chance(run: Run, heads: list[HeadId]) -> float | None:
     """The limit of chance coherence on the tokens of the first head that can be read; None if none of three can."""
     for head in heads[:3]:
         loaded, _ = run.source.load([head], replace(run.reading, sample=PLANE_ROWS))
-        if loaded and loaded[0].vectors is not None:
-            return chance_coherence(*tokens_of(loaded[0].vectors), int(loaded[0].moments.window))
+        vectors = loaded[0].vectors if loaded else None
+        if vectors is not None and min(len(np.unique(rows.example_id)) for rows in (vectors.q, vectors.k)) > 1:
+            return chance_coherence(*tokens_of(vectors), int(loaded[0].moments.window))
     return None
 
 
@@ -269,6 +307,7 @@ def _with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
     )
     if table == "heads":
         noted["active_planes"], noted["active_share"] = pd.array([None] * len(noted), dtype="Int64"), np.nan
+        noted = noted.assign(**dict.fromkeys(DISTANCE_SCALARS, np.nan))
     return noted
 
 
@@ -297,6 +336,11 @@ def rotation(
 def planes(run: Run, *, workers: int = 1) -> pd.DataFrame:
     """Planes of the complement of a and b, head by head: the table ``planes``."""
     return _table(Job(run), "planes", "planes", workers, intervals=False)
+
+
+def distance(run: Run, *, workers: int = 1) -> pd.DataFrame:
+    """The distance curve of every head that knows its rotation: the table ``distance``."""
+    return _table(Job(run), "distance", "distance", workers, intervals=False)
 
 
 def tables(run: Run, *, points: PointOptions | None = None, workers: int = 1) -> dict[str, pd.DataFrame]:
@@ -358,6 +402,8 @@ def _outcome(
         frames[name] = arranged(name, pd.concat(parts, ignore_index=True)) if parts else empty
     if {"heads", "planes"} <= frames.keys():
         frames["heads"] = with_active_planes(frames["heads"], frames["planes"])
+    if {"heads", "distance"} <= frames.keys():
+        frames["heads"] = with_distance(frames["heads"], frames["distance"])
     points = [tables.frames["points"] for tables, _ in mine if "points" in tables.frames]
     frames |= {"points": pd.concat(points, ignore_index=True)} if points else {}
     replicates = _concat_replicates([tables for tables, _ in mine])

@@ -75,7 +75,8 @@ def gather(
     ):
         write_results(places[i], [outcome], wall_seconds=0.0)
     entries = [
-        _entry(item, places.get(i, path)) for i, (item, path) in enumerate(zip(given.items, folders, strict=True))
+        _entry(item, folders[i]) if known[i] else replace(_entry(item, places[i]), model=runs[i].model)
+        for i, item in enumerate(given.items)
     ]
     return build(entries, given.title)
 
@@ -119,9 +120,7 @@ def run_points(run: Run) -> PointOptions:
 
 def _entry(item: StudyRunConfig, folder: Path) -> Entry:
     nope = None if item.nope_layers is None else frozenset(item.nope_layers)
-    entry = Entry(folder, item.model, item.label, item.family, item.phase, item.step, item.window, nope)
-    # A folder that we wrote holds one model, under the label it was opened with.
-    return entry if folder == Path(item.path) else replace(entry, model=None)
+    return Entry(folder, item.model, item.label, item.family, item.phase, item.step, item.window, nope)
 
 
 def _safe(name: str) -> str:

@@ -22,7 +22,7 @@ from qkscope._version import __version__
 from qkscope.analyses.pca import TAXONOMY
 from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
 from qkscope.analyses.uncertainty import Scale, jackknife
-from qkscope.analyses.vectortables import with_active_planes
+from qkscope.analyses.vectortables import with_active_planes, with_distance
 from qkscope.errors import TableError
 from qkscope.pipeline import ANALYSES, Analysis, Outcome
 from qkscope.store.atomic import locked
@@ -73,12 +73,16 @@ def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: fl
 
 
 def _linked(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Counts of active planes in ``heads``, whichever of the two tables is new."""
+    """What ``planes`` and ``distance`` say about whole heads goes into ``heads``, whichever table is new."""
     heads = frames["heads"] if "heads" in frames else read_table(folder, "heads")
-    planes = frames["planes"] if "planes" in frames else read_table(folder, "planes")
-    if heads is None or planes is None or planes.empty:
+    if heads is None:
         return frames
-    return frames | {"heads": with_active_planes(heads, planes)}
+    for name, link in (("planes", with_active_planes), ("distance", with_distance)):
+        table = frames[name] if name in frames else read_table(folder, name)
+        if table is not None and len(table):
+            heads, frames = link(heads, table), frames | {"heads": heads}
+            frames["heads"] = heads
+    return frames
 
 
 def _points(folder: Path, outcomes: Sequence[Outcome]) -> dict[str, bytes]:

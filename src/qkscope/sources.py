@@ -8,7 +8,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from qkscope.core.layermoments import LayerMoments
+from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import sample_pair
 from qkscope.errors import DatasetError, HeadError
@@ -173,7 +176,11 @@ class CapturedSource:
             except (DatasetError, HeadError) as error:
                 failed.append(HeadError(head, f"its sample cannot be read: {error}", self.run.folder / SAMPLE))
                 vectors = None
-            loaded.append(LoadedHead(head, of_head, vectors))
+            rope = _rope(layer)
+            rotary = (
+                None if rope is None or self.run.manifest["stage"] != "post-rope" else moments.rotary(query, key, rope)
+            )
+            loaded.append(LoadedHead(head, of_head, vectors, rotary))
         return loaded, failed
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
@@ -195,6 +202,14 @@ class CapturedSource:
 
     def __str__(self) -> str:
         return str(self.run.folder)
+
+
+def _rope(layer: dict[str, Any]) -> Rope | None:
+    """The rotary encoding as the manifest describes it."""
+    said = layer["rope"]
+    if said is None:
+        return None
+    return Rope(np.array(said["frequencies"], dtype=float), said["layout"], int(said["start"]), int(said["sign"]))
 
 
 @lru_cache(maxsize=2)

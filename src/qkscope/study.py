@@ -18,15 +18,18 @@ import pandas as pd
 import pyarrow as pa
 
 from qkscope.analyses.pca import TAXONOMY, taxonomy
+from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
+from qkscope.store.columns import KEYS
 from qkscope.store.points import POINTS, read_points
 
-TABLE_NAMES = ("qk", "heads", "rotated", "planes")
+TABLE_NAMES = ("qk", "heads", "rotated", "planes", "distance")
 NEEDED = {
     "qk": ["layer", "head", "pc", "r_q", "r_k"],
     "heads": ["layer", "head"],
     "rotated": ["layer", "head"],
     "planes": ["layer", "head", "plane"],
+    "distance": ["layer", "head", "distance_low"],
 }
 """Without these a table says nothing about heads."""
 SUMMARY = "summary.json"
@@ -188,7 +191,24 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
     missing = [column for column in NEEDED[name] if column not in frame]
     if missing:
         raise TableError(f"{file} has no column {', '.join(missing)}, which a table of heads needs")
-    return _typed(frame, file, path)
+    return _checked(_typed(frame, file, path), name, file) if len(frame) else None
+
+
+def _checked(frame: pd.DataFrame, name: str, file: Path) -> pd.DataFrame:
+    """Each head once; indices from 0; infinities as what they are, not known; signs as the sign rule has them."""
+    for column in INDICES:
+        if column in frame and frame[column].min() < 0:
+            raise TableError(f"{file}: column {column} holds {frame[column].min()}; layers and heads count from 0")
+    keys = ["model", *(key for key in (*KEYS[name],) if key in frame)]
+    twice = frame[frame.duplicated(keys)]
+    if len(twice):
+        row = twice.iloc[0]
+        raise TableError(f"{file} has model {row['model']}, layer {row['layer']}, head {row['head']} more than once")
+    frame = frame.replace([np.inf, -np.inf], np.nan)
+    if name == "qk":
+        turned = np.where(frame["r_q"] <= -SIGN_ANCHOR, -1.0, 1.0)
+        frame = frame.assign(r_q=frame["r_q"] * turned, r_k=frame["r_k"] * turned)
+    return frame
 
 
 def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
@@ -197,7 +217,7 @@ def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
     for column in INDICES:
         if column in frame:
             try:
-                frame[column] = pd.to_numeric(frame[column]).astype("int64")
+                frame[column] = _whole(pd.to_numeric(frame[column]))
             except (ValueError, TypeError) as error:
                 raise TableError(f"{file}: column {column} should hold whole numbers ({error})") from None
     texts = {"model", "family", "taxonomy", "flags", "view", "kind"}
@@ -215,6 +235,12 @@ def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
         except (ValueError, TypeError):
             continue  # not a number, so not one of ours
     return pd.DataFrame(kept)
+
+
+def _whole(column: pd.Series) -> pd.Series:
+    if not (column == column.round()).all():
+        raise ValueError(f"found {column[column != column.round()].iloc[0]}")
+    return column.astype("int64")
 
 
 TRUTHS = {True: 1.0, False: 0.0, "True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}

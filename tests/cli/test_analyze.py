@@ -24,7 +24,9 @@ from qkscope.heads import HeadId
 from qkscope.store.vectors import read_rows, write_rows
 from tests.helpers import small_dataset
 
-TABLES = tuple(f"{name}.{suffix}" for name in ("qk", "heads", "rotated", "planes") for suffix in ("csv", "parquet"))
+TABLES = tuple(
+    f"{name}.{suffix}" for name in ("qk", "heads", "rotated", "planes", "distance") for suffix in ("csv", "parquet")
+)
 
 
 def run(*arguments: object, on=app):
@@ -127,7 +129,7 @@ def test_published_commands_write_their_tables_into_the_configs_folder(tmp_path)
     path = config(tmp_path / "tiny.yaml", dataset)
     assert run("--config", path, on=pca_app).exit_code == 0
     assert run("--config", path, on=rotate_app).exit_code == 0
-    published = {name for name in TABLES if not name.startswith("planes")}
+    published = {name for name in TABLES if not name.startswith(("planes", "distance"))}
     assert {p.name for p in (tmp_path / "results").iterdir()} == {*published, "summary.json"}
     run("analyze", dataset, "-o", tmp_path / "both", "--model", "tiny", "--family", "Tiny", "--only", "pca,rotation")
     for name in published:

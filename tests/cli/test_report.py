@@ -50,7 +50,7 @@ def test_a_report_of_a_dataset_holds_tables_figures_and_two_pages(dataset, tmp_p
     assert str(tmp_path / "report" / "report.html") in done.output
     assert "left out qk-pca/07_position_signal: the study has no ordered checkpoints" in done.output
     assert {p.name for p in (tmp_path / "report").iterdir()} == {"figures", "tables", "report.html", "explorer.html"}
-    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 14
+    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 15
     points = pd.read_parquet(next((tmp_path / "report" / "tables").glob("*/points.parquet")))
     assert points.groupby(["layer", "head"]).ngroups == 8
     full = points.groupby(["layer", "head"])["svd_5"].count()
@@ -68,7 +68,7 @@ def test_a_study_file_orders_labels_and_phases(results, tmp_path):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     done = run("report", tmp_path / "study.yaml", "-o", tmp_path / "report")
     assert done.exit_code == 0, done.output
-    assert "left out" not in done.output
+    assert "left out qk-" not in done.output
     page = (tmp_path / "report" / "report.html").read_text()
     assert "<h1>Two of one</h1>" in page
     assert "From early to late" in page
@@ -213,6 +213,24 @@ def test_the_plane_and_the_complement(tmp_path):
     drawn = (tmp_path / "c.svg").read_text()
     assert drawn.count("angle_r") == 30
     assert drawn.count("<image") >= 30
+
+
+def test_another_picture_of_a_head_keeps_the_coordinates_it_had(dataset, tmp_path):
+    path = config(tmp_path, dataset)
+    run("--config", path, "--layer", 0, "--head", 0, "--complement", on=rotate_app)
+    run("--config", path, "--layer", 0, "--head", 0, "--pc-x", 2, "--pc-y", 3, on=pca_app)
+    points = pd.read_parquet(tmp_path / "results" / "points.parquet")
+    assert {"pc0", "pc1", "pc2", "pc3", "a", "b", "svd_0", "svd_5"} <= set(points.dropna(axis=1, how="all"))
+    done = run("--config", path, "--layer", 0, "--head", 0, "--pc-x", 200, on=pca_app)
+    assert done.exit_code == 2
+    assert "holds no pc200 and pc1" in done.output
+
+
+def test_a_run_under_another_label_is_reported_under_that_label(dataset, tmp_path):
+    for label in ("step 1", "step/1"):
+        (tmp_path / "s.yaml").write_text(yaml.safe_dump({"runs": [{"path": str(dataset), "label": label}]}))
+        assert run("report", tmp_path / "s.yaml", "-o", tmp_path / "out", "-q").exit_code == 0
+    assert "step/1" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_pictures_need_to_know_which_head(dataset, tmp_path):

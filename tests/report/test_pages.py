@@ -63,6 +63,8 @@ def test_every_finding_of_the_study_is_a_section_with_published_values_and_a_cav
         "bias",
         "plane",
         "complement",
+        "planes",
+        "distance",
         "simpson",
         "training",
     ]

@@ -50,7 +50,7 @@ def test_published_values_are_found_by_the_names_that_configs_use():
     assert published("llama3.2-3b", "r_k_a") == "0.898"
     assert published("Llama3.2-1B", "r_k_a") == "≈ 0.9"
     assert published("smollm3-3b-stage1-step-40000", "alpha_k") == "0.00319"
-    assert published("stage1-step-40000", "position-dominated") == "34.0%"
+    assert published("stage1-step-40000", "position-dominated", percent=True) == "34.0%"
     assert published("llama3.2-3b", "nothing") is None
     assert not is_published("my-model")
     assert pooled("positive_bias_share") == 0.99

@@ -2,6 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from qkscope.analyses.distance import mean_field
 from qkscope.analyses.tabulate import (
     HEAD_INTERVALS,
     PC_INTERVALS,
@@ -11,8 +12,19 @@ from qkscope.analyses.tabulate import (
     rotation_model,
     rotation_tables,
 )
-from qkscope.analyses.vectortables import of_model, omega_columns, planes_table, with_active_planes
+from qkscope.analyses.vectortables import (
+    HeadScores,
+    both_views,
+    distance_table,
+    of_model,
+    omega_columns,
+    planes_table,
+    rope_table,
+    with_active_planes,
+)
+from qkscope.core.moments import Moments
 from qkscope.core.planted import plant
+from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair
 from qkscope.errors import TableError
 from qkscope.store.columns import TABLES, column_names
@@ -26,18 +38,34 @@ def frames() -> dict[str, pd.DataFrame]:
     moments = moments_of(*heads)
     model = rotation_model(moments, RotationOptions())
     vectors = of_model(model, [Pair(head.q, head.k) for head in heads], [4096] * 3)
-    planes = planes_table(index_of(3), vectors, None)
+    rope = Rope(np.array([0.5, 0.1]))
+    rotary = [HeadRotary(rope, np.ones(2) + 0j, np.ones(2) + 0j)] * 3
+    views = [
+        rope_table(
+            index_of(3).iloc[[i]],
+            rotary[i],
+            Moments.from_rows(head.q.x, head.q.position),
+            Moments.from_rows(head.k.x, head.k.position),
+            Pair(head.q, head.k),
+            4096,
+        )
+        for i, head in enumerate(heads)
+    ]
+    planes = both_views(planes_table(index_of(3), vectors, None), views)
+    fields = [mean_field(r, moments.total_q[i], moments.total_k[i], 0.1) for i, r in enumerate(rotary)]
+    scores = [HeadScores(field, Pair(head.q, head.k), 4096) for field, head in zip(fields, heads, strict=True)]
+    distance = distance_table(index_of(3), scores)
     notes = {"nope": [True, False, None], "sliding_window": [None, 512, None]}
-    counted = with_active_planes(
-        pca_tables(index_of(3), moments).frames["heads"].assign(**notes, active_planes=None, active_share=np.nan),
-        planes,
-    )
+    blank = dict.fromkeys([*DISTANCE_SCALARS, "active_share"], np.nan)
+    plain = pca_tables(index_of(3), moments).frames["heads"].assign(**notes, active_planes=None, **blank)
+    counted = with_distance(with_active_planes(plain, planes), distance)
     rotated = rotation_tables(index_of(3), moments).frames["rotated"].assign(**notes).join(omega_columns(vectors))
     return {
         "qk": pca_tables(index_of(3), moments).frames["qk"],
         "heads": counted,
         "rotated": rotated,
         "planes": planes,
+        "distance": distance,
     }
 
 

@@ -1,8 +1,8 @@
 """At which frequency a plane turns with position, and whether that is more than chance.
 
-An angle θ that turns with position has no linear correlation with it, so its frequency is searched for: e^{iθ} is
-summed by position within each class, and one Fourier transform gives the resultant |Σ e^{i(θ − ωt)}| at every ω of a
-grid of step 2π/(4·window), both signs. Classes are added as lengths, for rings in antiphase would cancel.
+An angle θ that turns with position has no linear correlation with it, so its frequency is searched for: e^{iθ}, less
+its mean, is summed by position within each class, and one Fourier transform gives the resultant at every ω of a grid of
+step 2π/(4·window), both signs. Classes are added as lengths, for rings in antiphase would cancel.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Turning:
     frequency: Float[np.ndarray, "planes"]
     """Radians per token; its sign depends on the orientation of the plane."""
     resultant: Float[np.ndarray, "planes"]
-    """Mean length of e^{i(θ − ωt)} over both classes; in [0, 1]."""
+    """Mean length of (e^{iθ} − mean)e^{−iωt} over both classes; in [0, 1]."""
     coherence: Float[np.ndarray, "planes"]
     """T = |Σ_d F_d|² / Σ_d |F_d|² over documents d, both classes: near 1 by chance, their number for a ring."""
 
@@ -75,16 +75,15 @@ def turning(
     window: int,
 ) -> Turning:
     """The strongest common frequency of queries and keys in each plane."""
-    classes = [(np.exp(1j * angle_q), tokens_q), (np.exp(1j * angle_k), tokens_k)]
+    classes = [(_centred(np.exp(1j * angle_q)), tokens_q), (_centred(np.exp(1j * angle_k)), tokens_k)]
     step = max(1, PLANES_AT_ONCE // grid_size(window))
     found = [
         _strongest([(phasor[i : i + step], tokens) for phasor, tokens in classes], window)
         for i in range(0, len(angle_q), step)
     ]
     frequency = np.concatenate(found)
-    lengths = [np.abs(_sums(phasor, tokens, frequency).sum(-1)) for phasor, tokens in classes]
-    centred = [(phasor - phasor.mean(-1, keepdims=True), tokens) for phasor, tokens in classes]
-    by_document = [_sums(phasor, tokens, frequency) for phasor, tokens in centred]
+    by_document = [_sums(phasor, tokens, frequency) for phasor, tokens in classes]
+    lengths = [np.abs(sums.sum(-1)) for sums in by_document]
     together = np.sum([np.abs(sums.sum(-1)) ** 2 for sums in by_document], axis=0)
     apart = np.sum([(np.abs(sums) ** 2).sum(-1) for sums in by_document], axis=0)
     n = max(len(tokens_q) + len(tokens_k), 1)
@@ -112,6 +111,11 @@ def _chance(docs_q: bytes, at_q: bytes, docs_k: bytes, at_k: bytes, dtype: str, 
         angle_q, angle_k = (rng.uniform(-np.pi, np.pi, (size, len(tokens))) for tokens in (q, k))
         drawn.append(turning(angle_q, angle_k, q, k, window).coherence)
     return float(np.quantile(np.concatenate(drawn), NULL_QUANTILE))
+
+
+def _centred(phasor: Complex[np.ndarray, "planes n"]) -> Complex[np.ndarray, "planes n"]:
+    """Without its mean: a cloud off the centre points one way at every position, which is no rotation."""
+    return phasor - phasor.mean(-1, keepdims=True) if phasor.shape[-1] else phasor
 
 
 def _strongest(classes: list[tuple[Complex[np.ndarray, "planes _"], Tokens]], window: int) -> Float[np.ndarray, "p"]:

@@ -9,10 +9,14 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from qkscope.analyses.distance import MeanField, distance_curve, score_pairs
 from qkscope.analyses.pca import Components
 from qkscope.analyses.planes import Complement, circle, complement, planes
+from qkscope.analyses.ropeplanes import rope_planes
 from qkscope.analyses.rotation import Rotation
 from qkscope.analyses.spectrum import chance_coherence, tokens_of
+from qkscope.core.moments import Moments
+from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Pair
 from qkscope.core.sample import sample_pair
 
@@ -68,9 +72,56 @@ def planes_table(index: pd.DataFrame, heads: Sequence[HeadVectors | None], chanc
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
+KEY = ["model", "layer", "head"]
+DISTANCE_SCALARS = ["distance_r2", "distance_corr", "position_share_of_score"]
+
+
+def with_distance(heads: pd.DataFrame, distance: pd.DataFrame) -> pd.DataFrame:
+    """The table ``heads`` with what the table ``distance`` says about each head as a whole."""
+    whole = distance.drop_duplicates(KEY)[[*KEY, *DISTANCE_SCALARS]]
+    merged = heads.drop(columns=DISTANCE_SCALARS).merge(whole, on=KEY, how="left")
+    return merged.astype(dict.fromkeys(DISTANCE_SCALARS, "float64"))[list(heads.columns)]
+
+
+def distance_table(index: pd.DataFrame, heads: Sequence[HeadScores]) -> pd.DataFrame:
+    """``distance``: one row per head and bin of distance; heads without rotary encoding or vectors have none."""
+    frames = []
+    for i, head in enumerate(heads):
+        if head.field is None or head.pair is None:
+            continue
+        found = distance_curve(score_pairs(head.pair, head.field.scaling), head.field, head.window)
+        if not len(found.low):
+            continue
+        repeated = index.loc[index.index[[i] * len(found.low)]].reset_index(drop=True)
+        frames.append(
+            repeated.assign(
+                distance_low=found.low,
+                distance_high=found.high,
+                n_pairs=found.n_pairs,
+                measured=found.measured,
+                measured_se=found.measured_se,
+                predicted=found.predicted,
+                distance_r2=found.r2,
+                distance_corr=found.corr,
+                position_share_of_score=found.position_share_of_score,
+            )
+        )
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """What the distance curve of one head is made of."""
+
+    field: MeanField | None
+    pair: Pair | None
+    window: int
+
+
 def with_active_planes(heads: pd.DataFrame, planes: pd.DataFrame) -> pd.DataFrame:
     """The table ``heads`` with ``active_planes`` and ``active_share`` as the table ``planes`` has them."""
-    key = ["model", "layer", "head"]
+    key = KEY
+    planes = planes[planes["view"] == "svd"]
     active = planes.assign(active_share=planes["var_share"] * planes["active"].astype(float))
     counted = active.groupby(key, as_index=False).agg(
         active_planes=("active", "sum"), active_share=("active_share", "sum")
@@ -101,6 +152,32 @@ def _plane_rows(index: pd.DataFrame, head: HeadVectors, chance: float | None) ->
         active=found.active(limit),
         qk_accuracy=found.qk_accuracy,
     )
+
+
+ROPE_COLUMNS = ("theta", "lock_q", "lock_k", "cycles", "bias_part", "bias_share")
+SVD_COLUMNS = ("angle_r", "frequency", "resultant", "coherence", "coherence_chance", "ring", "active", "qk_accuracy")
+
+
+def rope_table(
+    index: pd.DataFrame, rotary: HeadRotary, q: Moments, k: Moments, pair: Pair, window: int
+) -> pd.DataFrame:
+    """The rope view of one head: one row per plane that RoPE turns, and one for what it leaves alone."""
+    measured = sample_pair(pair, PLANE_ROWS)
+    found = rope_planes(rotary, q, k, measured, window)
+    n = len(found.theta)
+    frame = index.loc[index.index.repeat(n)].reset_index(drop=True)
+    values = {name: getattr(found, name) for name in ("var_share", *ROPE_COLUMNS)}
+    return frame.assign(view="rope", plane=np.arange(n), n_q=len(measured.q), n_k=len(measured.k), **values)
+
+
+def both_views(svd: pd.DataFrame, rope: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """``planes``: the columns that a view does not have are empty."""
+    parts = [svd.assign(**dict.fromkeys(ROPE_COLUMNS, np.nan))] if len(svd) else []
+    parts += [frame.assign(**dict.fromkeys(SVD_COLUMNS, np.nan)) for frame in rope]
+    if not parts:
+        return pd.DataFrame()
+    whole = [part.astype({"active": "boolean"}) for part in parts]
+    return pd.concat(whole, ignore_index=True)
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,9 @@ def _capture(checkpoint: Checkpoint, output: Path) -> Path:
     from qkscope.capture import models, run
     from qkscope.capture.options import CaptureOptions
     from qkscope.capture.texts import read_documents
-    from qkscope.family import texts, tokenizer
+    from qkscope.family import some_texts, tokenizer
 
-    documents = read_documents([str(texts())], "text", checkpoint.documents)
+    documents = read_documents([str(path) for path in some_texts(checkpoint.documents)], "text", None)
     source = models.ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
     model, tokens = models.load(source)
     options = CaptureOptions(window=checkpoint.window)

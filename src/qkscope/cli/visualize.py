@@ -60,7 +60,7 @@ def pca_visualize(
 
         job, chosen = _choose(config, random, 4 if collage else 1, seed, layer, head)
         job = replace(job, pca=replace(job.pca, n_components=max(job.pca.n_components, pc_x + 1, pc_y + 1)))
-        points = PointOptions(axes=0, rows=MOST_POINTS, pcs=tuple(sorted({pc_x, pc_y})))
+        points = PointOptions(rows=MOST_POINTS, pcs=tuple(sorted({0, 1, pc_x, pc_y})))
         study = _study(job, chosen, ("pca",), points)
         drawn = components_figure(study, chosen, (pc_x, pc_y), "qk" if qk else "q")
         _save(drawn, output, job, f"pc{pc_x}-pc{pc_y}{'-qk' if qk else ''}", chosen, seed if random else None)
@@ -97,7 +97,7 @@ def rotate_visualize(
             study = _study(job, chosen, ("planes",), PointOptions(rows=MOST_POINTS))
             drawn = complement_figure(study, chosen[0])
         else:
-            study = _study(job, chosen, ("rotation",), PointOptions(axes=0, rows=MOST_POINTS))
+            study = _study(job, chosen, ("rotation",), PointOptions(rows=MOST_POINTS))
             drawn = plane_figure(study, chosen)
         _save(drawn, output, job, "complement" if complement else "ab-plane", chosen, seed if random else None)
 
@@ -127,7 +127,7 @@ def _choose(
 
 
 def _study(job: Job, heads: list[tuple[int, int]], analyses: tuple[Analysis, ...], points: PointOptions) -> Study:
-    """Tables of the heads; their points go through points.parquet in the results folder."""
+    """Tables of the heads; their points, all coordinates of them, go through points.parquet in the results folder."""
     from qkscope.plot import heads_study
     from qkscope.store.points import read_points, write_points
 

@@ -8,7 +8,9 @@ import numpy as np
 from jaxtyping import Float
 
 from qkscope.core.headmoments import BucketMeans, HeadMoments
+from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
+from qkscope.core.rope import HeadRotary, Rope
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ class LayerMoments:
             self.unrotated_k + other.unrotated_k,
             self.temperature + other.temperature,
         )
+
+    def rotary(self, query: int, key: int, rope: Rope) -> HeadRotary:
+        """The means of one query head and the key head it reads with the rotation undone."""
+        sums = self.unrotated_q[query].sum(0), self.unrotated_k[key].sum(0)
+        counts = self.q.n[query].sum(), self.k.n[key].sum()
+        mean_q, mean_k = (ratio(s[:, 0], n) + 1j * ratio(s[:, 1], n) for s, n in zip(sums, counts, strict=True))
+        known = self.temperature.shape[-1] > 0
+        temperature = ratio(self.temperature[0], self.temperature[1]) if known else None
+        return HeadRotary(rope, mean_q, mean_k, temperature)
 
     def head(self, query: int, key: int, window: int, scaling: float) -> HeadMoments:
         """The statistics of one query head and the key head it reads."""

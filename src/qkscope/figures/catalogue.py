@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qkscope.figures import bias, collages, components, depth, drift, scatter, training
+from qkscope.figures import beyond, bias, collages, components, depth, drift, scatter, training
 from qkscope.figures.figure import Figure
 
-CATALOGUE: tuple[Figure, ...] = (
+PUBLISHED: tuple[Figure, ...] = (
     components.ROLES,
     scatter.SCATTER,
     depth.R_Q,
@@ -29,4 +29,6 @@ CATALOGUE: tuple[Figure, ...] = (
     training.TRAJECTORY_FIGURE,
     training.DECOMPOSITION_FIGURE,
 )
+"""The 22 figures of the published study."""
+CATALOGUE: tuple[Figure, ...] = (*PUBLISHED, beyond.SPECTRUM, beyond.CURVES, beyond.AUDIT)
 BY_NAME = {figure.name: figure for figure in CATALOGUE}

@@ -118,6 +118,8 @@ def _numbers(study: Study, table: str, key: HeadKey, names: list[str], **more: i
     nothing = dict.fromkeys(names, math.nan)
     if frame is None:
         return nothing
+    if table == "planes" and "view" in frame:
+        frame = frame[frame["view"] == "svd"]
     where = (frame["model"] == key[0]) & (frame["layer"] == key[1]) & (frame["head"] == key[2])
     for column, value in more.items():
         where &= frame[column] == value
@@ -194,7 +196,8 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
         _cloud(cell, part, norm, 1.5)
         share, angle_r, active = (part[name].iloc[0] for name in ("var_share", "angle_r", "active"))
         mark = "" if active == 1 else " · not active"
-        cell.set_title(f"{number}: {share:.1%}\nangle_r {angle_r:+.2f}{mark}", fontsize=6.5)
+        known = f": {share:.1%}\nangle_r {angle_r:+.2f}{mark}" if not math.isnan(share) else ""
+        cell.set_title(f"{number}{known}", fontsize=6.5)
         cell.set_aspect("equal", adjustable="datalim")
         cell.set_xticks([])
         cell.set_yticks([])
@@ -266,6 +269,8 @@ def say_plane(data: pd.DataFrame) -> list[str]:
 def say_complement(data: pd.DataFrame) -> list[str]:
     """How many of the planes turn with position."""
     planes = data.groupby("plane").first()
+    if planes["active"].isna().all():
+        return ["There is no table of planes for this head, so nothing is said about its frequencies."]
     active = planes["active"] == 1
     strongest = planes["angle_r"].abs().max()
     first = data.iloc[0]
@@ -282,7 +287,7 @@ COMPONENTS = Figure(
     "Queries and keys of single heads on PC0 and PC1",
     "Sampled queries (blue) and keys (red) of up to four heads, drawn with seed 42; light is early, dark is late, on "
     "one "
-    "scale of positions. Signs are canonical: r_q ≥ 0.",
+    "scale of positions. Signs are canonical: r_q ≥ 0, or r_k ≥ 0 where |r_q| < 0.05.",
     prepare_components,
     draw_components,
     say_components,

@@ -80,6 +80,8 @@ def say_component(data: pd.DataFrame) -> list[str]:
     """Where it is strongest and weakest."""
     column = "r_q" if "r_q" in data else "r_k"
     deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
+    if deep.empty:
+        return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     top, low = deep.loc[deep[column].idxmax()], deep.loc[deep[column].idxmin()]
     said = [
         f"Highest mean {column}: {top[column]:.2f} in {top['model']} at depth bin {int(top['bin']) + 1} of {BINS}; "
@@ -122,6 +124,8 @@ def draw_rotation(data: pd.DataFrame) -> Drawing:
 def say_rotation(data: pd.DataFrame) -> list[str]:
     """Early against late layers, and where the bias is strongest."""
     deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
+    if deep.empty:
+        return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     half = deep["bin"].astype(int) < BINS // 2
     first, second = (np.average(part["abs_r_k_a"], weights=part["n_heads"]) if len(part) else math.nan
                      for part in (deep[half], deep[~half]))  # fmt: skip

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.errors import QkscopeError
 from qkscope.study import Study
 
 
-class NotApplicable(Exception):
+class NotApplicable(QkscopeError):
     """A figure that this study cannot have; the text says why."""
 
 

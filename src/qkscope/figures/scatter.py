@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.figure import Figure
-from qkscope.figures.select import checkpoints, models, rows, timeline
+from qkscope.figures.select import checkpoints, discordant, models, rows, timeline
 from qkscope.figures.style import CLASSES, FAINT, canvas, family_look, panels, shortened
 from qkscope.study import Study, StudyRun
 
@@ -50,8 +50,11 @@ def say_scatter(data: pd.DataFrame) -> list[str]:
     said = [
         "Of " + f"{len(data):,} heads, " + ", ".join(f"{share:.1%} are {kind}" for kind, share in shares.items()) + "."
     ]
-    discordant = (data["r_k"] < 0).mean()
-    said.append(f"In {discordant:.1%} of heads r_k is negative: keys drift against queries along PC0.")
+    said.append(
+        f"In {discordant(data).mean():.1%} of the heads whose r_q is strong enough to fix the sign, r_k is negative: "
+        f"keys drift "
+        "against queries along PC0."
+    )
     for family, part in data.groupby("family", sort=False):
         name = str(family) or "All heads"
         said.append(

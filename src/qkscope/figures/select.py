@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.figures.figure import NotApplicable, needed
 from qkscope.study import Study, StudyRun
 
@@ -51,6 +52,12 @@ def timeline(runs: list[StudyRun]) -> pd.DataFrame:
             "window": [run.window if run.window is not None else float("nan") for run in runs],
         }
     )
+
+
+def discordant(frame: pd.DataFrame) -> pd.Series:
+    """1 where keys drift against queries along PC0, 0 where they drift alike; empty where r_q is too weak to tell."""
+    known = (frame["r_q"].abs() >= SIGN_ANCHOR) & frame["r_k"].notna()
+    return (frame["r_k"] < 0).astype(float).where(known)
 
 
 def with_window(study: Study, frame: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.pca import TAXONOMY
 from qkscope.figures.figure import Figure
-from qkscope.figures.select import checkpoints, rows, timeline
+from qkscope.figures.select import checkpoints, discordant, rows, timeline
 from qkscope.figures.style import CLASSES, FAINT, K, Q, canvas, grid, panels, phase_colours, shortened
 from qkscope.study import Study
 
@@ -23,7 +23,7 @@ def prepare_signal(study: Study) -> pd.DataFrame:
     """Mean and standard deviation over heads of r_q, r_k and |r_k| on component 0, and the discordant share."""
     runs = checkpoints(study)
     frame = rows(study, runs, "pc0", "r_q", "r_k")
-    frame = frame.assign(abs_r_k=frame["r_k"].abs(), discordant=(frame["r_k"] < 0).astype(float))
+    frame = frame.assign(abs_r_k=frame["r_k"].abs(), discordant=discordant(frame))
     return timeline(runs).merge(_mean_sd(frame, ["r_q", "r_k", "abs_r_k", "discordant"]), on="model", sort=False)
 
 
@@ -50,7 +50,8 @@ def say_signal(data: pd.DataFrame) -> list[str]:
     return [
         f"From {first['model']} to {last['model']}, mean r_q goes {first['r_q']:.2f} → {last['r_q']:.2f}, mean r_k "
         f"{first['r_k']:+.2f} → {last['r_k']:+.2f}, mean |r_k| {first['abs_r_k']:.2f} → {last['abs_r_k']:.2f}.",
-        f"The share of heads whose keys drift against their queries goes {first['discordant']:.0%} → "
+        f"Where the sign is defined, the share of heads whose keys drift against their queries goes "
+        f"{first['discordant']:.0%} → "
         f"{last['discordant']:.0%}; what changes in r_k but not in |r_k| is that.",
     ]
 

@@ -26,10 +26,12 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
     by_run = {run.label: frame[frame["model"] == run.label].reset_index(drop=True) for run in study.runs}
     points = _points(study, by_run)
     data = {
-        "runs": [_run(run, by_run[run.label], columns) for run in study.runs],
+        "runs": [_run(run, by_run[run.label], columns, _last_position(study, run)) for run in study.runs],
         "metrics": [vars(metric) for metric in known],
         "first": next((name for name in FIRST_METRICS if name in columns), columns[0] if columns else None),
         "planes": [_planes(study, run.label, by_run[run.label]) for run in study.runs],
+        "rope": [_rows(study, "planes", run.label, by_run[run.label], ROPE) for run in study.runs],
+        "distance": [_rows(study, "distance", run.label, by_run[run.label], CURVE) for run in study.runs],
         "complementAxes": COMPLEMENT_AXES,
     }
     return render(
@@ -48,7 +50,17 @@ def plotly_js() -> Markup:
     return Markup((files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
 
 
-def _run(run: StudyRun, frame: pd.DataFrame, columns: list[str]) -> dict[str, Any]:
+def _last_position(study: Study, run: StudyRun) -> int:
+    """What positions of points are a share of: the window, or one past the last position where it is not known."""
+    if run.window:
+        return run.window
+    points = study.tables.get("points")
+    if points is None or run.label not in set(points["model"]):
+        return 1
+    return int(points.loc[points["model"] == run.label, "position"].max()) + 1
+
+
+def _run(run: StudyRun, frame: pd.DataFrame, columns: list[str], window: int) -> dict[str, Any]:
     ends = {
         column: [numbers(frame, f"{column}_low"), numbers(frame, f"{column}_high")]
         for column in columns
@@ -58,7 +70,7 @@ def _run(run: StudyRun, frame: pd.DataFrame, columns: list[str]) -> dict[str, An
         "label": run.label,
         "family": run.family,
         "phase": run.phase or "",
-        "window": run.window,
+        "window": window,
         "nope": sorted(run.nope_layers),
         "sliding": sorted(run.sliding_layers),
         "layer": frame["layer"].astype(int).tolist(),
@@ -71,12 +83,31 @@ def _run(run: StudyRun, frame: pd.DataFrame, columns: list[str]) -> dict[str, An
     }
 
 
+ROPE = ("cycles", "var_share", "lock_q", "lock_k", "bias_share")
+CURVE = ("distance_low", "distance_high", "measured", "measured_se", "predicted")
+
+
+def _rows(
+    study: Study, table: str, label: str, frame: pd.DataFrame, columns: tuple[str, ...]
+) -> list[list[list[float | None]]]:
+    """For each head of the run, its rows of a table: these columns, one list each; empty where there are none."""
+    found = study.tables.get(table)
+    if found is None or not set(columns) <= set(found):
+        return []
+    mine = found[found["model"] == label].dropna(subset=[columns[0]])
+    by_head = dict(iter(mine.groupby(["layer", "head"])))
+    heads = zip(frame["layer"].astype(int), frame["head"].astype(int), strict=True)
+    return [[numbers(by_head[key], column) for column in columns] if key in by_head else [] for key in heads]
+
+
 def _planes(study: Study, label: str, frame: pd.DataFrame) -> list[list[list[float]]]:
     """For each head of the run, (share, angle_r, frequency, active) of each plane; empty where there are none."""
     table = study.tables.get("planes")
     if table is None or not {"var_share", "angle_r", "frequency", "active"} <= set(table):
         return []
     mine = table[table["model"] == label]
+    if "view" in mine:
+        mine = mine[mine["view"] == "svd"]
     by_head = {key: part.sort_values("plane") for key, part in mine.groupby(["layer", "head"])}
     found: list[list[list[float]]] = []
     for layer, head in zip(frame["layer"], frame["head"], strict=True):
@@ -102,6 +133,5 @@ def _points(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, st
         for i, (layer, head) in enumerate(zip(frame["layer"], frame["head"], strict=True)):
             part = groups.get((run.label, int(layer), int(head)))
             if part is not None and most:
-                window = run.window or int(part["position"].max()) + 1
-                found.append((f"points-{r}-{i}", packed(part, window, most)))
+                found.append((f"points-{r}-{i}", packed(part, _last_position(study, run), most)))
     return found

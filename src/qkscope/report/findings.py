@@ -10,7 +10,7 @@ import pandas as pd
 from qkscope.analyses.pca import TAXONOMY
 from qkscope.figures.bias import prepare_separation
 from qkscope.figures.figure import NotApplicable
-from qkscope.figures.select import checkpoints, is_checkpoint, models
+from qkscope.figures.select import checkpoints, discordant, is_checkpoint, models, with_window
 from qkscope.figures.stats import correlation
 from qkscope.report.published import COLUMNS, figures, pooled, published
 from qkscope.report.values import Value, mean_of, shown
@@ -80,7 +80,7 @@ def _cell(study: Study, label: str, frame: pd.DataFrame | None, measure: Measure
     value = mean_of(study, [label], frame, measure.column, measure.key)
     if value is None:
         return None
-    return Cell(value.text(measure.percent), value.over, published(label, measure.column))
+    return Cell(value.text(measure.percent), value.over, published(label, measure.column, measure.percent))
 
 
 def with_derived(study: Study) -> pd.DataFrame | None:
@@ -89,7 +89,7 @@ def with_derived(study: Study) -> pd.DataFrame | None:
     if first is None:
         return None
     classes = {kind: (first["taxonomy"] == kind).astype(float) for kind in TAXONOMY}
-    return first.assign(abs_r_k=first["r_k"].abs(), discordant=(first["r_k"] < 0).astype(float), **classes)
+    return first.assign(abs_r_k=first["r_k"].abs(), discordant=discordant(first), **classes)
 
 
 def rotated(study: Study) -> pd.DataFrame | None:
@@ -98,6 +98,7 @@ def rotated(study: Study) -> pd.DataFrame | None:
     if frame is None:
         return None
     if "bias_strength" in frame:
+        frame = frame if "bias_window" in frame else with_window(study, frame)
         frame = frame.assign(positive=(frame["bias_strength"] > 0).astype(float).where(frame["bias_strength"].notna()))
     return frame
 
@@ -110,9 +111,13 @@ def _pooled_lines(study: Study, pairs: list[tuple[str, str]]) -> list[str]:
     known = [run for run in models(study) if run.label.lower() in figures()["models"]]
     if len(known) < 2:
         return []
-    said = [f"{text} {shown(value) if isinstance(value, int | float) else value}" for name, text in pairs
-            if (value := pooled(name)) is not None]  # fmt: skip
+    said = [f"{text} {_range(value)}" for name, text in pairs if (value := pooled(name)) is not None]
     return [f"Published over 11 models and 3,239 heads: {', '.join(said)}."]
+
+
+def _range(value: float | list[float]) -> str:
+    """A figure, or the range over models that a pair of figures stands for."""
+    return " to ".join(shown(one) for one in value) + " by model" if isinstance(value, list) else shown(value)
 
 
 def _share_lines(study: Study) -> list[str]:
@@ -120,7 +125,8 @@ def _share_lines(study: Study) -> list[str]:
     said = _pooled_lines(study, [("posvar_q_published", "queries"), ("posvar_k_published", "keys")])
     if heads is None or not {"posvar_q", "posvar_q_published"} <= set(heads):
         return said
-    both = heads.dropna(subset=["posvar_q", "posvar_q_published"])
+    both = heads[heads["model"].isin([run.label for run in models(study)])]
+    both = both.dropna(subset=["posvar_q", "posvar_q_published"])
     both = both[both["posvar_q"] > 0]
     if both.empty:
         return said
@@ -182,9 +188,10 @@ def _training_lines(study: Study) -> list[str]:
     for column, table in wanted:
         ends = [mean_of(study, [run.label], table, column) for run in (runs[0], runs[-1])]
         if ends[0] is not None and ends[1] is not None:
-            known = [published(run.label, column) for run in (runs[0], runs[-1])]
+            percent = column in ("explained_variance", "position-dominated", "plane_var_fraction")
+            known = [published(run.label, column, percent) for run in (runs[0], runs[-1])]
             beside = f" (published {known[0]} → {known[1]})" if all(known) else ""
-            said.append(f"{column}: {ends[0].text()} → {ends[1].text()}{beside}")
+            said.append(f"{column}: {ends[0].marked(percent)} → {ends[1].marked(percent)}{beside}")
     return [f"Means over heads from {runs[0].label} to {runs[-1].label}:", *said] if said else []
 
 
@@ -206,7 +213,7 @@ FINDINGS = (
         "between queries and keys counts, with a correlation within one class. It is not a fraction of anything. The "
         "exact "
         "share, ‖Cov(x, t)‖² / (var t · tr Σ), is.",
-        ("qk-pca/01_pc_roles", "qk-pca/05_explained_variance"),
+        ("qk-pca/01_pc_roles", "qk-pca/05_explained_variance", "audit/01_published_vs_exact"),
         (
             Measure("posvar_q", "queries, exact", "heads", percent=True),
             Measure("posvar_q_published", "queries, published formula", "heads", percent=True),
@@ -227,7 +234,7 @@ FINDINGS = (
         (
             Measure("fisher", "Fisher ratio on PC0", "heads"),
             Measure("separation", "distance of the means on PC0", "heads"),
-            Measure("lda_accuracy_gaussian", "accuracy of a line", "heads", percent=True),
+            Measure("lda_accuracy_gaussian", "accuracy of a line, were they Gaussian", "heads", percent=True),
         ),
         _separability_lines,
     ),
@@ -325,6 +332,35 @@ FINDINGS = (
                 ("active_planes_of_30", "active planes"),
                 ("active_planes_complement_variance", "share of the complement"),
             ],
+        ),
+    ),
+    Finding(
+        "planes",
+        "Which RoPE planes carry the bias",
+        "RoPE turns each pair of coordinates at a speed of its own. Planes that turn many times within the window "
+        "carry no "
+        "drift; planes that hardly turn carry little; the bias sits in between.",
+        "Parts of planes add up to bias_full, in all dimensions, not to bias_strength, its part on axis a. The lock "
+        "compares "
+        "a mean over tokens with a mean over a sample.",
+        ("rope/01_plane_spectrum",),
+    ),
+    Finding(
+        "distance",
+        "The distance curve follows from means",
+        "Undo the rotation, average queries and keys, and rotate back: that predicts the mean score at every "
+        "distance. The "
+        "linear drift in the plane of a and b is its first-order part.",
+        "R² is over bins of distance, equally weighted, and says how well the mean score is predicted, not the "
+        "scores: over "
+        "single pairs position explains the share in the last column, and content the rest. Heads without rotary "
+        "encoding "
+        "have no such curve.",
+        ("distance/01_distance_curves",),
+        (
+            Measure("distance_r2", "R² of the curve", "heads"),
+            Measure("distance_corr", "correlation of the curves", "heads"),
+            Measure("position_share_of_score", "position's share of score variance", "heads", percent=True),
         ),
     ),
     Finding(

@@ -21,7 +21,7 @@ SIGNED = frozenset(
         "r_q", "r_k", "r_q_a", "r_k_a", "alpha_q", "alpha_k", "mu_q_a", "mu_k_a", "mu_q_b", "mu_k_b", "bias_strength",
         "bias_full", "bias_window", "bias_full_window", "logit_bias_window", "amplification", "amplification_window",
         "query_term", "interaction", "constant", "mu_q", "mu_k", "slope_q", "slope_k", "a_qk_cos", "b_centroid_cos",
-        "omega",
+        "omega", "distance_corr",
     }
 )  # fmt: skip
 """Numbers whose zero means something: they are coloured about it."""

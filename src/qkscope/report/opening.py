@@ -39,7 +39,8 @@ def interval_note(study: Study) -> str:
             "variance "
             f"and bias; {heads} for classes, separability and planes."
         )
-    return f"Intervals are 95%: {heads}."
+    marked = " ᵈ marks intervals over documents." if any(run.headline for run in study.runs) else ""
+    return f"Intervals are 95%: {heads}.{marked}"
 
 
 def _frame(study: Study, table: str) -> pd.DataFrame | None:
@@ -102,16 +103,23 @@ def _axes(study: Study) -> tuple[str, str]:
     if q is None or k is None:
         return "", ""
     who = "Keys" if k.value > q.value else "Queries"
-    return "Who drifts more, queries or keys?", f"{who}: on the drift axis r_q_a {q.text()}, r_k_a {k.text()}."
+    said = f"{who}: correlations along the drift axis are r_q_a {q.text()}, r_k_a {k.text()}."
+    return "Who follows position more closely?", said
 
 
 def _direction(study: Study) -> tuple[str, str]:
     positive, bias = (_mean(study, "rotated", column) for column in ("positive", "bias_window"))
     if positive is None:
         return "", ""
-    way = "Towards later keys" if positive.value > 0.5 else "Towards earlier keys"
-    size = f"; over the window it adds {bias.text()} to the score" if bias else ""
-    return "Which way is the bias?", f"{way} in {max(positive.value, 1 - positive.value):.1%} of heads{size}."
+    whole = _mean(study, "rotated", "bias_full_window")
+    size = (
+        f" From the first position of the window to the last, a key gains {bias.text()} in q·k on axis a"
+        if bias
+        else ""
+    )
+    more = f", {whole.text()} in all dimensions" if whole else ""
+    said = f"{positive.value:.1%} of heads favour later keys." + (f"{size}{more}, on average." if size else "")
+    return "Which way is the bias?", said
 
 
 def _apart(study: Study) -> tuple[str, str]:
@@ -119,7 +127,8 @@ def _apart(study: Study) -> tuple[str, str]:
     if accuracy is None:
         return "", ""
     more = f" The plane of drift and separation holds {plane.text(percent=True)} of the variance." if plane else ""
-    return "Are queries and keys apart?", f"A line tells them apart in {accuracy.text(percent=True)} of cases.{more}"
+    line = f"Were both clouds Gaussian, a line on PC0 and PC1 would tell {accuracy.text(percent=True)} of them apart."
+    return "Are queries and keys apart?", line + more
 
 
 def _rings(study: Study) -> tuple[str, str]:
@@ -168,6 +177,6 @@ def _changed(study: Study) -> tuple[str, str]:
         percent = column == "position-dominated"
         ends = [mean_of(study, [run.label], _frame(study, table), column) for run in (runs[0], runs[-1])]
         if ends[0] and ends[1]:
-            said.append(f"{column} {ends[0].text(percent)} → {ends[1].text(percent)}")
+            said.append(f"{column} {ends[0].marked(percent)} → {ends[1].marked(percent)}")
     between = f"From {runs[0].label} to {runs[-1].label}: "
     return "What changed over training?", between + "; ".join(said) + "." if said else ""

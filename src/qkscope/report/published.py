@@ -27,14 +27,14 @@ def figures() -> dict[str, Any]:
     return json.loads((files("qkscope.report") / "assets" / "published.json").read_text(encoding="utf-8"))
 
 
-def published(label: str, column: str) -> str | None:
+def published(label: str, column: str, percent: bool = False) -> str | None:
     """The published mean of a column for the run of this label, as text; None where none is known."""
     entry = _entry(label)
     name = COLUMNS.get(column, column)
     if entry is None or name not in entry:
         return None
     about = "≈ " if name in entry.get("approx", []) else ""
-    return about + shown(float(entry[name]), column in ("position-dominated", "content-focused"))
+    return about + shown(float(entry[name]), percent)
 
 
 def is_published(label: str) -> bool:

@@ -37,6 +37,10 @@ class Value:
             return said  # where every head says the same, resampling heads has nothing to add
         return f"{said} [{shown(self.low, percent)}, {shown(self.high, percent)}]"
 
+    def marked(self, percent: bool = False) -> str:
+        """The same, with a mark where the interval is over documents."""
+        return self.text(percent) + ("ᵈ" if self.over == DOCUMENTS else "")
+
 
 def shown(number: float, percent: bool = False) -> str:
     """Three significant digits, or a percentage with one decimal.

@@ -55,6 +55,13 @@ _TAXONOMY = _columns(
     "1", ("taxonomy", "", "position-dominated, q-positional, k-positional, content-focused or mixed, from PC0")
 )
 
+_DISTANCE = _columns(
+    "4",
+    ("distance_r2", "share", "1 − SSE/SST of the distance curve predicted from means, over bins; empty without rotary"),
+    ("distance_corr", "correlation", "of the predicted and the measured distance curve over bins"),
+    ("position_share_of_score", "share", "of the variance of scores over pairs that the predicted curve explains"),
+)
+
 TABLES: dict[str, list[Column]] = {
     "qk": [
         *_HEAD,
@@ -105,6 +112,7 @@ TABLES: dict[str, list[Column]] = {
             ("active_planes", "count", "planes of the complement that turn with position; empty without planes.csv"),
             ("active_share", "share", "of the complement's variance in those planes"),
         ),
+        *_DISTANCE,
         *_LAYER,
         *_ranges(["posvar_q_published", "posvar_k_published", "posvar_q", "posvar_k", "positional_overhead"]),
     ],
@@ -170,11 +178,11 @@ TABLES: dict[str, list[Column]] = {
         *_HEAD,
         *_columns(
             "3",
-            ("view", "", "svd: principal planes of the complement of a and b"),
-            ("plane", "index", "plane within the view, from 0, by descending variance"),
+            ("view", "", "svd: principal planes of the complement of a and b; rope: the planes that RoPE turns"),
+            ("plane", "index", "plane within the view, from 0: by descending variance, or as RoPE numbers them"),
             ("n_q", "rows", "query vectors measured"),
             ("n_k", "rows", "key vectors measured"),
-            ("var_share", "share", "of the complement's variance in this plane"),
+            ("var_share", "share", "svd: of the complement's variance in this plane; rope: of the pooled variance"),
             ("angle_r", "correlation", "resultant with the sign of the frequency"),
             ("frequency", "radians per token", "at which the angle turns with position; its sign is the plane's"),
             ("resultant", "share", "mean length of e^{i(θ − ωt)} over queries and keys"),
@@ -183,7 +191,26 @@ TABLES: dict[str, list[Column]] = {
             ("ring", "ratio", "coefficient of variation of the radius: 0 is a perfect ring, 0.5 a Gaussian cloud"),
             ("active", "true/false", "coherence > coherence_chance"),
             ("qk_accuracy", "share", "how well a line in the plane tells queries from keys: 0.5 on a shared ring"),
+            ("theta", "radians per token", "RoPE's frequency of the plane; 0 for the coordinates it leaves alone"),
+            ("lock_q", "share", "how firmly queries are locked to the rotation: |mean with it undone| / mean length"),
+            ("lock_k", "share", "the same of keys"),
+            ("cycles", "turns", "theta × window / 2π"),
+            ("bias_part", "score per token", "the plane's part of bias_full; the parts add up to it"),
+            ("bias_share", "share", "|bias_part| over the sum of all |bias_part|"),
         ),
+    ],
+    "distance": [
+        *_HEAD,
+        *_columns(
+            "4",
+            ("distance_low", "tokens", "smallest distance of query and key in the bin"),
+            ("distance_high", "tokens", "largest distance in the bin"),
+            ("n_pairs", "pairs", "pairs of sampled tokens of one document in the bin"),
+            ("measured", "logit", "mean of q·k × the model's scaling over these pairs"),
+            ("measured_se", "logit", "its standard error, by document"),
+            ("predicted", "logit", "mean of the mean-field score at the distances of these pairs"),
+        ),
+        *_DISTANCE,
     ],
 }
 
@@ -192,6 +219,7 @@ KEYS = {
     "heads": ["layer", "head"],
     "rotated": ["layer", "head"],
     "planes": ["layer", "head", "view", "plane"],
+    "distance": ["layer", "head", "distance_low"],
 }
 """What identifies a row within its model; rows stand in this order."""
 

@@ -19,6 +19,7 @@ NULLABLE = {
     "omega_at_edge": "boolean",
     "sliding_window": "Int64",
     "active_planes": "Int64",
+    "active": "boolean",
 }
 """Columns that are empty in some rows although they hold no fractions."""
 

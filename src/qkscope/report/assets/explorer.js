@@ -246,11 +246,11 @@
     while (host.children.length > shown.length) { host.lastChild.querySelectorAll(".js-plotly-plot").forEach((plot) => Plotly.purge(plot)); host.lastChild.remove(); }
     while (host.children.length < shown.length) {
       const box = element("div", undefined, "run");
-      box.append(element("h3"), element("div", undefined, "pc"), element("div", undefined, "ab"), element("div", undefined, "spectrum"), element("div", undefined, "rings"), element("p", undefined, "soft"));
+      box.append(element("h3"), element("div", undefined, "pc"), element("div", undefined, "ab"), element("div", undefined, "spectrum"), element("div", undefined, "rope"), element("div", undefined, "distance"), element("div", undefined, "rings"), element("p", undefined, "soft"));
       host.append(box);
     }
     shown.forEach((r, n) => {
-      const box = host.children[n], [label, pc, ab, spectrum, rings, none] = box.children, i = indexOf[r].get(state.head);
+      const box = host.children[n], [label, pc, ab, spectrum, rope, distance, rings, none] = box.children, i = indexOf[r].get(state.head);
       label.textContent = shown.length > 1 ? data.runs[r].label : "";
       label.hidden = shown.length === 1;
       const points = i === undefined ? null : unpack(r, i), window = data.runs[r].window || (points ? Math.max(...points.q.position) : 1);
@@ -262,6 +262,8 @@
       }
       const planes = (data.planes[r] || [])[i] || [];
       drawSpectrum(spectrum, planes);
+      drawRope(rope, (data.rope[r] || [])[i] || []);
+      drawDistance(distance, (data.distance[r] || [])[i] || []);
       if (points !== null) requestAnimationFrame(() => drawRings(rings, points, planes, window));
     });
   }
@@ -274,8 +276,25 @@
       marker: { color: planes.map((plane) => (plane[3] ? "#7b5aa6" : css("--line"))) },
     }], look({ height: 170, title: { text: "share of each plane of the complement", font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 30 }, xaxis: { dtick: 5, zeroline: false }, yaxis: { tickformat: ".0%", nticks: 4 } }), config);
   }
+  const small = (title, x, y) => look({ height: 230, title: { text: title, font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 44, b: 36 }, showlegend: true, legend: { orientation: "h", y: 1.16, font: { size: 9 } }, xaxis: x, yaxis: y });
+  function drawRope(place, columns) {
+    place.hidden = columns.length === 0;
+    if (!columns.length) return;
+    const [cycles, share, lockQ, lockK, bias] = columns, planes = cycles.map((_, p) => p), said = cycles.map((c, p) => `plane ${p}: ${short(c)} turns over the window`);
+    const line = (name, y, colour) => ({ type: "scatter", mode: "lines+markers", marker: { size: 4 }, line: { width: 1.5 }, name, x: planes, y, text: said, hoverinfo: "text+y+name", ...{ marker: { size: 4, color: colour }, line: { width: 1.5, color: colour } } });
+    Plotly.react(place, [{ type: "bar", name: "bias", x: planes, y: bias, text: said, textposition: "none", hoverinfo: "text+y+name", marker: { color: "#c98b2b" } }, line("variance", share, "#5b7553"), line("lock q", lockQ, "#2b7bba"), line("lock k", lockK, "#d6402b")],
+      small("RoPE planes, fastest first: shares and locks", { zeroline: false }, { range: [0, 1] }), config);
+  }
+  function drawDistance(place, columns) {
+    place.hidden = columns.length === 0;
+    if (!columns.length) return;
+    const [low, high, measured, error, predicted] = columns, x = low.map((a, n) => Math.sqrt(a * high[n]));
+    Plotly.react(place, [{ type: "scatter", mode: "markers", name: "measured", x, y: measured, error_y: { type: "data", array: error.map((e) => e || 0), thickness: 1, width: 0 }, marker: { size: 5, color: css("--ink") } }, { type: "scatter", mode: "lines", name: "predicted from means", x, y: predicted, line: { color: "#d2691e", width: 2 } }],
+      small("mean score at each distance", { type: "log", title: { text: "distance (tokens)", font: { size: 10 } } }, { zeroline: false }), config);
+  }
   function drawRings(host, points, planes, window) {
-    const count = Math.min(points.q.svd.length / 2, 6);
+    const count = Math.min(points.q.svd.length / 2, planes.length || 6);
+    while (host.children.length > count) host.lastChild.remove();
     while (host.children.length < count) { const figure = element("figure"); figure.append(element("canvas"), element("figcaption")); host.append(figure); }
     [...host.children].forEach((figure, plane) => {
       drawRing(figure.children[0], points, plane, window);

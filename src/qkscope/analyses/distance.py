@@ -1,0 +1,172 @@
+"""The distance curve: the mean score at each distance, predicted from means alone and measured on pairs.
+
+With the rotation undone, μ̃_q and μ̃_k are the mean query and key of each plane. Were every query and key its mean,
+the score at distance Δ = i − j would be
+
+    predicted(Δ) = scaling · [Σ_m Re(μ̃_{q,m} conj(μ̃_{k,m}) e^{i s θ_m Δ}) + μ_q^rest · μ_k^rest]
+
+with the coordinates that are not rotated as the rest. Measured is the mean of q_i·k_j·scaling over pairs of sampled
+tokens of one document, the query after the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from qkscope.core.linalg import ratio
+from qkscope.core.moments import Moments
+from qkscope.core.rope import HeadRotary
+from qkscope.core.rows import Pair, Rows
+
+BINS = 24
+"""Bins of distance, equal on a logarithmic scale."""
+MIN_PAIRS = 10
+"""Bins with fewer pairs are left out."""
+MOST_TOKENS = 400
+"""Sampled tokens of one document that are paired with each other, at most."""
+
+
+@dataclass(frozen=True)
+class MeanField:
+    """What the prediction needs of a head."""
+
+    rotary: HeadRotary
+    rest: float
+    """Product of the means of the coordinates that are not rotated."""
+    scaling: float
+
+    def predicted(
+        self, distance: Int[np.ndarray, "n"], query_position: Int[np.ndarray, "n"] | None = None
+    ) -> Float[np.ndarray, "n"]:
+        """The mean-field score at these distances; where queries have a temperature, of queries at these positions."""
+        there, back = np.unique(distance, return_inverse=True)
+        rope, means = self.rotary.rope, self.rotary.mean_q * self.rotary.mean_k.conj()
+        turn = np.exp(1j * rope.sign * there[:, None] * rope.frequencies)
+        curve = (self.scaling * ((turn @ means).real + self.rest))[back]
+        if self.rotary.temperature is None or query_position is None:
+            return curve
+        return curve * self.rotary.temperature[query_position]
+
+
+def mean_field(rotary: HeadRotary, q: Moments, k: Moments, scaling: float) -> MeanField:
+    """The means of a head: those of its planes with the rotation undone, and those of the coordinates left alone."""
+    rest = rotary.rope.rest(q.d)
+    return MeanField(rotary, float(q.mean_x[rest] @ k.mean_x[rest]), scaling)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of a query and an earlier key of its document."""
+
+    distance: Int[np.ndarray, "n"]
+    document: Int[np.ndarray, "n"]
+    score: Float[np.ndarray, "n"]
+    query_position: Int[np.ndarray, "n"]
+
+
+@dataclass(frozen=True)
+class DistanceCurve:
+    """One value per bin of distance each, and three per head."""
+
+    low: Int[np.ndarray, "bins"]
+    high: Int[np.ndarray, "bins"]
+    n_pairs: Int[np.ndarray, "bins"]
+    measured: Float[np.ndarray, "bins"]
+    measured_se: Float[np.ndarray, "bins"]
+    predicted: Float[np.ndarray, "bins"]
+    r2: float
+    """1 − SSE/SST over bins; negative where the prediction is worse than a constant."""
+    corr: float
+    position_share_of_score: float
+    """Squared correlation of score and prediction over pairs."""
+
+
+def score_pairs(pair: Pair, scaling: float) -> Pairs:
+    """All pairs of sampled tokens of one document, the query after the key."""
+    parts = [
+        _of_document(_thin(pair.q, document), _thin(pair.k, document), document, scaling)
+        for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist()
+    ]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [np.zeros(0)] * 4
+    distance, document, score, position = columns
+    return Pairs(distance.astype(np.int64), document.astype(np.int64), score, position.astype(np.int64))
+
+
+def distance_curve(pairs: Pairs, field: MeanField, window: int) -> DistanceCurve:
+    """Measure and predict in bins of distance; the prediction of a bin is the mean over its own pairs."""
+    expected = field.predicted(pairs.distance, pairs.query_position)
+    edges = bin_edges(window)
+    which = np.searchsorted(edges, pairs.distance, side="right") - 1
+    n = np.bincount(which, minlength=len(edges) - 1)[: len(edges) - 1]
+    kept = np.flatnonzero(n >= MIN_PAIRS)
+    means = [np.bincount(which, values, minlength=len(edges) - 1)[kept] / n[kept] for values in (pairs.score, expected)]
+    return DistanceCurve(
+        low=edges[:-1][kept],
+        high=edges[1:][kept] - 1,
+        n_pairs=n[kept],
+        measured=means[0],
+        measured_se=_standard_errors(pairs, which, kept, means[0], n[kept]),
+        predicted=means[1],
+        r2=_r_squared(means[0], means[1]),
+        corr=_correlation(means[0], means[1]),
+        position_share_of_score=_correlation(pairs.score, expected) ** 2,
+    )
+
+
+def bin_edges(window: int) -> Int[np.ndarray, "edges"]:
+    """First distance of each bin, and one past the last.
+
+    >>> bin_edges(16)[:6].tolist()
+    [1, 2, 3, 4, 5, 6]
+    """
+    return np.unique(np.round(np.geomspace(1, max(window, 2), BINS + 1)).astype(np.int64))
+
+
+def _of_document(
+    q: Rows, k: Rows, document: int, scaling: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    distance = q.position[:, None] - k.position[None]
+    later = distance > 0
+    score = scaling * (q.x.astype(np.float64) @ k.x.astype(np.float64).T)
+    at = np.broadcast_to(q.position[:, None], distance.shape)
+    return distance[later], np.full(later.sum(), document), score[later], at[later]
+
+
+def _thin(rows: Rows, document: int) -> Rows:
+    index = np.flatnonzero(rows.example_id == document)
+    if len(index) > MOST_TOKENS:
+        index = index[np.linspace(0, len(index) - 1, MOST_TOKENS).astype(int)]
+    return rows.take(index)
+
+
+def _standard_errors(
+    pairs: Pairs,
+    which: Int[np.ndarray, "n"],
+    kept: Int[np.ndarray, "bins"],
+    mean: Float[np.ndarray, "bins"],
+    n: Int[np.ndarray, "bins"],
+) -> Float[np.ndarray, "bins"]:
+    """By document: √(D/(D−1) Σ_d (n_d(m_d − m))²) / n; NaN for a single document."""
+    documents, number = np.unique(pairs.document, return_inverse=True)
+    size = int(which.max(initial=-1)) + 1
+    cell = number * max(size, 1) + which
+    shape = len(documents), max(size, 1)
+    sums = np.bincount(cell, pairs.score, minlength=shape[0] * shape[1]).reshape(shape)[:, kept]
+    counts = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)[:, kept]
+    there = (counts > 0).sum(0)
+    spread = ((sums - counts * mean) ** 2).sum(0)
+    return np.where(there > 1, np.sqrt(ratio(there * spread, (there - 1.0) * n.astype(float) ** 2)), np.nan)
+
+
+def _r_squared(measured: Float[np.ndarray, "bins"], predicted: Float[np.ndarray, "bins"]) -> float:
+    total = ((measured - measured.mean()) ** 2).sum() if len(measured) > 1 else 0.0
+    return float(1 - ((measured - predicted) ** 2).sum() / total) if total > 0 else float("nan")
+
+
+def _correlation(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> float:
+    if len(x) < 3 or x.std() == 0 or y.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(x, y)[0, 1])

@@ -1,0 +1,62 @@
+"""The planes that RoPE itself turns: what each holds, how firmly it is locked to position, its part of the bias.
+
+For plane m with frequency θ_m and z_m its coordinates as a complex number: lock = |E[z̃_m]| / E|z_m| with the rotation
+undone, 1 where every vector is the same one turned by its position, 0 where phases are all over the place. bias_part is
+the plane's part of bias_full = μ_Q · β_K; the parts add up to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from qkscope.core.linalg import ratio
+from qkscope.core.moments import Moments
+from qkscope.core.rope import HeadRotary
+from qkscope.core.rows import Pair
+
+
+@dataclass(frozen=True)
+class RopePlanes:
+    """One value per plane each; where some coordinates are not rotated, they are one more plane of frequency 0."""
+
+    theta: Float[np.ndarray, "planes"]
+    var_share: Float[np.ndarray, "planes"]
+    """Share of the pooled variance of queries and keys."""
+    lock_q: Float[np.ndarray, "planes"]
+    lock_k: Float[np.ndarray, "planes"]
+    cycles: Float[np.ndarray, "planes"]
+    """Turns over the window."""
+    bias_part: Float[np.ndarray, "planes"]
+    """Part of bias_full, score per token; signed."""
+    bias_share: Float[np.ndarray, "planes"]
+    """|bias_part| over the sum of all |bias_part|."""
+
+
+def rope_planes(rotary: HeadRotary, q: Moments, k: Moments, pair: Pair, window: int) -> RopePlanes:
+    """Measure every plane of a head: moments for variance and bias, vectors for the mean length."""
+    rope = rotary.rope
+    groups = [*rope.pairs, *([rest] if len(rest := rope.rest(q.d)) else [])]
+    theta = np.concatenate([rope.frequencies, np.zeros(len(groups) - rope.planes)])
+    variance = np.diagonal(q.merge(k).cov_x)
+    product = q.mean_x * ratio(k.cov_xt, k.var_t)
+    parts = np.array([product[group].sum() for group in groups])
+    return RopePlanes(
+        theta=theta,
+        var_share=ratio(np.array([variance[group].sum() for group in groups]), variance.sum()),
+        lock_q=_lock(rotary.mean_q, pair.q.x, groups, q),
+        lock_k=_lock(rotary.mean_k, pair.k.x, groups, k),
+        cycles=theta * window / (2 * np.pi),
+        bias_part=parts,
+        bias_share=ratio(np.abs(parts), np.abs(parts).sum()),
+    )
+
+
+def _lock(
+    mean: np.ndarray, x: Float[np.ndarray, "n d"], groups: list[np.ndarray], m: Moments
+) -> Float[np.ndarray, "planes"]:
+    lengths = np.array([np.linalg.norm(x[:, group], axis=-1).mean() for group in groups])
+    still = [np.linalg.norm(m.mean_x[group]) for group in groups[len(mean) :]]
+    return np.minimum(ratio(np.concatenate([np.abs(mean), still]), lengths), 1.0)

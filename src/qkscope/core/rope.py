@@ -1,0 +1,63 @@
+"""Rotary encoding as complex numbers: plane m of a vector at position t is z_m = z̃_m · e^{i s θ_m t}.
+
+Plane m is made of the coordinates start + (m, m + planes), or start + (2m, 2m + 1) where they are interleaved; s is +1
+where planes turn counter-clockwise with position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Complex, Float, Int
+
+Layout = Literal["half", "interleaved"]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The rotary encoding of one layer."""
+
+    frequencies: Float[np.ndarray, "planes"]
+    """Radians per token."""
+    layout: Layout = "half"
+    start: int = 0
+    """First rotated coordinate."""
+    sign: int = 1
+
+    @property
+    def planes(self) -> int:
+        """Number of rotated planes."""
+        return len(self.frequencies)
+
+    @property
+    def pairs(self) -> Int[np.ndarray, "planes 2"]:
+        """Coordinates of each plane."""
+        m = np.arange(self.planes)
+        first, second = (m, m + self.planes) if self.layout == "half" else (2 * m, 2 * m + 1)
+        return self.start + np.stack([first, second], -1)
+
+    def rest(self, d: int) -> Int[np.ndarray, "rest"]:
+        """Coordinates that are not rotated."""
+        return np.setdiff1d(np.arange(d), self.pairs)
+
+    def planes_of(self, x: Float[np.ndarray, "*batch d"]) -> Complex[np.ndarray, "*batch planes"]:
+        """The rotated coordinates as complex numbers."""
+        both = x[..., self.pairs]
+        return both[..., 0] + 1j * both[..., 1]
+
+    def unrotated(self, x: Float[np.ndarray, "n d"], position: Int[np.ndarray, "n"]) -> Complex[np.ndarray, "n planes"]:
+        """The planes with their rotation undone."""
+        return self.planes_of(x) * np.exp(-1j * self.sign * position[:, None] * self.frequencies)
+
+
+@dataclass(frozen=True)
+class HeadRotary:
+    """How a head is rotated, and the means of its queries and keys with the rotation undone."""
+
+    rope: Rope
+    mean_q: Complex[np.ndarray, "planes"]
+    mean_k: Complex[np.ndarray, "planes"]
+    temperature: Float[np.ndarray, "positions"] | None = None
+    """Factor on the queries of each position, where the layer applies one; it is divided out of mean_q."""
