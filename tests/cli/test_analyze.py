@@ -514,13 +514,3 @@ def test_quiet_says_nothing_and_verbose_no_less_than_usual(tmp_path):
 
 def test_completion_is_offered():
     assert "--install-completion" in run("--help").output
-
-
-def test_demo_does_the_whole_job(tmp_path):
-    done = run("demo", "-o", tmp_path / "demo")
-    assert done.exit_code == 0
-    assert "48 of 48 heads" in done.output
-    assert str(tmp_path / "demo" / "results") in done.output.replace("\n", "")
-    assert (tmp_path / "demo" / "results" / "qk.csv").exists()
-    kinds = pd.read_csv(tmp_path / "demo" / "results" / "heads.csv")["taxonomy"]
-    assert kinds.nunique() >= 4

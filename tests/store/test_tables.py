@@ -13,6 +13,7 @@ from qkscope.analyses.tabulate import (
     rotation_tables,
 )
 from qkscope.analyses.vectortables import (
+    DISTANCE_SCALARS,
     HeadScores,
     both_views,
     distance_table,
@@ -21,6 +22,7 @@ from qkscope.analyses.vectortables import (
     planes_table,
     rope_table,
     with_active_planes,
+    with_distance,
 )
 from qkscope.core.moments import Moments
 from qkscope.core.planted import plant
