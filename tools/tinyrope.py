@@ -149,10 +149,11 @@ def losses(record: dict) -> str:
 
 def _value(study: Study, label: str, name: str) -> Value | None:
     place, column = ROWS[name]
-    frame: pd.DataFrame | None = {"qk": with_derived, "rotated": rotated, "heads": lambda s: s.tables.get("heads")}[
-        place
-    ](study)
-    return mean_of(study, [label], frame, column)
+    model = rotated(study)
+    assert model is not None
+    model = model.assign(alpha_k_window=model["alpha_k"] * model["window"])
+    frames = {"qk": with_derived(study), "rotated": model, "heads": study.tables.get("heads")}
+    return mean_of(study, [label], frames[place], column)
 
 
 def _is_share(name: str) -> bool:
