@@ -262,9 +262,14 @@
       }
       const planes = (data.planes[r] || [])[i] || [];
       drawSpectrum(spectrum, planes);
-      drawRope(rope, (data.rope[r] || [])[i] || []);
-      drawDistance(distance, (data.distance[r] || [])[i] || []);
-      if (points !== null) requestAnimationFrame(() => drawRings(rings, points, planes, window));
+      // What is further down the panel is drawn once its top is on the screen.
+      const name = state.head;
+      requestAnimationFrame(() => setTimeout(() => {
+        if (state.head !== name) return;
+        drawRope(rope, (data.rope[r] || [])[i] || []);
+        drawDistance(distance, (data.distance[r] || [])[i] || []);
+        if (points !== null) drawRings(rings, points, planes, window);
+      }, 0));
     });
   }
   function drawSpectrum(place, planes) {
@@ -276,7 +281,7 @@
       marker: { color: planes.map((plane) => (plane[3] ? "#7b5aa6" : css("--line"))) },
     }], look({ height: 170, title: { text: "share of each plane of the complement", font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 30 }, xaxis: { dtick: 5, zeroline: false }, yaxis: { tickformat: ".0%", nticks: 4 } }), config);
   }
-  const small = (title, x, y) => look({ height: 230, title: { text: title, font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 44, b: 36 }, showlegend: true, legend: { orientation: "h", y: 1.16, font: { size: 9 } }, xaxis: x, yaxis: y });
+  const small = (title, x, y) => look({ height: 260, title: { text: title, font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 74 }, showlegend: true, legend: { orientation: "h", y: -0.26, yanchor: "top", x: 0, font: { size: 9 } }, xaxis: x, yaxis: y });
   function drawRope(place, columns) {
     place.hidden = columns.length === 0;
     if (!columns.length) return;
