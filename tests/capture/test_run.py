@@ -31,6 +31,8 @@ from tests.store.hub_server import FakeHub
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
 WINDOW = 160
+LENGTH_DEPENDENT = ("phi3 longrope", "dynamic scaling")
+"""Their frequencies follow the length of the document, so a mean over lengths has no one frequency to be undone by."""
 ALL = VectorSampling(sampler="all")
 
 
@@ -492,3 +494,46 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, texts):
         process.wait()
     subprocess.run([*command, tmp_path / "killed"], check=True, env=environment)
     assert all_bytes(tmp_path / "killed") == all_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", sorted(families()))
+def test_undoing_the_rotation_of_saved_vectors_gives_the_means_that_the_capture_kept(name, ids, tmp_path):
+    """Every family of the matrix: scaling types, layouts, partial rotary, layers without any, temperatures."""
+    lengths_matter = name in LENGTH_DEPENDENT
+    same = [one for one in ids if len(one) >= WINDOW][:4] if lengths_matter else ids
+    folder = do(build(families()[name], "eager"), same, tmp_path / "run", vectors=ALL)
+    run, vectors = qkscope.open(folder), qkscope.open(folder / "vectors")
+    seen = 0
+    for head in run.heads[::3]:
+        (loaded,), _ = run.source.load([head], run.reading)
+        if loaded.rotary is None:
+            assert run.source.layer_notes(head.layer).nope
+            continue
+        rope = loaded.rotary.rope
+        for kind, mean in ((head, loaded.rotary.mean_q), (run.source.key_head(head), loaded.rotary.mean_k)):
+            rows = vectors.source.rows(kind, vectors.reading)
+            back = rope.unrotated(rows.x.astype(float), rows.position)
+            if kind is head and loaded.rotary.temperature is not None:
+                back = back / loaded.rotary.temperature[rows.position][:, None]
+            scale = np.abs(back).mean()
+            np.testing.assert_allclose(back.mean(0) / scale, mean / scale, atol=2e-5)
+        seen += 1
+    assert seen
+
+
+def test_planes_and_distance_curves_of_a_captured_run(ids, tmp_path):
+    folder = do(build(families()["smollm3"]), ids, tmp_path / "run", sample=400)
+    run = qkscope.open(folder)
+    tables = qkscope.tables(run)
+    nope = {3}
+    rope = tables["planes"].query("view == 'rope'")
+    assert set(rope["layer"]) == set(range(4)) - nope
+    parts = rope.groupby(["layer", "head"])["bias_part"].sum()
+    whole = tables["rotated"].set_index(["layer", "head"])["bias_full"]
+    np.testing.assert_allclose(parts, whole.loc[parts.index], rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(rope.groupby(["layer", "head"])["var_share"].sum(), 1)
+    assert set(tables["distance"]["layer"]) == set(range(4)) - nope
+    heads = tables["heads"].set_index("layer")
+    assert heads.loc[3, "distance_r2"].isna().all()
+    assert heads.loc[[0, 1, 2], "position_share_of_score"].between(0, 1).all()
+    pd.testing.assert_frame_equal(qkscope.distance(run), tables["distance"])
