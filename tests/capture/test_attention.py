@@ -176,6 +176,16 @@ def test_the_parity_gate_stops_a_model_that_is_not_the_same_twice():
         parity.check(model, forward)
 
 
+def test_the_parity_gate_forgives_a_pass_that_does_not_repeat_itself_once():
+    model, calls = build(FAMILIES["llama"], "eager"), iter([0.0, 1e-7, 0.0, 0.0])
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return backbone(model)(tokens(1)).last_hidden_state + next(calls)
+
+    assert len(parity.check(model, forward)) == 4
+
+
 def test_the_parity_gate_notices_queries_that_are_not_those_that_attend(monkeypatch):
     model = build(FAMILIES["llama"], "eager")
     module = sys.modules[type(self_attentions(model)[0]).__module__]

@@ -53,14 +53,14 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
     items = []
     for number, checkpoint in enumerate(chosen, start=1):
         log.info("capturing %s (%d of %d), window %d", checkpoint.name, number, len(chosen), checkpoint.window)
-        folder = _capture(checkpoint, output / "runs" / checkpoint.name)
+        folder = _capture(checkpoint, output / "runs" / checkpoint.name, 1024 if fast else 2048)
         said = {"label": checkpoint.name, "family": "tinyrope", "phase": checkpoint.phase, "step": checkpoint.step}
         items.append(StudyRunConfig(path=str(folder), **said))  # type: ignore[arg-type]
     with progress() as on_done:
         return gather(Sources(tuple(items), TITLE), output / "results", workers=workers, on_done=on_done)
 
 
-def _capture(checkpoint: Checkpoint, output: Path) -> Path:
+def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
     from qkscope.capture import models, run
     from qkscope.capture.options import CaptureOptions
     from qkscope.capture.texts import read_documents
@@ -69,7 +69,7 @@ def _capture(checkpoint: Checkpoint, output: Path) -> Path:
     documents = read_documents([str(path) for path in some_texts(checkpoint.documents)], "text", None)
     source = models.ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
     model, tokens = models.load(source)
-    options = CaptureOptions(window=checkpoint.window)
+    options = CaptureOptions(window=checkpoint.window, sample=sample)
     about = {"id": checkpoint.name, "revision": None, "config_overrides": None}
     with documents_done() as on_progress:
         return run.capture(model, documents, run.tokenize(documents, tokens), output, options, about, on_progress)
