@@ -20,7 +20,7 @@ from PIL import Image
 
 from qkscope.family import CHECKPOINTS, data, some_texts, tokenizer
 from qkscope.figures.style import PHASES, grid, house_style
-from qkscope.report.findings import rotated, with_derived
+from qkscope.report.sections import rotated, with_derived
 from qkscope.report.values import Value, mean_of
 from qkscope.study import Entry, Study, build
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,10 +71,11 @@ def gather(
     jobs = {
         i: Job(run, points=run_points(run) if points else None, config={"command": "report"}) for i, run in runs.items()
     }
-    for i, outcome in zip(
-        jobs, analyze(list(jobs.values()), workers=workers, on_done=on_done) if jobs else [], strict=True
-    ):
-        write_results(places[i], [outcome], wall_seconds=0.0)
+    started = time.monotonic()
+    outcomes = analyze(list(jobs.values()), workers=workers, on_done=on_done) if jobs else []
+    seconds = time.monotonic() - started
+    for i, outcome in zip(jobs, outcomes, strict=True):
+        write_results(places[i], [outcome], wall_seconds=seconds)
     entries = [
         _entry(item, folders[i]) if known[i] else replace(_entry(item, places[i]), model=runs[i].model)
         for i, item in enumerate(given.items)

@@ -21,7 +21,7 @@ from qkscope.analyses.pca import TAXONOMY, taxonomy
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
 from qkscope.store.columns import KEYS
-from qkscope.store.points import POINTS, read_points
+from qkscope.store.points import read_points
 
 TABLE_NAMES = ("qk", "heads", "rotated", "planes", "distance")
 NEEDED = {
@@ -75,11 +75,6 @@ class Study:
     def families(self) -> list[str]:
         """The runs' families, in order of first appearance."""
         return list(dict.fromkeys(run.family for run in self.runs))
-
-    @property
-    def has_checkpoints(self) -> bool:
-        """Whether the runs are points in time of one training."""
-        return len(self.runs) > 1 and all(run.phase is not None or run.step is not None for run in self.runs)
 
     def table(self, name: str, *columns: str) -> pd.DataFrame | None:
         """A table with at least these columns, in the order of the runs; None if there is none."""
@@ -314,6 +309,3 @@ def _headline(summary: Any) -> dict[str, dict[str, float]]:
             if isinstance(value, dict) and all(isinstance(x, int | float) for x in value.values()) and "mean" in value:
                 found[str(name)] = {key: float(x) for key, x in value.items()}
     return found
-
-
-__all__ = ["POINTS", "Entry", "Study", "StudyRun", "build", "is_results", "read_folder"]

@@ -259,3 +259,11 @@ def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
     page = (tmp_path / "demo" / "report" / "report.html").read_text()
     assert ("Demonstration" if planted else "pretrain-step-0001") in page
     assert ("pretrain-step-0020" in page) is not planted
+
+
+@pytest.mark.parametrize("command", [["report", "x"], ["view", "x"], ["demo"]])
+def test_a_place_that_cannot_be_written_is_named_before_the_work(tmp_path, command):
+    (tmp_path / "file").write_text("")
+    done = run(*command, "-o", tmp_path / "file" / "out" / "page.html")
+    assert done.exit_code == 2
+    assert "is no folder that can be written" in done.output

@@ -145,7 +145,9 @@ def _capture(given: dict[str, Any], output: Path) -> None:
     from qkscope.capture.choose import VectorSampling
     from qkscope.capture.options import CaptureOptions
     from qkscope.capture.texts import read_documents
+    from qkscope.results import check_folder
 
+    check_folder(output, [])
     started = time.monotonic()
     if given["trust_remote_code"]:
         log.warning("running code that comes with %s, as asked", given["model"])

@@ -29,6 +29,9 @@ def demo(
     """Do the whole job, offline: capture ten checkpoints of the bundled family, analyse them, write the report."""
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
+        from qkscope.results import check_folder
+
+        check_folder(output, [])
         started = time.monotonic()
         study = _planted(output, workers) if planted else _family(output, fast, workers)
         _report(study, output / "report", workers)

@@ -31,10 +31,12 @@ def report(
 ) -> None:
     """Draw all figures and write report.html and explorer.html, each one file that opens from disk."""
     from qkscope.reporting import EXPLORER, REPORT, TABLES, gather, sources, write_report
+    from qkscope.results import check_folder
 
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
+        check_folder(output, [])
         found = sources(given)
         with progress() as on_done:
             study = gather(found, output / TABLES, points=not no_points, workers=workers, on_done=on_done)
@@ -58,9 +60,11 @@ def view(
 ) -> None:
     """Write the interactive explorer of one or more runs, and open it in the browser. It needs no server."""
     from qkscope.reporting import gather, sources, write_explorer
+    from qkscope.results import check_folder
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
+        check_folder(output.parent, [])
         found = sources(given)
         with progress() as on_done:
             study = gather(found, output.with_suffix(".tables"), workers=workers, on_done=on_done)

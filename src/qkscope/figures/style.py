@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,6 +112,3 @@ def error_bars(axes: Axes, x: Any, value: Any, low: Any, high: Any, colour: str 
 def panels(figure: Figure, rows: int, columns: int, **options: Any) -> np.ndarray:
     """A grid of axes, always two-dimensional."""
     return figure.subplots(rows, columns, squeeze=False, **options)
-
-
-Draw = Callable[..., Figure]

@@ -7,7 +7,7 @@ import pandas as pd
 from qkscope.analyses.pca import TAXONOMY
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import checkpoints, models
-from qkscope.report.findings import rotated, with_derived
+from qkscope.report.sections import rotated, with_derived
 from qkscope.report.values import DOCUMENTS, Value, mean_of
 from qkscope.study import Study
 
