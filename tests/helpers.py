@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from qkscope.core.headmoments import HeadMoments, bucket_means, group_moments
+from qkscope.core.headmoments import HeadMoments, bucket_moments, cell_means, group_moments
 from qkscope.core.planted import PlantedHead, plant
 from qkscope.core.rows import Rows
 from qkscope.heads import HeadId
@@ -27,7 +27,9 @@ def one_head(q: Rows, k: Rows, window: int = 4096) -> HeadMoments:
     return HeadMoments(
         q=group_moments(q),
         k=group_moments(k),
-        k_buckets=bucket_means(k, window),
+        k_cells=cell_means(k, window),
+        q_buckets=bucket_moments(q, window),
+        q_cells=cell_means(q, window),
         window=np.asarray(window),
         scaling=np.asarray(q.d**-0.5),
         dropped_q=np.asarray(0),

@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkscope.core.headmoments import BucketMeans, HeadMoments, bucket_means, cross_moments, group_moments
+from qkscope.core.headmoments import (
+    BucketMeans,
+    HeadMoments,
+    bucket_moments,
+    cell_means,
+    cross_moments,
+    group_moments,
+)
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Pair, Rows
@@ -30,6 +37,8 @@ class Reading:
     """Also take moments of (q, k) at the same token."""
     sample: int = 0
     """Also keep this many vectors of each kind, or all there are."""
+    buckets: int = 0
+    """Also take moments of the queries in this many position buckets."""
 
 
 TOO_LARGE = 1e60
@@ -45,13 +54,13 @@ class _Kind:
     groups: Moments
     dropped: int
     last: int
-    _buckets: dict[int, BucketMeans] = field(default_factory=dict)
+    _cells: dict[int, BucketMeans] = field(default_factory=dict)
 
-    def buckets(self, window: int) -> BucketMeans:
-        """Means by position bucket; the query heads of a group nearly always share the window."""
-        if window not in self._buckets:
-            self._buckets[window] = bucket_means(self.rows, window)
-        return self._buckets[window]
+    def cells(self, window: int) -> BucketMeans:
+        """Means by document group and position bucket; the query heads of a group nearly always share the window."""
+        if window not in self._cells:
+            self._cells[window] = cell_means(self.rows, window)
+        return self._cells[window]
 
 
 class LoadedHead(NamedTuple):
@@ -148,10 +157,12 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadM
     return HeadMoments(
         q=query.groups,
         k=key.groups,
-        k_buckets=key.buckets(window),
+        k_cells=key.cells(window),
         window=np.asarray(window),
         scaling=np.asarray(dataset.scaling or query.rows.d**-0.5),
         dropped_q=np.asarray(query.dropped),
         dropped_k=np.asarray(key.dropped),
         cross=cross,
+        q_buckets=bucket_moments(query.rows, window, reading.buckets) if reading.buckets else None,
+        q_cells=cell_means(query.rows, window, reading.buckets) if reading.buckets else None,
     )

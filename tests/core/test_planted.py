@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from qkscope.core.headmoments import bucket_means, cross_moments, group_moments
+from qkscope.core.headmoments import bucket_moments, cell_means, cross_moments, group_moments
 from qkscope.core.linalg import unit
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Ring, plant
@@ -54,9 +54,13 @@ def test_impossible_heads_are_refused():
 
 def test_groups_and_buckets_partition_the_rows():
     k = plant(5, n=999, documents=13, window=777).k
-    groups, buckets = group_moments(k), bucket_means(k, 777)
+    groups, cells = group_moments(k), cell_means(k, 777)
+    buckets = cells.merged()
     whole = Moments.from_rows(k.x, k.position)
     np.testing.assert_allclose(groups.merged().scatter, whole.scatter, rtol=1e-10, atol=1e-9)
+    np.testing.assert_allclose(bucket_moments(k, 777).merged().scatter, whole.scatter, rtol=1e-10, atol=1e-9)
+    np.testing.assert_allclose(bucket_moments(k, 777).mean_x, buckets.mean_x, atol=1e-12)
+    np.testing.assert_array_equal(cells.n.sum(1), groups.n)
     assert buckets.n.sum() == 999
     np.testing.assert_allclose((buckets.n[:, None] * buckets.mean_x).sum(0) / 999, whole.mean_x, atol=1e-12)
     edges = np.arange(17) * 49  # ⌈777 / 16⌉

@@ -68,8 +68,10 @@ class KindSums:
     """Subtracted from every vector (H, d)."""
     by_group: torch.Tensor
     """(H, 8, D, D), float64."""
-    by_bucket: torch.Tensor
-    """(H, buckets, D, D), or (H, buckets, D) where only counts and means are kept; float64."""
+    by_cell: torch.Tensor
+    """(H, 8, buckets, D), counts and sums only; float64."""
+    by_bucket: torch.Tensor | None
+    """(H, buckets, D, D), float64; queries only."""
     unrotated: torch.Tensor | None = None
     """Σ of the vectors with their rotation undone (H, 8, planes, 2), float64."""
 
@@ -79,10 +81,9 @@ class KindSums:
         groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
         self.by_group.index_add_(1, groups, products.sum(2).transpose(0, 1))
         span = slice(first, first + products.shape[2])
-        if self.by_bucket.ndim == 4:
+        self.by_cell[:, :, span].index_add_(1, groups, products[..., -1, :].transpose(0, 1))
+        if self.by_bucket is not None:
             self.by_bucket[:, span] += products.sum(0)
-        else:
-            self.by_bucket[:, span] += products[..., -1, :].sum(0)
 
     def add_unrotated(
         self,
@@ -153,19 +154,18 @@ def finish(sums: LayerSums) -> LayerMoments:
     """Bring one shard's sums of a layer to the host, as moments."""
     assert sums.q is not None
     assert sums.k is not None
-    q_groups, q_buckets, q_shift = _to_host(sums.q, sums.plan)
-    k_groups, k_buckets, k_shift = _to_host(sums.k, sums.plan)
+    assert sums.q.by_bucket is not None
+    q_shift, k_shift = (_host_shift(kind, sums.plan) for kind in (sums.q, sums.k))
     turned_q, turned_k = (
         np.zeros((kind.by_group.shape[0], N_GROUPS, 0, 2)) if kind.unrotated is None else kind.unrotated.cpu().numpy()
         for kind in (sums.q, sums.k)
     )
-    n, mean = _mean(k_buckets)
-    means = BucketMeans(n, mean[..., :-1] + k_shift[:, None, :-1], mean[..., -1] + k_shift[:, None, -1])
     return LayerMoments(
-        _centred(q_groups, q_shift),
-        _centred(k_groups, k_shift),
-        _centred(q_buckets, q_shift),
-        means,
+        _centred(sums.q.by_group.cpu().numpy(), q_shift),
+        _centred(sums.k.by_group.cpu().numpy(), k_shift),
+        _centred(sums.q.by_bucket.cpu().numpy(), q_shift),
+        _cells(sums.q.by_cell.cpu().numpy(), q_shift),
+        _cells(sums.k.by_cell.cpu().numpy(), k_shift),
         turned_q,
         turned_k,
         np.zeros((2, 0)) if sums.temperature is None else sums.temperature.cpu().numpy(),
@@ -184,7 +184,8 @@ def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | Non
     return KindSums(
         shift=shift,
         by_group=zeros(heads, N_GROUPS, d + 2, d + 2),
-        by_bucket=zeros(heads, plan.buckets, d + 2, d + 2) if full_buckets else zeros(heads, plan.buckets, d + 2),
+        by_cell=zeros(heads, N_GROUPS, plan.buckets, d + 2),
+        by_bucket=zeros(heads, plan.buckets, d + 2, d + 2) if full_buckets else None,
         unrotated=None if planes is None else zeros(heads, N_GROUPS, planes, 2),
     )
 
@@ -217,11 +218,16 @@ def _scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.empty(shape, device=device)
 
 
-def _to_host(kind: KindSums, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums by group and by bucket, and the shift of (x, t) that they are about."""
+def _host_shift(kind: KindSums, plan: Plan) -> np.ndarray:
+    """The shift of (x, t) that the sums are about."""
     heads = kind.shift.shape[0]
-    shift = np.concatenate([kind.shift.double().cpu().numpy(), np.full((heads, 1), plan.window / 2)], -1)
-    return kind.by_group.cpu().numpy(), kind.by_bucket.cpu().numpy(), shift
+    return np.concatenate([kind.shift.double().cpu().numpy(), np.full((heads, 1), plan.window / 2)], -1)
+
+
+def _cells(sums: np.ndarray, shift: np.ndarray) -> BucketMeans:
+    n, mean = _mean(sums)
+    mean = np.where(n[..., None] > 0, mean + shift[:, None, None], 0.0)
+    return BucketMeans(n, mean[..., :-1], mean[..., -1])
 
 
 def _centred(sums: np.ndarray, shift: np.ndarray) -> Moments:

@@ -1,7 +1,8 @@
-"""What the moment-based analyses see of a head: moments by document group, key means by position bucket.
+"""What the moment-based analyses see of a head: moments by document group and by position bucket, means by both.
 
 Documents fall into 8 groups (example_id mod 8), which is what the jackknife deletes one at a time.
-Positions fall into 16 equal buckets over the window. Both merge, and both batch over heads.
+Positions fall into 16 equal buckets over the window. A group and a bucket together are a cell.
+All of it merges, and all of it batches over heads.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import sparse
 
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
@@ -37,6 +40,21 @@ class BucketMeans:
         mean_x = self.mean_x + share[..., None] * (other.mean_x - self.mean_x)
         return BucketMeans(n, mean_x, self.mean_t + share * (other.mean_t - self.mean_t))
 
+    def merged(self) -> BucketMeans:
+        """Cells (…, groups, buckets) merged over the groups."""
+        n = self.n.sum(-2)
+        share = ratio(self.n, n[..., None, :])
+        return BucketMeans(n, np.einsum("...gb,...gbd->...bd", share, self.mean_x), (share * self.mean_t).sum(-2))
+
+    @classmethod
+    def stack(cls, parts: Sequence[BucketMeans]) -> BucketMeans:
+        """Put equally shaped means side by side along a new first axis."""
+        return cls(*(np.stack([getattr(part, name) for part in parts]) for name in ("n", "mean_x", "mean_t")))
+
+    def __getitem__(self, index: Any) -> BucketMeans:
+        """Index the batch axes."""
+        return BucketMeans(*(np.asarray(part[index]) for part in (self.n, self.mean_x, self.mean_t)))
+
 
 @dataclass(frozen=True)
 class HeadMoments:
@@ -46,8 +64,8 @@ class HeadMoments:
     """Queries by document group (…, 8)."""
     k: Moments
     """Keys by document group (…, 8)."""
-    k_buckets: BucketMeans
-    """Key means by position bucket (…, 16)."""
+    k_cells: BucketMeans
+    """Key means by document group and position bucket (…, 8, 16)."""
     window: Int[np.ndarray, "*batch"]
     """Context length of the capture, in tokens."""
     scaling: Float[np.ndarray, "*batch"]
@@ -58,33 +76,39 @@ class HeadMoments:
     """Non-finite key rows left out."""
     cross: Moments | None = None
     """Moments of (q, k) at the same token by document group (…, 8), for ``pairing="token"``."""
+    q_buckets: Moments | None = None
+    """Queries by position bucket (…, 16), for plasticity."""
+    q_cells: BucketMeans | None = None
+    """Query means by document group and position bucket (…, 8, 16), for plasticity."""
 
     @classmethod
     def stack(cls, heads: Sequence[HeadMoments]) -> HeadMoments:
-        """Several heads side by side along a new first axis; all with ``cross``, or none."""
+        """Several heads side by side along a new first axis; what some have and some have not, the batch has not."""
         cross = [h.cross for h in heads if h.cross is not None]
-        if cross and len(cross) != len(heads):
-            raise ValueError("expected all heads with cross moments or none")
-        buckets = [h.k_buckets for h in heads]
+        q_buckets = [h.q_buckets for h in heads if h.q_buckets is not None]
+        q_cells = [h.q_cells for h in heads if h.q_cells is not None]
         return cls(
             q=Moments.stack(h.q for h in heads),
             k=Moments.stack(h.k for h in heads),
-            k_buckets=BucketMeans(
-                np.stack([b.n for b in buckets]),
-                np.stack([b.mean_x for b in buckets]),
-                np.stack([b.mean_t for b in buckets]),
-            ),
+            k_cells=BucketMeans.stack([h.k_cells for h in heads]),
             window=np.stack([h.window for h in heads]),
             scaling=np.stack([h.scaling for h in heads]),
             dropped_q=np.stack([h.dropped_q for h in heads]),
             dropped_k=np.stack([h.dropped_k for h in heads]),
-            cross=Moments.stack(cross) if cross else None,
+            cross=Moments.stack(cross) if len(cross) == len(heads) else None,
+            q_buckets=Moments.stack(q_buckets) if len(q_buckets) == len(heads) else None,
+            q_cells=BucketMeans.stack(q_cells) if len(q_cells) == len(heads) else None,
         )
 
     @property
     def d(self) -> int:
         """Head dimension."""
         return self.q.d
+
+    @cached_property
+    def k_buckets(self) -> BucketMeans:
+        """Key means by position bucket (…, 16)."""
+        return self.k_cells.merged()
 
     @cached_property
     def total_q(self) -> Moments:
@@ -136,13 +160,31 @@ def bucket_width(window: int, buckets: int = N_BUCKETS) -> int:
     return -(-window // buckets)
 
 
-def bucket_means(rows: Rows, window: int) -> BucketMeans:
-    """Means of the rows in each of 16 position buckets of equal width over the window (the last may be shorter)."""
-    bucket = np.clip(rows.position // bucket_width(window), 0, N_BUCKETS - 1)
-    member = (bucket == np.arange(N_BUCKETS)[:, None]).astype(float)
-    n = member.sum(-1)
-    per_row = member / np.maximum(n, 1.0)[:, None]
-    return BucketMeans(n, per_row @ rows.x, per_row @ rows.position)
+def bucket_of(position: Int[np.ndarray, "n"], window: int, buckets: int = N_BUCKETS) -> Int[np.ndarray, "n"]:
+    """The bucket of each position: equal widths over the window, the last may be shorter."""
+    return np.clip(position // bucket_width(window, buckets), 0, buckets - 1)
+
+
+def cell_means(rows: Rows, window: int, buckets: int = N_BUCKETS) -> BucketMeans:
+    """Means of the rows of each document group in each position bucket (8, buckets)."""
+    cell = (rows.example_id % N_GROUPS) * buckets + bucket_of(rows.position, window, buckets)
+    n = np.bincount(cell, minlength=N_GROUPS * buckets).astype(float)
+    weight = 1.0 / n[cell]
+    means = sparse.csr_array((weight, (cell, np.arange(len(cell)))), shape=(len(n), len(cell)))
+    return BucketMeans(
+        n.reshape(N_GROUPS, buckets),
+        (means @ rows.x).reshape(N_GROUPS, buckets, rows.d),
+        (means @ rows.position).reshape(N_GROUPS, buckets),
+    )
+
+
+def bucket_moments(rows: Rows, window: int, buckets: int = N_BUCKETS) -> Moments:
+    """Moments of the rows in each position bucket (buckets,)."""
+    bucket = bucket_of(rows.position, window, buckets)
+    return Moments.stack(
+        Moments.from_rows(rows.x[chosen], rows.position[chosen])
+        for chosen in (np.flatnonzero(bucket == b) for b in range(buckets))
+    )
 
 
 def cross_moments(q: Rows, k: Rows) -> Moments:

@@ -23,8 +23,10 @@ class LayerMoments:
     """Keys by document group (Hkv, 8)."""
     q_buckets: Moments
     """Queries by position bucket (Hq, buckets)."""
-    k_buckets: BucketMeans
-    """Key means by position bucket (Hkv, buckets)."""
+    q_cells: BucketMeans
+    """Query means by document group and position bucket (Hq, 8, buckets)."""
+    k_cells: BucketMeans
+    """Key means by document group and position bucket (Hkv, 8, buckets)."""
     unrotated_q: Float[np.ndarray, "hq 8 planes 2"]
     """Σ over tokens of the queries with their rotation undone, as (real, imaginary); no planes without rotary."""
     unrotated_k: Float[np.ndarray, "hkv 8 planes 2"]
@@ -38,7 +40,8 @@ class LayerMoments:
             self.q.merge(other.q),
             self.k.merge(other.k),
             self.q_buckets.merge(other.q_buckets),
-            self.k_buckets.merge(other.k_buckets),
+            self.q_cells.merge(other.q_cells),
+            self.k_cells.merge(other.k_cells),
             self.unrotated_q + other.unrotated_q,
             self.unrotated_k + other.unrotated_k,
             self.temperature + other.temperature,
@@ -55,13 +58,14 @@ class LayerMoments:
 
     def head(self, query: int, key: int, window: int, scaling: float) -> HeadMoments:
         """The statistics of one query head and the key head it reads."""
-        buckets = self.k_buckets
         return HeadMoments(
             q=self.q[query],
             k=self.k[key],
-            k_buckets=BucketMeans(buckets.n[key], buckets.mean_x[key], buckets.mean_t[key]),
+            k_cells=self.k_cells[key],
             window=np.asarray(window),
             scaling=np.asarray(scaling),
             dropped_q=np.asarray(0),
             dropped_k=np.asarray(0),
+            q_buckets=self.q_buckets[query],
+            q_cells=self.q_cells[query],
         )

@@ -28,7 +28,7 @@ from qkscope.core.moments import Moments
 from qkscope.errors import DatasetError
 from qkscope.store.atomic import atomic_path, write_together
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "run.json"
 PROGRESS = "progress.json"
 MOMENTS = "moments"
@@ -68,9 +68,6 @@ def layer_file(layer: int) -> str:
 def write_layer(path: Path, moments: LayerMoments) -> None:
     """Write one layer's moments, atomically."""
     tensors = {
-        "k_buckets.n": moments.k_buckets.n,
-        "k_buckets.mean_x": moments.k_buckets.mean_x,
-        "k_buckets.mean_t": moments.k_buckets.mean_t,
         "unrotated_q": moments.unrotated_q,
         "unrotated_k": moments.unrotated_k,
         "temperature": moments.temperature,
@@ -78,6 +75,9 @@ def write_layer(path: Path, moments: LayerMoments) -> None:
     for name in ("q", "k", "q_buckets"):
         part: Moments = getattr(moments, name)
         tensors |= {f"{name}.n": part.n, f"{name}.mean": part.mean, f"{name}.scatter": _packed(part.scatter)}
+    for name in ("q_cells", "k_cells"):
+        cells: BucketMeans = getattr(moments, name)
+        tensors |= {f"{name}.n": cells.n, f"{name}.mean_x": cells.mean_x, f"{name}.mean_t": cells.mean_t}
     with atomic_path(path) as temporary:
         save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, temporary)
 
@@ -90,11 +90,14 @@ def read_layer(path: Path) -> LayerMoments:
             name: Moments(found[f"{name}.n"], found[f"{name}.mean"], _unpacked(found[f"{name}.scatter"]))
             for name in ("q", "k", "q_buckets")
         }
-        buckets = BucketMeans(*(found[f"k_buckets.{name}"] for name in ("n", "mean_x", "mean_t")))
+        q_cells, k_cells = (
+            BucketMeans(*(found[f"{kind}.{name}"] for name in ("n", "mean_x", "mean_t")))
+            for kind in ("q_cells", "k_cells")
+        )
         rest = found["unrotated_q"], found["unrotated_k"], found["temperature"]
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
-    return LayerMoments(parts["q"], parts["k"], parts["q_buckets"], buckets, *rest)
+    return LayerMoments(parts["q"], parts["k"], parts["q_buckets"], q_cells, k_cells, *rest)
 
 
 class Checkpoints:
