@@ -31,7 +31,8 @@ from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
 from qkscope.engine import for_each
 from qkscope.heads import HeadId
-from qkscope.pipeline import Job, Selection, analyze
+from qkscope.jobs import Job, Selection
+from qkscope.pipeline import analyze
 from qkscope.store.datasets import Dataset, write_dataset
 
 Q_PER_KV = 4

@@ -16,7 +16,7 @@ from qkscope._version import __version__
 if TYPE_CHECKING:
     from qkscope import plot
     from qkscope.errors import QkscopeError
-    from qkscope.pipeline import distance, head_table, pca, planes, rotation, tables
+    from qkscope.pipeline import distance, head_table, pca, planes, plasticity, rotation, tables
     from qkscope.run import Head, Run
     from qkscope.run import open_run as open  # noqa: A004
 
@@ -30,6 +30,7 @@ __all__ = [
     "open",
     "pca",
     "planes",
+    "plasticity",
     "plot",
     "rotation",
     "tables",
@@ -45,6 +46,7 @@ _WHERE = {
     "open": ("qkscope.run", "open_run"),
     "pca": ("qkscope.pipeline", "pca"),
     "planes": ("qkscope.pipeline", "planes"),
+    "plasticity": ("qkscope.pipeline", "plasticity"),
     "plot": ("qkscope.plot", ""),
     "rotation": ("qkscope.pipeline", "rotation"),
     "tables": ("qkscope.pipeline", "tables"),

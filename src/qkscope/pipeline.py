@@ -2,144 +2,26 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from qkscope.analyses.distance import mean_field
-from qkscope.analyses.pca import components
-from qkscope.analyses.rotation import Centering, has_drift
+from qkscope.analyses.scoretables import SCALARS, with_scalars
 from qkscope.analyses.spectrum import chance_coherence, tokens_of
-from qkscope.analyses.tabulate import (
-    PcaOptions,
-    RotationOptions,
-    Tables,
-    pca_tables,
-    rotation_model,
-    rotation_tables,
-)
-from qkscope.analyses.vectortables import (
-    DISTANCE_SCALARS,
-    PLANE_ROWS,
-    HeadScores,
-    HeadVectors,
-    PointOptions,
-    both_views,
-    distance_table,
-    of_model,
-    omega_columns,
-    planes_table,
-    points_table,
-    rope_table,
-    with_active_planes,
-    with_distance,
-)
+from qkscope.analyses.tabulate import PcaOptions, RotationOptions, Tables
+from qkscope.analyses.vectortables import PLANE_ROWS, PointOptions, with_active_planes
 from qkscope.config import Config
-from qkscope.core.headmoments import HeadMoments
 from qkscope.engine import for_each
-from qkscope.errors import ConfigError, HeadError
+from qkscope.errors import ConfigError
 from qkscope.heads import HeadId
-from qkscope.load import Loaded, LoadedHead, Reading
+from qkscope.jobs import ANALYSES, Analysis, Failure, Job, Outcome, Selection, Task
 from qkscope.run import Run, open_run
 from qkscope.store.columns import TABLES
 from qkscope.store.tables import arranged
-
-Analysis = Literal["pca", "rotation", "planes", "distance"]
-ANALYSES: dict[Analysis, tuple[str, ...]] = {
-    "pca": ("qk", "heads"),
-    "rotation": ("rotated",),
-    "planes": ("planes",),
-    "distance": ("distance",),
-}
-"""Each analysis and the tables it writes."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which query heads of a run are analysed."""
-
-    layers: frozenset[int] | None = None
-    heads: frozenset[int] | None = None
-    sample: int | None = None
-    seed: int = 0
-    exactly: frozenset[tuple[int, int]] | None = None
-    """(layer, head) of the heads wanted."""
-
-    def of(self, run: Run) -> list[HeadId]:
-        """The chosen heads by (layer, head); a sample is ``random.Random(seed).sample`` over that order."""
-        chosen = [
-            head
-            for head in run.heads
-            if (self.layers is None or head.layer in self.layers)
-            and (self.heads is None or head.head in self.heads)
-            and (self.exactly is None or (head.layer, head.head) in self.exactly)
-        ]
-        if not chosen:
-            raise ConfigError(
-                f"{run.model}: none of its {len(run.heads)} query heads is in the chosen layers and heads"
-            )
-        if self.sample is not None and self.sample < len(chosen):
-            chosen = sorted(random.Random(self.seed).sample(chosen, self.sample))
-        return chosen
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run and everything that is to be done with it."""
-
-    run: Run
-    selection: Selection = field(default_factory=Selection)
-    pca: PcaOptions = field(default_factory=PcaOptions)
-    rotation: RotationOptions = field(default_factory=RotationOptions)
-    points: PointOptions | None = None
-    """Which vectors are written out for pictures, if any."""
-    config: Mapping[str, object] = field(default_factory=dict)
-    """The configuration it came from, for the record."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A head that could not be analysed, and why."""
-
-    model: str
-    error: HeadError
-
-    def __str__(self) -> str:
-        return f"{self.model} {self.error}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The tables of one job, and the heads that are missing from them."""
-
-    job: Job
-    analyses: tuple[Analysis, ...]
-    n_heads: int
-    tables: Tables
-    failures: list[Failure]
-
-    @property
-    def n_failed(self) -> int:
-        """Heads that are missing from a table."""
-        return len({failure.error.head for failure in self.failures})
-
-
-@dataclass(frozen=True)
-class Task:
-    """The query heads that read one key head: what one worker does at a time."""
-
-    job: Job
-    heads: tuple[HeadId, ...]
-    analyses: tuple[Analysis, ...]
-    intervals: bool
-    chance: float | None
-    """What the coherence of structureless planes stays below, from the tokens of the first head."""
-
+from qkscope.tabulating import concat_frames, concat_replicates, do_task
 
 OnDone = Callable[[int, int, list[Failure]], None]
 """Called with heads done, heads in all and the failures just found."""
@@ -174,143 +56,6 @@ def analyze(
     return [_outcome(job, tasks, results, tuple(analyses)) for job in jobs]
 
 
-def do_task(task: Task) -> tuple[Tables, list[Failure]]:
-    """Read one key head and the query heads that read it, and tabulate them."""
-    run = task.job.run
-    loaded, errors = run.source.load(task.heads, _reading(task))
-    tables, failed = _tabulate(task, loaded)
-    return tables, [Failure(run.model, error) for error in [*errors, *failed]]
-
-
-def _tabulate(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
-    """Both analyses of the heads at once; if the mathematics fails, head by head, to see whose it is."""
-    try:
-        return _tabulate_together(task, loaded) if loaded else (Tables({}), [])
-    except (np.linalg.LinAlgError, FloatingPointError) as error:
-        if len(loaded) == 1:
-            head = loaded[0].head
-            return Tables({}), [HeadError(head, f"cannot be analysed ({error})", task.job.run.source.file(head))]
-    parts = [_tabulate(task, [one]) for one in loaded]
-    names = {name: None for tables, _ in parts for name in tables.frames}
-    frames = {
-        name: pd.concat([t.frames[name] for t, _ in parts if name in t.frames], ignore_index=True) for name in names
-    }
-    return Tables(frames, _concat_replicates([tables for tables, _ in parts])), [e for _, es in parts for e in es]
-
-
-def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
-    run, job = task.job.run, task.job
-    parts, errors = [], []
-    if "pca" in task.analyses:
-        moments = HeadMoments.stack([one.moments for one in loaded])
-        parts.append(pca_tables(_index(run, loaded), moments, job.pca, intervals=task.intervals))
-    if {"rotation", "planes"} & set(task.analyses) or job.points is not None:
-        drifting = _drifting(loaded, job.rotation.centering)
-        kept = {one.head for one in drifting}
-        errors = [_no_drift(run, one.head) for one in loaded if one.head not in kept]
-        if drifting:
-            parts.append(_off_moments(task, drifting))
-    if "distance" in task.analyses:
-        found = distance_table(_index(run, loaded), [_scores(one) for one in loaded])
-        parts.append(Tables({"distance": found} if len(found) else {}))
-    frames = {name: frame for tables in parts for name, frame in tables.frames.items()}
-    replicates = {name: values for tables in parts for name, values in tables.replicates.items()}
-    return Tables({name: _with_notes(run, frame, name) for name, frame in frames.items()}, replicates), errors
-
-
-def _off_moments(task: Task, loaded: Loaded) -> Tables:
-    """What needs the axes a and b: the rotation model, the planes of its complement, points."""
-    job, index = task.job, _index(task.job.run, loaded)
-    moments = HeadMoments.stack([one.moments for one in loaded])
-    model = rotation_model(moments, job.rotation)
-    vectors = of_model(model, [one.vectors for one in loaded], moments.window.tolist())
-    tables = Tables({})
-    if "rotation" in task.analyses:
-        tables = rotation_tables(index, moments, job.rotation, model, intervals=task.intervals)
-        tables.frames["rotated"] = tables.frames["rotated"].join(omega_columns(vectors))
-    if "planes" in task.analyses:
-        found = both_views(planes_table(index, vectors, task.chance), _rope_view(index, loaded))
-        tables.frames.update({"planes": found} if len(found) else {})
-    points = _points(task, index, loaded, vectors)
-    tables.frames.update({"points": pd.concat(points, ignore_index=True)} if points else {})
-    return tables
-
-
-def _rope_view(index: pd.DataFrame, loaded: Loaded) -> list[pd.DataFrame]:
-    return [
-        rope_table(
-            index.iloc[[i]],
-            one.rotary,
-            one.moments.total_q,
-            one.moments.total_k,
-            one.vectors,
-            int(one.moments.window),
-        )
-        for i, one in enumerate(loaded)
-        if one.rotary is not None and one.vectors is not None
-    ]
-
-
-def _scores(one: LoadedHead) -> HeadScores:
-    moments, field = one.moments, None
-    if one.rotary is not None:
-        field = mean_field(one.rotary, moments.total_q, moments.total_k, float(moments.scaling))
-    return HeadScores(field, one.vectors, int(moments.window))
-
-
-def _points(
-    task: Task, index: pd.DataFrame, loaded: Loaded, vectors: Sequence[HeadVectors | None]
-) -> list[pd.DataFrame]:
-    options = task.job.points
-    if options is None:
-        return []
-    count = max(options.pcs) + 1
-    return [
-        points_table(index.iloc[[i]], head, components(one.moments.total_q, one.moments.total_k, count), options)
-        for i, (one, head) in enumerate(zip(loaded, vectors, strict=True))
-        if head is not None and head.enough and options.of(one.head.layer, one.head.head)[0]
-    ]
-
-
-def _drifting(loaded: Loaded, centering: Centering) -> Loaded:
-    """The heads of which axis a is defined."""
-    return [one for one in loaded if has_drift(one.moments.total_q, one.moments.total_k, centering)]
-
-
-def _reading(task: Task) -> Reading:
-    """What the analyses need beside the moments: pairs by token, vectors."""
-    paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
-    sample = PLANE_ROWS if {"rotation", "planes", "distance"} & set(task.analyses) else 0
-    if task.job.points is not None:
-        sample = max(PLANE_ROWS, task.job.points.rows)
-    return replace(task.job.run.reading, paired=paired, sample=sample)
-
-
-def _chance(run: Run, heads: list[HeadId]) -> float | None:
-    """The limit of chance coherence on the tokens of the first head that can be read; None if none of three can."""
-    for head in heads[:3]:
-        loaded, _ = run.source.load([head], replace(run.reading, sample=PLANE_ROWS))
-        vectors = loaded[0].vectors if loaded else None
-        if vectors is not None and min(len(np.unique(rows.example_id)) for rows in (vectors.q, vectors.k)) > 1:
-            return chance_coherence(*tokens_of(vectors), int(loaded[0].moments.window))
-    return None
-
-
-def _with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
-    """The columns of a head table that say what kind of layer it is, and those that other analyses fill."""
-    if table not in ("heads", "rotated"):
-        return frame
-    notes = {layer: run.source.layer_notes(layer) for layer in set(frame["layer"])}
-    noted = frame.assign(
-        nope=pd.array([notes[layer].nope for layer in frame["layer"]], dtype="boolean"),
-        sliding_window=pd.array([notes[layer].sliding_window for layer in frame["layer"]], dtype="Int64"),
-    )
-    if table == "heads":
-        noted["active_planes"], noted["active_share"] = pd.array([None] * len(noted), dtype="Int64"), np.nan
-        noted = noted.assign(**dict.fromkeys(DISTANCE_SCALARS, np.nan))
-    return noted
-
-
 # ---- the same from Python -----------------------------------------------------------------------
 
 
@@ -338,9 +83,14 @@ def planes(run: Run, *, workers: int = 1) -> pd.DataFrame:
     return _table(Job(run), "planes", "planes", workers, intervals=False)
 
 
-def distance(run: Run, *, workers: int = 1) -> pd.DataFrame:
+def distance(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
     """The distance curve of every head that knows its rotation: the table ``distance``."""
-    return _table(Job(run), "distance", "distance", workers, intervals=False)
+    return _table(Job(run), "distance", "distance", workers, intervals)
+
+
+def plasticity(run: Run, *, buckets: int | None = None, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
+    """Attention plasticity of every head, bucket by bucket: the table ``plasticity``."""
+    return _table(Job(run, buckets=buckets), "plasticity", "plasticity", workers, intervals)
 
 
 def tables(run: Run, *, points: PointOptions | None = None, workers: int = 1) -> dict[str, pd.DataFrame]:
@@ -395,45 +145,29 @@ def _outcome(
 ) -> Outcome:
     """Put the results of a job's tasks together, in the order of the tasks."""
     mine = [results[index] for index, task in enumerate(tasks) if task.job is job]
+    found = concat_frames([tables for tables, _ in mine])
     frames = {}
     for name in (table for analysis in analyses for table in ANALYSES[analysis]):
-        parts = [tables.frames[name] for tables, _ in mine if name in tables.frames]
         empty = pd.DataFrame(columns=[column.name for column in TABLES[name]])
-        frames[name] = arranged(name, pd.concat(parts, ignore_index=True)) if parts else empty
+        frames[name] = arranged(name, found[name]) if name in found else empty
     if {"heads", "planes"} <= frames.keys():
         frames["heads"] = with_active_planes(frames["heads"], frames["planes"])
-    if {"heads", "distance"} <= frames.keys():
-        frames["heads"] = with_distance(frames["heads"], frames["distance"])
-    points = [tables.frames["points"] for tables, _ in mine if "points" in tables.frames]
-    frames |= {"points": pd.concat(points, ignore_index=True)} if points else {}
-    replicates = _concat_replicates([tables for tables, _ in mine])
+    for name in SCALARS:
+        if {"heads", name} <= frames.keys() and len(frames[name]):
+            frames["heads"] = with_scalars(frames["heads"], frames[name], name)
+    frames |= {"points": found["points"]} if "points" in found else {}
+    replicates = concat_replicates([tables for tables, _ in mine])
     n_heads = sum(len(task.heads) for task in tasks if task.job is job)
     return Outcome(
         job, analyses, n_heads, Tables(frames, replicates), [failure for _, failures in mine for failure in failures]
     )
 
 
-def _concat_replicates(parts: list[Tables]) -> dict[str, np.ndarray]:
-    names = {name: None for tables in parts for name in tables.replicates}
-    return {
-        name: np.concatenate([tables.replicates[name] for tables in parts if name in tables.replicates])
-        for name in names
-    }
-
-
-def _no_drift(run: Run, head: HeadId) -> HeadError:
-    reason = "no linear drift with position at all, so axis a is undefined"
-    return HeadError(head, reason, run.source.file(head))
-
-
-def _index(run: Run, loaded: Loaded) -> pd.DataFrame:
-    heads = [one.head for one in loaded]
-    return pd.DataFrame(
-        {
-            "model": run.model,
-            "family": run.family,
-            "layer": [head.layer for head in heads],
-            "head": [head.head for head in heads],
-            "k_head": [run.source.key_head(head).head for head in heads],
-        }
-    )
+def _chance(run: Run, heads: list[HeadId]) -> float | None:
+    """The limit of chance coherence on the tokens of the first head that can be read; None if none of three can."""
+    for head in heads[:3]:
+        loaded, _ = run.source.load([head], replace(run.reading, sample=PLANE_ROWS))
+        vectors = loaded[0].vectors if loaded else None
+        if vectors is not None and min(len(np.unique(rows.example_id)) for rows in (vectors.q, vectors.k)) > 1:
+            return chance_coherence(*tokens_of(vectors), int(loaded[0].moments.window))
+    return None

@@ -16,7 +16,8 @@ from qkscope.analyses.vectortables import PointOptions
 from qkscope.errors import ConfigError
 from qkscope.figures import collages
 from qkscope.figures.style import house_style
-from qkscope.pipeline import Analysis, Job, Selection, analyze
+from qkscope.jobs import Analysis, Job, Selection
+from qkscope.pipeline import analyze
 from qkscope.run import Run
 from qkscope.study import Study, StudyRun
 

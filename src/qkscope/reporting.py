@@ -13,7 +13,8 @@ from qkscope.config import StudyRunConfig, load_study_config
 from qkscope.errors import ConfigError, TableError
 from qkscope.figures.collages import choose
 from qkscope.figures.write import LeftOut, write_figures
-from qkscope.pipeline import Job, OnDone, analyze
+from qkscope.jobs import Job
+from qkscope.pipeline import OnDone, analyze
 from qkscope.report.explorer import explorer_html
 from qkscope.report.points import COMPLEMENT_AXES, MOST_ROWS
 from qkscope.report.report import report_html

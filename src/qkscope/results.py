@@ -20,11 +20,12 @@ from jaxtyping import Float
 
 from qkscope._version import __version__
 from qkscope.analyses.pca import TAXONOMY
+from qkscope.analyses.scoretables import AP, CAUSAL, SCALARS, SHARE, with_scalars
 from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
 from qkscope.analyses.uncertainty import Scale, jackknife
-from qkscope.analyses.vectortables import with_active_planes, with_distance
+from qkscope.analyses.vectortables import with_active_planes
 from qkscope.errors import TableError
-from qkscope.pipeline import ANALYSES, Analysis, Outcome
+from qkscope.jobs import ANALYSES, Analysis, Outcome
 from qkscope.store.atomic import locked
 from qkscope.store.points import POINTS, points_bytes
 from qkscope.store.tables import read_table, write_tables
@@ -36,7 +37,7 @@ HEADLINES = {
     "rotated": ["r_q_a", "r_k_a", "bias_strength", "bias_full", "separation_strength", "plane_var_fraction"],
 }
 """Columns whose mean over heads the summary gives; those of ``qk`` on component 0."""
-INTERVALS = PC_INTERVALS | HEAD_INTERVALS | ROTATION_INTERVALS
+INTERVALS = PC_INTERVALS | HEAD_INTERVALS | ROTATION_INTERVALS | SHARE | AP | CAUSAL | {"lda_accuracy": Scale.SHARE}
 
 
 def check_folder(folder: Path, tables: Sequence[str]) -> None:
@@ -77,11 +78,11 @@ def _linked(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataF
     heads = frames["heads"] if "heads" in frames else read_table(folder, "heads")
     if heads is None:
         return frames
-    for name, link in (("planes", with_active_planes), ("distance", with_distance)):
+    for name in ("planes", *SCALARS):
         table = frames[name] if name in frames else read_table(folder, name)
         if table is not None and len(table):
-            heads, frames = link(heads, table), frames | {"heads": heads}
-            frames["heads"] = heads
+            heads = with_active_planes(heads, table) if name == "planes" else with_scalars(heads, table, name)
+            frames = frames | {"heads": heads}
     return frames
 
 

@@ -1,4 +1,4 @@
-"""Attention plasticity against Monte Carlo, scikit-learn's shrinkage, brute force over pairs, and its own invariances."""
+"""Attention plasticity against Monte Carlo, scikit-learn's shrinkage, brute force, and its own invariances."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_published_variant_misses_correlations():
     keys = some_keys(rng, d)
     keys = Rows(keys.x - keys.x.mean(-1, keepdims=True), keys.position, keys.example_id)
     found, _ = of_rows(q, keys)
-    assert np.nanmean(found.ap) < 0.2 < 0.4 < np.nanmean(found.ap_published)
+    assert np.nanmean(found.ap_published) > np.nanmean(found.ap) + 0.15
     free = Rows(rng.standard_normal((n, d)) + apart, position, document)
     found, _ = of_rows(free, keys)
     assert np.nanmean(np.abs(found.ap - found.ap_published)) < 0.02
@@ -219,7 +219,8 @@ def test_leaving_out_a_group_is_leaving_out_its_rows():
     exact = bucket_moments(q.take(kept), WINDOW)
     weight = pairs.weight * (pairs.group != 3)
     pp = reversible(
-        (pairs.delta @ exact.mean_x[..., None])[..., 0], np.einsum("bpd,bde,bpe->bp", pairs.delta, exact.cov_x, pairs.delta)
+        (pairs.delta @ exact.mean_x[..., None])[..., 0],
+        np.einsum("bpd,bde,bpe->bp", pairs.delta, exact.cov_x, pairs.delta),
     )
     expected = (pp * weight).sum(-1)[1:] / weight.sum(-1)[1:]
     np.testing.assert_allclose(found.again[0, 3, 1:], expected, atol=0.01)

@@ -26,17 +26,14 @@ def bias_causal(pair: Pair, sliding_window: int | None = None) -> tuple[float, F
     # A constant added to every key changes no slope; without their mean, running sums stay small.
     k = pair.k.x.astype(np.float64) - pair.k.x.mean(0, dtype=np.float64)
     n, sum_j, sum_jj, sum_k, sum_jk = (
-        running[high] - running[low]
-        for running in (_running(v) for v in (np.ones(len(j)), j, j**2, k, j[:, None] * k))
+        running[high] - running[low] for running in (_running(v) for v in (np.ones(len(j)), j, j**2, k, j[:, None] * k))
     )
     mean_j = ratio(sum_j, n)
     top = (pair.q.x * (sum_jk - mean_j[:, None] * sum_k)).sum(-1)
     bottom = sum_jj - n * mean_j**2
     group = pair.q.example_id % N_GROUPS
     tops, bottoms = (np.bincount(group, part, minlength=N_GROUPS) for part in (top, np.maximum(bottom, 0.0)))
-    return _slope(tops.sum(), bottoms.sum()), np.array(
-        [_slope(tops @ kept, bottoms @ kept) for kept in DELETE_ONE]
-    )
+    return _slope(tops.sum(), bottoms.sum()), np.array([_slope(tops @ kept, bottoms @ kept) for kept in DELETE_ONE])
 
 
 def _visible(q: Rows, k: Rows, sliding_window: int | None) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:

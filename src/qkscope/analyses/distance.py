@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from qkscope.core.headmoments import DELETE_ONE, N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary
@@ -82,6 +83,8 @@ class DistanceCurve:
     corr: float
     position_share_of_score: float
     """Squared correlation of score and prediction over pairs."""
+    share_again: Float[np.ndarray, "8"]
+    """The same with each document group left out."""
 
 
 def score_pairs(pair: Pair, scaling: float) -> Pairs:
@@ -113,6 +116,7 @@ def distance_curve(pairs: Pairs, field: MeanField, window: int) -> DistanceCurve
         r2=_r_squared(means[0], means[1]),
         corr=_correlation(means[0], means[1]),
         position_share_of_score=_correlation(pairs.score, expected) ** 2,
+        share_again=_shares_left_out(pairs, expected),
     )
 
 
@@ -159,6 +163,18 @@ def _standard_errors(
     there = (counts > 0).sum(0)
     spread = ((sums - counts * mean) ** 2).sum(0)
     return np.where(there > 1, np.sqrt(ratio(there * spread, (there - 1.0) * n.astype(float) ** 2)), np.nan)
+
+
+def _shares_left_out(pairs: Pairs, expected: Float[np.ndarray, "n"]) -> Float[np.ndarray, "8"]:
+    """Squared correlation of score and prediction with each document group left out, from sums by group."""
+    if not len(expected):
+        return np.full(N_GROUPS, np.nan)
+    group = pairs.document % N_GROUPS
+    s, e = pairs.score - pairs.score.mean(), expected - expected.mean()
+    sums = np.stack([np.bincount(group, v, minlength=N_GROUPS) for v in (np.ones_like(s), s, e, s * s, e * e, s * e)])
+    n, s1, e1, ss, ee, se = sums @ DELETE_ONE.T
+    n = np.maximum(n, 1.0)
+    return ratio((se - s1 * e1 / n) ** 2, np.maximum((ss - s1**2 / n) * (ee - e1**2 / n), 0.0))
 
 
 def _r_squared(measured: Float[np.ndarray, "bins"], predicted: Float[np.ndarray, "bins"]) -> float:

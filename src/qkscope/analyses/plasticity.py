@@ -67,8 +67,6 @@ def key_pairs(
         for side in (0, 1)
     )
     real = np.arange(longest) < np.array([len(pair[0]) for pair in drawn])[:, None]
-    if not len(keys):
-        first, second, real = (part[:, :0] for part in (first, second, real))
     x = keys.x.astype(np.float64)
     delta = x[second] - x[first]
     centre = np.arange(buckets) * width + (width - 1) // 2
@@ -94,9 +92,7 @@ class Plasticity:
     pairs_published: Float[np.ndarray, "heads buckets pairs"]
 
 
-def plasticity(
-    q_buckets: Moments, q_cells: BucketMeans, total_q: Moments, keys: KeyPairs, width: int
-) -> Plasticity:
+def plasticity(q_buckets: Moments, q_cells: BucketMeans, total_q: Moments, keys: KeyPairs, width: int) -> Plasticity:
     """AP with the full covariance of each bucket, and with the published model of the queries."""
     cov = shrunk(q_buckets)
     there = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
@@ -132,9 +128,7 @@ def fixed_queries(queries: Rows, rotary: HeadRotary, window: int, buckets: int) 
     return Rows(x, queries.position, queries.example_id)
 
 
-def reversible(
-    mean: Float[np.ndarray, "*shape"], variance: Float[np.ndarray, "*shape"]
-) -> Float[np.ndarray, "*shape"]:
+def reversible(mean: Float[np.ndarray, "*shape"], variance: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
     """PP = 4Φ(z)Φ(−z), z = mean/√variance; where nothing varies, 0, or 1 if there is no preference at all.
 
     >>> reversible(np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])).tolist()
@@ -245,8 +239,9 @@ class _Documents:
 
     def __init__(self, keys: Rows) -> None:
         self.position = keys.position
-        self.starts = np.flatnonzero(np.r_[True, keys.example_id[1:] != keys.example_id[:-1]]) if len(keys) else []
-        self.ends = np.r_[self.starts[1:], len(keys)] if len(keys) else []
+        changes = np.flatnonzero(keys.example_id[1:] != keys.example_id[:-1]) + 1
+        edges = np.r_[0, changes, len(keys)] if len(keys) else np.zeros(1, dtype=np.int64)
+        self.starts, self.ends = edges[:-1], edges[1:]
 
     def draw(self, low: int, high: int, most: int, seed: int) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:
         """Indices of at most ``most`` pairs of keys with low ≤ position < high, the earlier key first."""
@@ -267,7 +262,7 @@ class _Documents:
 
 
 def _triangle(rank: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """The j of the rank-th pair (i, j), i < j, counted 01, 02, 12, 03, …
+    """The j of the rank-th pair (i, j), i < j, counted 01, 02, 12, 03 and so on.
 
     >>> _triangle(np.arange(6)).tolist()
     [1, 2, 2, 3, 3, 3]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from qkscope.analyses.headvariance import HeadVariance, head_variance
+from qkscope.analyses.heldout import held_out
 from qkscope.analyses.pca import TAXONOMY, Components, components, taxonomy
-from qkscope.analyses.rotation import Centering, Pairing, Rotation, leftovers, rotation
+from qkscope.analyses.rotation import Centering, Pairing, Rotation, leftovers, linearity_r2, rotation
 from qkscope.analyses.uncertainty import Scale, flags, interval_columns, usable_groups
 from qkscope.core.headmoments import DELETE_ONE, HeadMoments
 from qkscope.core.moments import Moments
@@ -66,6 +67,10 @@ HEAD_INTERVALS = {
     "posvar_q": Scale.SHARE,
     "posvar_k": Scale.SHARE,
     "positional_overhead": Scale.SHARE,
+    "amplification": Scale.LINEAR,
+    "fisher": Scale.LINEAR,
+    "separation": Scale.LINEAR,
+    "lda_accuracy_gaussian": Scale.SHARE,
 }
 ROTATION_INTERVALS = {
     "position_r": Scale.MAGNITUDE,
@@ -74,11 +79,23 @@ ROTATION_INTERVALS = {
     "alpha_q": Scale.LINEAR,
     "alpha_k": Scale.LINEAR,
     "mu_q_a": Scale.LINEAR,
+    "mu_k_a": Scale.LINEAR,
+    "mu_q_b": Scale.LINEAR,
+    "mu_k_b": Scale.LINEAR,
     "bias_strength": Scale.LINEAR,
+    "query_term": Scale.LINEAR,
+    "interaction": Scale.LINEAR,
+    "constant": Scale.LINEAR,
     "bias_full": Scale.LINEAR,
     "separation_strength": Scale.SHARE,
+    "var_frac_a": Scale.SHARE,
+    "var_frac_b": Scale.SHARE,
     "plane_var_fraction": Scale.SHARE,
+    "content_var_b": Scale.LINEAR,
+    "linearity_r2": Scale.SHARE,
 }
+OVER_WINDOW = {"bias_window": "bias_strength", "bias_full_window": "bias_full", "bias_causal_window": "bias_causal"}
+"""Each bias over the window, and the bias per token that it is a multiple of."""
 
 _PC_NUMBERS = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "slope_q", "slope_k", "var_q", "var_k",
                "fisher", "separation")  # fmt: skip
@@ -89,11 +106,17 @@ _ROTATION_NUMBERS = ("position_r", "r_q_a", "r_k_a", "alpha_q", "alpha_k", "mu_q
 
 
 def pca_tables(
-    index: pd.DataFrame, moments: HeadMoments, options: PcaOptions | None = None, *, intervals: bool = True
+    index: pd.DataFrame,
+    moments: HeadMoments,
+    options: PcaOptions | None = None,
+    lines: Sequence[tuple[float, Float[np.ndarray, "8"]]] | None = None,
+    *,
+    intervals: bool = True,
 ) -> Tables:
     """``qk`` (one row per head and component) and ``heads`` (one row per head).
 
-    ``index`` names each head of the batch: model, family, layer, head, k_head.
+    ``index`` names each head of the batch: model, family, layer, head, k_head; ``lines`` are the accuracies of the
+    line between queries and keys on held-out documents, and with each document group left out.
     """
     options = options or PcaOptions()
     q, k = moments.total_q, moments.total_k
@@ -103,7 +126,9 @@ def pca_tables(
     kind = np.array(TAXONOMY)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
     qk = _pc_rows(index.assign(taxonomy=kind, flags=flags(moments)), moments, pcs, again_pcs)
     heads = _head_rows(index.assign(taxonomy=kind), moments, whole, again_whole)
-    return Tables({"qk": qk, "heads": heads}, _present(_pca_replicates(again_pcs, again_whole), moments))
+    replicates = _present(_pca_replicates(again_pcs, again_whole), moments)
+    columns, again_line = _line_columns(lines, moments, intervals=intervals)
+    return Tables({"qk": qk, "heads": heads.assign(**columns)}, replicates | again_line)
 
 
 def rotation_tables(
@@ -122,9 +147,11 @@ def rotation_tables(
     again = _rotation_again(moments, paired, options, model) if intervals else None
     numbers = _numbers(model, _ROTATION_NUMBERS)
     numbers |= _numbers(leftovers(q, k, moments.k_buckets, model, options.centering))
-    numbers |= _per_window(numbers, moments)
-    replicates = None if again is None else _numbers(again, ROTATION_INTERVALS)
+    numbers |= _numbers(held_out(moments, options.centering))
+    replicates = None if again is None else _rotation_replicates(again, moments)
     numbers |= interval_columns(ROTATION_INTERVALS, numbers, replicates, usable_groups(moments))
+    numbers |= over_window(numbers, ("bias_window", "bias_full_window"), moments.window)
+    numbers["logit_bias_window"] = numbers["bias_full_window"] * moments.scaling
     counts = {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
     frame = pd.concat([index, pd.DataFrame(counts | numbers, index=index.index)], axis=1)
     return Tables({"rotated": frame.assign(flags=flags(moments))}, _present(replicates or {}, moments))
@@ -159,6 +186,12 @@ def _rotation_again(
     """The rotation model with each document group left out, oriented as the full one."""
     cross = None if paired is None else paired.merged(DELETE_ONE)
     return rotation(moments.without_q, moments.without_k, cross, options.centering, near=model)
+
+
+def _rotation_replicates(again: Rotation, moments: HeadMoments) -> Columns:
+    names = [name for name in ROTATION_INTERVALS if name != "linearity_r2"]
+    straight = np.asarray(linearity_r2(moments.k_buckets_without, again.a))
+    return _numbers(again, tuple(names)) | {"linearity_r2": straight}
 
 
 def _pca_replicates(pcs: Components | None, whole: HeadVariance | None) -> dict[str, Float[np.ndarray, "heads groups"]]:
@@ -204,16 +237,32 @@ def _head_rows(
     numbers["amplification_window"] = whole.amplification * moments.window
     replicates = None if again is None else _numbers(again, HEAD_INTERVALS)
     ranges = interval_columns(HEAD_INTERVALS, numbers, replicates, usable_groups(moments))
+    for part in ENDS:
+        ranges[f"amplification_window{part}"] = ranges[f"amplification{part}"] * moments.window
     return pd.concat([index, pd.DataFrame(numbers | ranges, index=index.index)], axis=1)
 
 
-def _per_window(numbers: Columns, moments: HeadMoments) -> Columns:
-    """Biases over the whole window: what stays comparable when the window grows."""
-    return {
-        "bias_window": numbers["bias_strength"] * moments.window,
-        "bias_full_window": numbers["bias_full"] * moments.window,
-        "logit_bias_window": numbers["bias_full"] * moments.window * moments.scaling,
-    }
+def _line_columns(
+    lines: Sequence[tuple[float, Float[np.ndarray, "8"]]] | None, moments: HeadMoments, *, intervals: bool
+) -> tuple[Columns, Columns]:
+    """``lda_accuracy`` with its interval, and its replicates."""
+    if lines is None:
+        return {f"lda_accuracy{end}": np.full(len(moments.window), np.nan) for end in ("", *ENDS)}, {}
+    value, again = np.array([one for one, _ in lines]), np.stack([left_out for _, left_out in lines])
+    usable = usable_groups(moments) * ~np.isnan(again).any(-1, keepdims=True)
+    numbers = {"lda_accuracy": value}
+    again_filled = {"lda_accuracy": np.nan_to_num(again)} if intervals else None
+    columns = numbers | interval_columns({"lda_accuracy": Scale.SHARE}, numbers, again_filled, usable)
+    return columns, {"lda_accuracy": np.where(usable > 0, again, np.nan)} if intervals else {}
+
+
+ENDS = ("_se", "_low", "_high")
+
+
+def over_window(numbers: Columns, names: tuple[str, ...], window: Int[np.ndarray, "heads"]) -> Columns:
+    """Biases over the whole window, with their intervals: what stays comparable when the window grows."""
+    parts = [(f"{name}{end}", OVER_WINDOW[name] + end) for name in names for end in ("", *ENDS)]
+    return {name: np.asarray(numbers[per_token] * window) for name, per_token in parts}
 
 
 def _numbers(result: object, names: Mapping[str, object] | tuple[str, ...] | None = None) -> Columns:

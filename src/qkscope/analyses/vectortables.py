@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from qkscope.analyses.distance import MeanField, distance_curve, score_pairs
 from qkscope.analyses.pca import Components
 from qkscope.analyses.planes import Complement, circle, complement, planes
 from qkscope.analyses.ropeplanes import rope_planes
@@ -73,49 +72,6 @@ def planes_table(index: pd.DataFrame, heads: Sequence[HeadVectors | None], chanc
 
 
 KEY = ["model", "layer", "head"]
-DISTANCE_SCALARS = ["distance_r2", "distance_corr", "position_share_of_score"]
-
-
-def with_distance(heads: pd.DataFrame, distance: pd.DataFrame) -> pd.DataFrame:
-    """The table ``heads`` with what the table ``distance`` says about each head as a whole."""
-    whole = distance.drop_duplicates(KEY)[[*KEY, *DISTANCE_SCALARS]]
-    merged = heads.drop(columns=DISTANCE_SCALARS).merge(whole, on=KEY, how="left")
-    return merged.astype(dict.fromkeys(DISTANCE_SCALARS, "float64"))[list(heads.columns)]
-
-
-def distance_table(index: pd.DataFrame, heads: Sequence[HeadScores]) -> pd.DataFrame:
-    """``distance``: one row per head and bin of distance; heads without rotary encoding or vectors have none."""
-    frames = []
-    for i, head in enumerate(heads):
-        if head.field is None or head.pair is None:
-            continue
-        found = distance_curve(score_pairs(head.pair, head.field.scaling), head.field, head.window)
-        if not len(found.low):
-            continue
-        repeated = index.loc[index.index[[i] * len(found.low)]].reset_index(drop=True)
-        frames.append(
-            repeated.assign(
-                distance_low=found.low,
-                distance_high=found.high,
-                n_pairs=found.n_pairs,
-                measured=found.measured,
-                measured_se=found.measured_se,
-                predicted=found.predicted,
-                distance_r2=found.r2,
-                distance_corr=found.corr,
-                position_share_of_score=found.position_share_of_score,
-            )
-        )
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-@dataclass(frozen=True)
-class HeadScores:
-    """What the distance curve of one head is made of."""
-
-    field: MeanField | None
-    pair: Pair | None
-    window: int
 
 
 def with_active_planes(heads: pd.DataFrame, planes: pd.DataFrame) -> pd.DataFrame:

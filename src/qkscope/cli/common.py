@@ -17,7 +17,8 @@ from qkscope.errors import ConfigError, QkscopeError
 
 if TYPE_CHECKING:
     from qkscope.analyses.vectortables import PointOptions
-    from qkscope.pipeline import Analysis, Failure, Job, OnDone, Outcome
+    from qkscope.jobs import Analysis, Failure, Job, Outcome
+    from qkscope.pipeline import OnDone
     from qkscope.run import Run
 
 log = logging.getLogger("qkscope")
@@ -171,7 +172,7 @@ def _bar(what: str) -> Iterator[Callable[[int, int, list[Failure]], None]]:
 
 def prepare(jobs: Sequence[Job], folder: Path, analyses: Sequence[Analysis]) -> None:
     """Find out before the work what would stop it afterwards, and say what is about to be done."""
-    from qkscope.pipeline import ANALYSES
+    from qkscope.jobs import ANALYSES
     from qkscope.results import check_folder
 
     check_folder(folder, [table for analysis in analyses for table in ANALYSES[analysis]])

@@ -34,7 +34,7 @@ from qkscope.cli.report import report, view
 from qkscope.errors import ConfigError
 
 if TYPE_CHECKING:
-    from qkscope.pipeline import Analysis
+    from qkscope.jobs import Analysis
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -90,7 +90,7 @@ def analyze(
     verbose: Verbose = False,
 ) -> None:
     """Compute all tables of one or more datasets in one read of each."""
-    from qkscope.pipeline import Job, Selection
+    from qkscope.jobs import Job, Selection
     from qkscope.pipeline import analyze as analyze_jobs
     from qkscope.run import open_run
 
@@ -133,7 +133,7 @@ app.command(epilog="Example: qkscope plan HuggingFaceTB/SmolLM2-135M --texts boo
 
 
 def _parse_analyses(text: str | None) -> list[Analysis]:
-    from qkscope.pipeline import ANALYSES
+    from qkscope.jobs import ANALYSES
 
     chosen = list(ANALYSES) if text is None else [name.strip() for name in text.split(",")]
     unknown = [name for name in chosen if name not in ANALYSES]

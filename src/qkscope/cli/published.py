@@ -31,7 +31,7 @@ from qkscope.cli.common import (
 
 if TYPE_CHECKING:
     from qkscope.config import Config
-    from qkscope.pipeline import Analysis
+    from qkscope.jobs import Analysis
 
 Configs = Annotated[
     list[Path], typer.Option("--config", help="A config file, or a folder of them; may be given several times.")

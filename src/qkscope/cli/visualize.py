@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from qkscope.analyses.vectortables import PointOptions
-    from qkscope.pipeline import Analysis, Job
+    from qkscope.jobs import Analysis, Job
     from qkscope.study import Study
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="A config file.")]

@@ -40,11 +40,16 @@ class BucketMeans:
         mean_x = self.mean_x + share[..., None] * (other.mean_x - self.mean_x)
         return BucketMeans(n, mean_x, self.mean_t + share * (other.mean_t - self.mean_t))
 
-    def merged(self) -> BucketMeans:
-        """Cells (…, groups, buckets) merged over the groups."""
-        n = self.n.sum(-2)
-        share = ratio(self.n, n[..., None, :])
-        return BucketMeans(n, np.einsum("...gb,...gbd->...bd", share, self.mean_x), (share * self.mean_t).sum(-2))
+    def merged(self, weights: Float[np.ndarray, "... groups"] | None = None) -> BucketMeans:
+        """Cells (…, groups, buckets) merged over the groups; ``weights`` (…, groups) of 0 and 1 choose them."""
+        chosen = np.ones(self.n.shape[-2]) if weights is None else weights
+        n = np.einsum("xg,...gb->...xb", np.atleast_2d(chosen), self.n)
+        share = ratio(np.atleast_2d(chosen)[:, :, None] * self.n[..., None, :, :], n[..., None, :])
+        mean_x = np.einsum("...xgb,...gbd->...xbd", share, self.mean_x)
+        mean_t = np.einsum("...xgb,...gb->...xb", share, self.mean_t)
+        if chosen.ndim > 1:
+            return BucketMeans(n, mean_x, mean_t)
+        return BucketMeans(n[..., 0, :], mean_x[..., 0, :, :], mean_t[..., 0, :])
 
     @classmethod
     def stack(cls, parts: Sequence[BucketMeans]) -> BucketMeans:
@@ -109,6 +114,11 @@ class HeadMoments:
     def k_buckets(self) -> BucketMeans:
         """Key means by position bucket (…, 16)."""
         return self.k_cells.merged()
+
+    @cached_property
+    def k_buckets_without(self) -> BucketMeans:
+        """Key means by position bucket with each document group left out in turn (…, 8, 16)."""
+        return self.k_cells.merged(DELETE_ONE)
 
     @cached_property
     def total_q(self) -> Moments:

@@ -55,12 +55,25 @@ _TAXONOMY = _columns(
     "1", ("taxonomy", "", "position-dominated, q-positional, k-positional, content-focused or mixed, from PC0")
 )
 
-_DISTANCE = _columns(
-    "4",
-    ("distance_r2", "share", "1 − SSE/SST of the distance curve predicted from means, over bins; empty without rotary"),
-    ("distance_corr", "correlation", "of the predicted and the measured distance curve over bins"),
-    ("position_share_of_score", "share", "of the variance of scores over pairs that the predicted curve explains"),
-)
+_DISTANCE = [
+    *_columns(
+        "4",
+        ("distance_r2", "share", "1 − SSE/SST of the curve predicted from means, over bins; empty without rotary"),
+        ("distance_corr", "correlation", "of the predicted and the measured distance curve over bins"),
+        ("position_share_of_score", "share", "of the variance of scores over pairs that the predicted curve explains"),
+    ),
+    *_ranges(["position_share_of_score"]),
+]
+_PLASTICITY = [
+    *_columns(
+        "5",
+        ("ap_overall", "share", "attention plasticity over the window: mean of ap over buckets, weighted by queries"),
+        ("ap_first20", "share", "the same over buckets with their middle in the first fifth of the window"),
+        ("ap_last20", "share", "the same in the last fifth"),
+        ("ap_drop", "share", "ap_first20 − ap_last20"),
+    ),
+    *_ranges(["ap_overall", "ap_first20", "ap_last20", "ap_drop"]),
+]
 
 TABLES: dict[str, list[Column]] = {
     "qk": [
@@ -106,6 +119,7 @@ TABLES: dict[str, list[Column]] = {
             ("fisher", "ratio", "of component 0"),
             ("separation", "vector units", "of component 0"),
             ("lda_accuracy_gaussian", "share", "accuracy of Fisher's line on components 0 and 1 for Gaussian classes"),
+            ("lda_accuracy", "share", "accuracy of that line on sampled vectors of documents it was not fitted to"),
         ),
         *_columns(
             "3",
@@ -113,8 +127,23 @@ TABLES: dict[str, list[Column]] = {
             ("active_share", "share", "of the complement's variance in those planes"),
         ),
         *_DISTANCE,
+        *_PLASTICITY,
         *_LAYER,
-        *_ranges(["posvar_q_published", "posvar_k_published", "posvar_q", "posvar_k", "positional_overhead"]),
+        *_ranges(
+            [
+                "posvar_q_published",
+                "posvar_k_published",
+                "posvar_q",
+                "posvar_k",
+                "positional_overhead",
+                "amplification",
+                "amplification_window",
+                "fisher",
+                "separation",
+                "lda_accuracy_gaussian",
+                "lda_accuracy",
+            ]
+        ),
     ],
     "rotated": [
         *_HEAD,
@@ -141,8 +170,14 @@ TABLES: dict[str, list[Column]] = {
             ("interaction", "score per token²", "alpha_q·alpha_k, the coefficient of both positions"),
             ("constant", "score", "mu_q_a·mu_k_a + mu_q_b·mu_k_b"),
             ("bias_full", "score per token", "μ_Q·β_K over all dimensions, of which bias_strength is the part on a"),
+            (
+                "bias_causal",
+                "score per token",
+                "slope of the score on the key's position within queries, over earlier keys",
+            ),
             ("bias_window", "score", "bias_strength × window"),
             ("bias_full_window", "score", "bias_full × window"),
+            ("bias_causal_window", "score", "bias_causal × window"),
             ("logit_bias_window", "logit", "bias_full × window × the model's scaling of q·k"),
             ("residual_pos_r", "correlation", "largest |corr| with position off a: rounding only, by the lemma"),
             ("residual_r_q", "correlation", "|corr| of the queries with position along the part of their drift off a"),
@@ -157,6 +192,12 @@ TABLES: dict[str, list[Column]] = {
             ("omega_r_squared", "share", "how much of x_a + i·x_b about its class means that circle explains"),
             ("omega_at_edge", "true/false", "omega is the lowest frequency searched: drift rather than rotation"),
         ),
+        *_columns(
+            "6",
+            ("null_r95", "correlation", "what position_r stays below in 95% of cases where content ignores position"),
+            ("r_q_heldout", "correlation", "r_q_a along an axis a that other documents chose"),
+            ("r_k_heldout", "correlation", "r_k_a along an axis a that other documents chose"),
+        ),
         *_LAYER,
         *_ranges(
             [
@@ -166,10 +207,24 @@ TABLES: dict[str, list[Column]] = {
                 "alpha_q",
                 "alpha_k",
                 "mu_q_a",
+                "mu_k_a",
+                "mu_q_b",
+                "mu_k_b",
                 "bias_strength",
+                "query_term",
+                "interaction",
+                "constant",
                 "bias_full",
+                "bias_causal",
+                "bias_window",
+                "bias_full_window",
+                "bias_causal_window",
                 "separation_strength",
+                "var_frac_a",
+                "var_frac_b",
                 "plane_var_fraction",
+                "content_var_b",
+                "linearity_r2",
             ]
         ),
         *_FLAGS,
@@ -212,6 +267,35 @@ TABLES: dict[str, list[Column]] = {
         ),
         *_DISTANCE,
     ],
+    "plasticity": [
+        *_HEAD,
+        *_columns(
+            "5",
+            ("q_bucket", "index", "position bucket of the queries, from 0; bucket 0 has no earlier keys and no row"),
+            ("q_position", "tokens", "middle of the bucket"),
+            ("bucket_width", "tokens", "positions per bucket, on which plasticity depends"),
+            ("n_queries", "rows", "queries in the bucket"),
+            ("n_pairs", "pairs", "pairs of earlier keys"),
+            ("ap", "share", "mean of 4p(1 − p) over pairs, p from the bucket's mean and full covariance"),
+            ("ap_se", "share", "its jackknife standard error by document group"),
+            ("ap_published", "share", "the same by the published model: linear drift, and variances only"),
+            ("ap_fixed", "share", "the same of queries turned to the middle of the bucket first; empty without rotary"),
+        ),
+        *_PLASTICITY,
+    ],
+    "plasticity_pairs": [
+        *_columns(
+            "5",
+            ("model", "", "label of the model or checkpoint"),
+            ("family", "", "label of the model family"),
+            ("layer", "index", "layer, from 0; all its heads together"),
+            ("inter_key", "tokens", "distance of the two keys: this and up to twice it"),
+            ("key_to_query", "tokens", "distance of the later key and the middle of the query bucket: likewise"),
+            ("n_pairs", "pairs", "pairs of keys, added up over buckets and heads"),
+            ("ap", "share", "mean plasticity of these pairs"),
+            ("ap_published", "share", "the same by the published model"),
+        ),
+    ],
 }
 
 KEYS = {
@@ -220,6 +304,8 @@ KEYS = {
     "rotated": ["layer", "head"],
     "planes": ["layer", "head", "view", "plane"],
     "distance": ["layer", "head", "distance_low"],
+    "plasticity": ["layer", "head", "q_bucket"],
+    "plasticity_pairs": ["layer", "inter_key", "key_to_query"],
 }
 """What identifies a row within its model; rows stand in this order."""
 

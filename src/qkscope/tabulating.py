@@ -1,0 +1,226 @@
+"""One task: the heads that read one key head, from what was loaded of them to their rows of every table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from qkscope.analyses.distance import mean_field
+from qkscope.analyses.heldout import lda_accuracy
+from qkscope.analyses.nulls import null_r95
+from qkscope.analyses.pca import components
+from qkscope.analyses.rotation import Centering, has_drift
+from qkscope.analyses.scoretables import (
+    SCALARS,
+    HeadScores,
+    causal_columns,
+    distance_tables,
+    merged_pairs,
+    plasticity_tables,
+)
+from qkscope.analyses.tabulate import Tables, pca_tables, rotation_model, rotation_tables
+from qkscope.analyses.vectortables import (
+    PLANE_ROWS,
+    HeadVectors,
+    both_views,
+    of_model,
+    omega_columns,
+    planes_table,
+    points_table,
+    rope_table,
+)
+from qkscope.core.headmoments import N_BUCKETS, N_GROUPS, HeadMoments
+from qkscope.errors import HeadError
+from qkscope.heads import HeadId
+from qkscope.jobs import Failure, Task
+from qkscope.load import Loaded, LoadedHead, Reading
+from qkscope.run import Run
+
+
+def do_task(task: Task) -> tuple[Tables, list[Failure]]:
+    """Read one key head and the query heads that read it, and tabulate them."""
+    run = task.job.run
+    loaded, errors = run.source.load(task.heads, _reading(task))
+    tables, failed = _tabulate(task, loaded)
+    return tables, [Failure(run.model, error) for error in [*errors, *failed]]
+
+
+def _tabulate(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
+    """All analyses of the heads at once; if the mathematics fails, head by head, to see whose it is."""
+    try:
+        return _tabulate_together(task, loaded) if loaded else (Tables({}), [])
+    except (np.linalg.LinAlgError, FloatingPointError) as error:
+        if len(loaded) == 1:
+            head = loaded[0].head
+            return Tables({}), [HeadError(head, f"cannot be analysed ({error})", task.job.run.source.file(head))]
+    parts = [_tabulate(task, [one]) for one in loaded]
+    frames = concat_frames([tables for tables, _ in parts])
+    return Tables(frames, concat_replicates([tables for tables, _ in parts])), [e for _, es in parts for e in es]
+
+
+def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
+    run, job = task.job.run, task.job
+    parts, errors = [], []
+    if "pca" in task.analyses:
+        parts.append(_of_components(task, loaded))
+    if {"rotation", "planes"} & set(task.analyses) or job.points is not None:
+        drifting = _drifting(loaded, job.rotation.centering)
+        kept = {one.head for one in drifting}
+        errors = [_no_drift(run, one.head) for one in loaded if one.head not in kept]
+        if drifting:
+            parts.append(_off_moments(task, drifting))
+    scores = [_scores(run, one) for one in loaded]
+    if "distance" in task.analyses:
+        parts.append(distance_tables(_index(run, loaded), scores, intervals=task.intervals))
+    if "plasticity" in task.analyses:
+        parts.append(plasticity_tables(_index(run, loaded), scores, intervals=task.intervals))
+    frames = {name: frame for tables in parts for name, frame in tables.frames.items()}
+    replicates = {name: values for tables in parts for name, values in tables.replicates.items()}
+    return Tables({name: _with_notes(run, frame, name) for name, frame in frames.items()}, replicates), errors
+
+
+def _of_components(task: Task, loaded: Loaded) -> Tables:
+    """The combined PCA, with the line between queries and keys scored on vectors."""
+    moments = HeadMoments.stack([one.moments for one in loaded])
+    lines = [_line(one) for one in loaded]
+    return pca_tables(_index(task.job.run, loaded), moments, task.job.pca, lines, intervals=task.intervals)
+
+
+def _line(one: LoadedHead) -> tuple[float, np.ndarray]:
+    if one.vectors is None:
+        return float("nan"), np.full(N_GROUPS, np.nan)
+    axes = components(one.moments.total_q, one.moments.total_k, 2).axes
+    return lda_accuracy(one.moments.q, one.moments.k, one.vectors, axes)
+
+
+def _off_moments(task: Task, loaded: Loaded) -> Tables:
+    """What needs the axes a and b: the rotation model, the planes of its complement, points."""
+    job, index = task.job, _index(task.job.run, loaded)
+    moments = HeadMoments.stack([one.moments for one in loaded])
+    model = rotation_model(moments, job.rotation)
+    vectors = of_model(model, [one.vectors for one in loaded], moments.window.tolist())
+    tables = Tables({})
+    if "rotation" in task.analyses:
+        tables = rotation_tables(index, moments, job.rotation, model, intervals=task.intervals)
+        causal, again = causal_columns([_scores(job.run, one) for one in loaded], intervals=task.intervals)
+        tables.frames["rotated"] = tables.frames["rotated"].join(omega_columns(vectors)).join(causal)
+        tables.frames["rotated"]["null_r95"] = [_null(one) for one in loaded]
+        tables.replicates.update(again)
+    if "planes" in task.analyses:
+        found = both_views(planes_table(index, vectors, task.chance), _rope_view(index, loaded))
+        tables.frames.update({"planes": found} if len(found) else {})
+    points = _points(task, index, loaded, vectors)
+    tables.frames.update({"points": pd.concat(points, ignore_index=True)} if points else {})
+    return tables
+
+
+def _rope_view(index: pd.DataFrame, loaded: Loaded) -> list[pd.DataFrame]:
+    return [
+        rope_table(
+            index.iloc[[i]],
+            one.rotary,
+            one.moments.total_q,
+            one.moments.total_k,
+            one.vectors,
+            int(one.moments.window),
+        )
+        for i, one in enumerate(loaded)
+        if one.rotary is not None and one.vectors is not None
+    ]
+
+
+def _scores(run: Run, one: LoadedHead) -> HeadScores:
+    moments, field = one.moments, None
+    if one.rotary is not None:
+        field = mean_field(one.rotary, moments.total_q, moments.total_k, float(moments.scaling))
+    return HeadScores(moments, one.vectors, one.rotary, field, run.source.layer_notes(one.head.layer).sliding_window)
+
+
+def _null(one: LoadedHead) -> float:
+    if one.vectors is None:
+        return float("nan")
+    return null_r95(one.vectors, one.moments.total_q.merge(one.moments.total_k).cov_x)
+
+
+def _points(
+    task: Task, index: pd.DataFrame, loaded: Loaded, vectors: Sequence[HeadVectors | None]
+) -> list[pd.DataFrame]:
+    options = task.job.points
+    if options is None:
+        return []
+    count = max(options.pcs) + 1
+    return [
+        points_table(index.iloc[[i]], head, components(one.moments.total_q, one.moments.total_k, count), options)
+        for i, (one, head) in enumerate(zip(loaded, vectors, strict=True))
+        if head is not None and head.enough and options.of(one.head.layer, one.head.head)[0]
+    ]
+
+
+def _drifting(loaded: Loaded, centering: Centering) -> Loaded:
+    """The heads of which axis a is defined."""
+    return [one for one in loaded if has_drift(one.moments.total_q, one.moments.total_k, centering)]
+
+
+def _reading(task: Task) -> Reading:
+    """What the analyses need beside the moments: pairs by token, vectors."""
+    paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
+    sample = PLANE_ROWS if task.job.points is None else max(PLANE_ROWS, task.job.points.rows)
+    buckets = (task.job.buckets or N_BUCKETS) if "plasticity" in task.analyses else 0
+    return replace(task.job.run.reading, paired=paired, sample=sample, buckets=buckets)
+
+
+def _with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
+    """The columns of a head table that say what kind of layer it is, and those that other analyses fill."""
+    if table not in ("heads", "rotated"):
+        return frame
+    notes = {layer: run.source.layer_notes(layer) for layer in set(frame["layer"])}
+    noted = frame.assign(
+        nope=pd.array([notes[layer].nope for layer in frame["layer"]], dtype="boolean"),
+        sliding_window=pd.array([notes[layer].sliding_window for layer in frame["layer"]], dtype="Int64"),
+    )
+    if table == "heads":
+        noted["active_planes"], noted["active_share"] = pd.array([None] * len(noted), dtype="Int64"), np.nan
+        noted = noted.assign(**dict.fromkeys((name for names in SCALARS.values() for name in names), np.nan))
+    return noted
+
+
+def concat_frames(parts: list[Tables]) -> dict[str, pd.DataFrame]:
+    """The rows of several tasks under each other; what is told of pairs in a layer is added up."""
+    names = {name: None for tables in parts for name in tables.frames}
+    frames = {
+        name: pd.concat([tables.frames[name] for tables in parts if name in tables.frames], ignore_index=True)
+        for name in names
+    }
+    if "plasticity_pairs" in frames:
+        frames["plasticity_pairs"] = merged_pairs([frames["plasticity_pairs"]])
+    return frames
+
+
+def concat_replicates(parts: list[Tables]) -> dict[str, np.ndarray]:
+    """The replicates of several tasks under each other."""
+    names = {name: None for tables in parts for name in tables.replicates}
+    return {
+        name: np.concatenate([tables.replicates[name] for tables in parts if name in tables.replicates])
+        for name in names
+    }
+
+
+def _no_drift(run: Run, head: HeadId) -> HeadError:
+    reason = "no linear drift with position at all, so axis a is undefined"
+    return HeadError(head, reason, run.source.file(head))
+
+
+def _index(run: Run, loaded: Loaded) -> pd.DataFrame:
+    heads = [one.head for one in loaded]
+    return pd.DataFrame(
+        {
+            "model": run.model,
+            "family": run.family,
+            "layer": [head.layer for head in heads],
+            "head": [head.head for head in heads],
+            "k_head": [run.source.key_head(head).head for head in heads],
+        }
+    )
