@@ -8,23 +8,75 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from tests.helpers import index_of, moments_of
+from tests.helpers import index_of, moments_of, one_head
 
+from qkscope.analyses.causal import bias_causal
+from qkscope.analyses.distance import distance_curve, mean_field, score_pairs
 from qkscope.analyses.headvariance import head_variance
+from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.pca import components
-from qkscope.analyses.rotation import rotation
+from qkscope.analyses.plasticity import along, key_pairs, over_window, reversible, spread_along
+from qkscope.analyses.rotation import linearity_r2, rotation
+from qkscope.analyses.scoretables import AP, HeadScores, causal_columns, distance_tables, plasticity_tables
 from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS, pca_tables, rotation_tables
+from qkscope.core.headmoments import N_BUCKETS, BucketMeans, HeadMoments, bucket_moments, bucket_width, group_moments
 from qkscope.core.moments import Moments
-from qkscope.core.planted import Ring, plant
+from qkscope.core.planted import Law, PlantedHead, Ring, plant
+from qkscope.core.rope import HeadRotary, Rope
+from qkscope.core.rows import Pair, Rows
 
 WINDOW = 2048
+WIDTH = bucket_width(WINDOW)
 DRIFTS = {"strong": 1.0, "moderate": 0.5, "weak": 0.1}
 
 
 def coverage(n_heads: int, strength: float) -> tuple[dict[str, float], tuple[float, float]]:
     """Share of heads whose interval holds the population value; and mean r_q_a, r_k_a."""
+    heads = planted(n_heads, strength)
+    moments = moments_of(*heads, window=WINDOW)
+    q, k = Moments.stack(h.truth.q for h in heads), Moments.stack(h.truth.k for h in heads)
+    pcs, model = components(q, k), rotation(q, k)
+    truths = {name: getattr(pcs, name)[:, 0] for name in PC_INTERVALS}
+    truths |= {name: getattr(head_variance(q, k, pcs), name) for name in HEAD_INTERVALS}
+    truths |= {name: getattr(model, name) for name in ROTATION_INTERVALS if name != "linearity_r2"}
+    truths["linearity_r2"] = linearity_r2(_bucket_truth(heads), model.a)
+    tables = pca_tables(index_of(n_heads), moments).frames | rotation_tables(index_of(n_heads), moments).frames
+    frames = (tables["qk"].query("pc == 0"), tables["heads"], tables["rotated"])
+    held = {}
+    for frame, names in zip(frames, (PC_INTERVALS, HEAD_INTERVALS, ROTATION_INTERVALS), strict=True):
+        held |= {name: _held(frame[f"{name}_low"], truths[name], frame[f"{name}_high"]) for name in names}
+    return held, (float(np.mean(model.r_q_a)), float(np.mean(model.r_k_a)))
+
+
+def coverage_of_scores(n_heads: int, strength: float = 1.0) -> dict[str, float]:
+    """The same for columns that come from vectors: the causal bias, plasticity, the Q/K line."""
+    ranges: dict[str, list[tuple[float, float, float]]] = {}
+    for head in planted(n_heads, strength):
+        moments, pair = moments_of(head, window=WINDOW), Pair(head.q, head.k)
+        scores = HeadScores(_one(head), pair, None, None, None)
+        axes = components(head.truth.q, head.truth.k, 2).axes
+        lines = [lda_accuracy(group_moments(head.q), group_moments(head.k), pair, axes)]
+        frames = (
+            (causal_columns([scores])[0], {"bias_causal": _causal_truth(head)}),
+            (plasticity_tables(index_of(1), [scores]).frames["plasticity"], _ap_truth(head)),
+            (pca_tables(index_of(1), moments, lines=lines).frames["heads"], {"lda_accuracy": _line_truth(head, axes)}),
+        )
+        for frame, truths in frames:
+            row = frame.iloc[0]
+            for name, value in truths.items():
+                ranges.setdefault(name, []).append((row[f"{name}_low"], value, row[f"{name}_high"]))
+    ranges["position_share_of_score"] = [_share_range(seed) for seed in range(n_heads)]
+    return {name: _held(*(np.array(part) for part in zip(*rows, strict=True))) for name, rows in ranges.items()}
+
+
+def _held(low: np.ndarray, value: np.ndarray, high: np.ndarray) -> float:
+    return float(((low <= value) & (value <= high)).mean())
+
+
+def planted(n_heads: int, strength: float) -> list[PlantedHead]:
+    """Heads with rings, uneven noise and document effects; ``strength`` scales their drift."""
     rng = np.random.default_rng(1)
-    heads = [
+    return [
         plant(
             16,
             n=4096,
@@ -41,19 +93,84 @@ def coverage(n_heads: int, strength: float) -> tuple[dict[str, float], tuple[flo
         )
         for seed in range(n_heads)
     ]
-    moments = moments_of(*heads, window=WINDOW)
-    q, k = Moments.stack(h.truth.q for h in heads), Moments.stack(h.truth.k for h in heads)
-    pcs, model = components(q, k), rotation(q, k)
-    truths = ((pcs, PC_INTERVALS), (head_variance(q, k, pcs), HEAD_INTERVALS), (model, ROTATION_INTERVALS))
-    tables = pca_tables(index_of(n_heads), moments).frames | rotation_tables(index_of(n_heads), moments).frames
-    frames = (tables["qk"].query("pc == 0"), tables["heads"], tables["rotated"])
-    held = {}
-    for frame, (truth, names) in zip(frames, truths, strict=True):
-        for name in names:
-            value = getattr(truth, name)
-            value = value[:, 0] if value.ndim == 2 else value
-            held[name] = float(((frame[f"{name}_low"] <= value) & (value <= frame[f"{name}_high"])).mean())
-    return held, (float(np.mean(model.r_q_a)), float(np.mean(model.r_k_a)))
+
+
+# ---- what is true of a planted head -------------------------------------------------------------
+
+
+def _one(head: PlantedHead) -> HeadMoments:
+    return one_head(head.q, head.k, WINDOW)
+
+
+def _everywhere(law: Law) -> Rows:
+    """The mean at every position of one document."""
+    t = np.arange(WINDOW)
+    return Rows(law.mean_at(t.astype(float)), t, np.zeros(WINDOW, dtype=int))
+
+
+def _bucket_truth(heads: list[PlantedHead]) -> BucketMeans:
+    parts = [bucket_moments(_everywhere(head.truth.law_k), WINDOW) for head in heads]
+    return BucketMeans.stack([BucketMeans(m.n, m.mean_x, m.mean_t) for m in parts])
+
+
+def _causal_truth(head: PlantedHead) -> float:
+    """Noise and document effects of queries and keys are independent, so the slope is that of the means."""
+    return bias_causal(Pair(_everywhere(head.truth.law_q), _everywhere(head.truth.law_k)))[0]
+
+
+def _ap_truth(head: PlantedHead) -> dict[str, float]:
+    """Population moments of the queries of each bucket, and very many pairs of keys."""
+    law, rng = head.truth.law_q, np.random.default_rng(7)
+    means = bucket_moments(_everywhere(law), WINDOW)
+    cov = means.cov_x + np.diag(law.frame.sigma**2 + law.frame.sigma_document**2)
+    keys = key_pairs(head.truth.law_k.draw(200 * 64, 200, rng), WINDOW, N_BUCKETS, most=3000)
+    pp = reversible(along(keys.delta, means.mean_x), spread_along(keys.delta, cov))
+    ap = np.where(keys.n > 0, (pp * keys.weight).sum(-1) / np.maximum(keys.n, 1), np.nan)
+    found = over_window(ap, means.n)
+    return {name: float(getattr(found, name)) for name in AP}
+
+
+def _line_truth(head: PlantedHead, axes: np.ndarray) -> float:
+    """The population's line on very many new vectors."""
+    q, k = head.truth.q.project(axes), head.truth.k.project(axes)
+    w = np.linalg.solve(q.cov_x + k.cov_x, q.mean_x - k.mean_x)
+    threshold = w @ (q.mean_x + k.mean_x) / 2
+    rng = np.random.default_rng(8)
+    right = [
+        (law.draw(40_000, 400, rng).x @ axes.T @ w > threshold).mean() for law in (head.truth.law_q, head.truth.law_k)
+    ]
+    return float(right[0] + 1 - right[1]) / 2
+
+
+ROPE = Rope(np.array([1.0, 0.2, 0.03, 0.002]))
+
+
+def _share_range(seed: int) -> tuple[float, float, float]:
+    """The interval of position_share_of_score of a mean-field head with document effects, and the share itself."""
+    rng = np.random.default_rng(seed)
+    means = rng.standard_normal((2, 8))
+
+    def rows(documents: int) -> Pair:
+        position = np.concatenate([np.sort(rng.choice(WINDOW, 40, replace=False)) for _ in range(documents)])
+        document = np.repeat(np.arange(documents), 40)
+        parts = []
+        for mean in means:
+            x = mean + rng.standard_normal((len(document), 8)) + 0.4 * rng.standard_normal((documents, 8))[document]
+            z = ROPE.planes_of(x) * np.exp(1j * position[:, None] * ROPE.frequencies)
+            parts.append(Rows(np.concatenate([z.real, z.imag], -1), position, document))
+        return Pair(*parts)
+
+    def scores(pair: Pair) -> HeadScores:
+        unrotated = (ROPE.unrotated(part.x, part.position).mean(0) for part in (pair.q, pair.k))
+        rotary, moments = HeadRotary(ROPE, *unrotated), one_head(pair.q, pair.k, WINDOW)
+        return HeadScores(moments, pair, rotary, mean_field(rotary, moments.total_q, moments.total_k, 1.0), None)
+
+    row = distance_tables(index_of(1), [scores(rows(32))]).frames["distance"].iloc[0]
+    many = scores(rows(800))
+    assert many.pair is not None
+    assert many.field is not None
+    truth = distance_curve(score_pairs(many.pair, 1.0), many.field, WINDOW).position_share_of_score
+    return row["position_share_of_score_low"], truth, row["position_share_of_score_high"]
 
 
 def main() -> None:
@@ -66,6 +183,9 @@ def main() -> None:
     print("|---|" + "---|" * len(results))
     for column in next(iter(results.values()))[0]:
         print(f"| `{column}` | " + " | ".join(f"{held[column]:.1%}" for held, _ in results.values()) + " |")
+    print("\n| column | strong drift |\n|---|---|")
+    for column, held in coverage_of_scores(n_heads).items():
+        print(f"| `{column}` | {held:.1%} |")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,17 @@ def columns_markdown() -> str:
     """One table per table; the three columns of an interval share a line."""
     parts = []
     for name, columns in TABLES.items():
-        with_range = [c.name.removesuffix("_se") for c in columns if c.name.endswith("_se")]
+        names = {c.name for c in columns}
+        with_range = [x for c in columns if (x := c.name.removesuffix("_se")) != c.name and f"{x}_low" in names]
+        ends = {f"{x}{end}" for x in with_range for end in ("_se", "_low", "_high")}
         parts += [f"#### `{name}.csv`, `{name}.parquet`", "", "| column | unit | meaning |", "|---|---|---|"]
         for column in columns:
-            if not column.name.endswith(("_se", "_low", "_high")):
+            if column.name not in ends:
                 meaning = column.meaning.replace("|", r"\|")
                 parts.append(f"| `{column.name}` | {column.unit} | {meaning} |")
         ranges = ", ".join(f"`{x}`" for x in with_range)
-        parts += ["", f"and `X_se`, `X_low`, `X_high` (standard error, 95% interval) for X in {ranges}.", ""]
+        said = f"and `X_se`, `X_low`, `X_high` (standard error, 95% interval) for X in {ranges}."
+        parts += ["", said, ""] if with_range else [""]
     return "\n".join(parts)
 
 

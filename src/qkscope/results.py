@@ -19,6 +19,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from qkscope._version import __version__
+from qkscope.analyses.links import plasticity_links
 from qkscope.analyses.pca import TAXONOMY
 from qkscope.analyses.scoretables import AP, CAUSAL, SCALARS, SHARE, with_scalars
 from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
@@ -26,17 +27,23 @@ from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.analyses.vectortables import with_active_planes
 from qkscope.errors import TableError
 from qkscope.jobs import ANALYSES, Analysis, Outcome
+from qkscope.runrow import run_row
 from qkscope.store.atomic import locked
 from qkscope.store.points import POINTS, points_bytes
 from qkscope.store.tables import read_table, write_tables
+from qkscope.study import merged_headline
 
 SUMMARY = "summary.json"
 HEADLINES = {
     "qk": ["explained_variance", "r_q", "r_k"],
-    "heads": ["posvar_q_published", "posvar_k_published", "posvar_q", "posvar_k", "positional_overhead"],
-    "rotated": ["r_q_a", "r_k_a", "bias_strength", "bias_full", "separation_strength", "plane_var_fraction"],
+    "heads": [*HEAD_INTERVALS, "lda_accuracy"],
+    "rotated": [*ROTATION_INTERVALS, *CAUSAL],
+    "distance": ["distance_r2", "distance_corr", *SHARE],
+    "plasticity": [*AP],
 }
 """Columns whose mean over heads the summary gives; those of ``qk`` on component 0."""
+DERIVED = ("plasticity_links", "runs")
+"""Tables that follow from others."""
 INTERVALS = PC_INTERVALS | HEAD_INTERVALS | ROTATION_INTERVALS | SHARE | AP | CAUSAL | {"lda_accuracy": Scale.SHARE}
 
 
@@ -45,7 +52,7 @@ def check_folder(folder: Path, tables: Sequence[str]) -> None:
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise TableError(f"cannot write to {folder} ({nearest} is no folder that can be written); choose another")
-    for name in tables:
+    for name in (*tables, *DERIVED):
         if (folder / f"{name}.csv").is_dir() or (folder / f"{name}.parquet").is_dir():
             raise TableError(f"{folder / name}.csv or .parquet is a folder; move it away or write elsewhere")
         read_table(folder, name)
@@ -64,11 +71,14 @@ def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: fl
         frames = {name: _with_kept_rows(folder, name, [o.tables.frames[name] for o in worth], models) for name in names}
         frames = _linked(folder, frames)
         summary = _read_summary(folder)
+        extents = {outcome.job.run.model: outcome.job.run.source.extent() for outcome in worth}
         summary |= {"qkscope": __version__, "versions": _versions(), "wall_seconds": round(wall_seconds, 3)}
         for outcome in worth:
             entry = summary["models"].setdefault(outcome.job.run.model, {})
             entry |= {"family": outcome.job.run.family, "dataset": _identity(outcome)}
+            entry |= vars(extents[outcome.job.run.model])
             entry |= {analysis: summarize(outcome, analysis) for analysis in outcome.analyses}
+        frames |= _derived(folder, frames, summary["models"])
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         return write_tables(folder, frames, {SUMMARY: text.encode()} | _points(folder, worth))
 
@@ -84,6 +94,34 @@ def _linked(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataF
             heads = with_active_planes(heads, table) if name == "planes" else with_scalars(heads, table, name)
             frames = frames | {"heads": heads}
     return frames
+
+
+def _derived(
+    folder: Path, frames: dict[str, pd.DataFrame], models: dict[str, dict[str, Any]]
+) -> dict[str, pd.DataFrame]:
+    """What follows from the tables of all models in the folder: links of plasticity, and one row per run."""
+    whole = {name: frames[name] if name in frames else read_table(folder, name) for name in ("qk", "heads", "rotated")}
+    tables = {name: frame for name, frame in whole.items() if frame is not None}
+    rows = []
+    for model, entry in models.items():
+        mine = {name: frame[frame["model"] == model] for name, frame in tables.items()}
+        if not any(len(frame) for frame in mine.values()):
+            continue
+        rotated = mine.get("rotated")
+        window = int(rotated["window"].max()) if rotated is not None and len(rotated) else None
+        named = {"model": model, "family": entry.get("family") or "", "phase": "", "step": np.nan, "window": window}
+        counts: dict[str, Any] = {"n_heads": max(len(_per_head(frame)) for frame in mine.values())}
+        counts |= {name: entry.get(name) for name in ("n_documents", "n_tokens")}
+        rows.append(named | counts | run_row(mine, merged_headline(entry), window))
+    found = {"runs": pd.DataFrame(rows)} if rows else {}
+    heads = tables.get("heads")
+    if heads is not None and heads["ap_overall"].notna().any():
+        found["plasticity_links"] = plasticity_links(heads, tables.get("rotated"))
+    return found
+
+
+def _per_head(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.drop_duplicates(["layer", "head"])
 
 
 def _points(folder: Path, outcomes: Sequence[Outcome]) -> dict[str, bytes]:
@@ -119,10 +157,10 @@ def headline(outcome: Outcome, tables: Sequence[str] = tuple(HEADLINES)) -> dict
     for table in tables:
         columns = HEADLINES.get(table, [])
         frame = outcome.tables.frames.get(table)
-        if frame is None or frame.empty:
+        if not columns or frame is None or frame.empty:
             continue
-        rows = frame[frame["pc"] == 0] if table == "qk" else frame
-        values |= {name: _mean(rows[name], again.get(name), INTERVALS[name]) for name in columns}
+        rows = frame[frame["pc"] == 0] if table == "qk" else _per_head(frame)
+        values |= {name: _mean(rows[name], again.get(name), INTERVALS.get(name, Scale.LINEAR)) for name in columns}
         if table == "qk":
             values["abs_r_k"] = _mean(rows["r_k"].abs(), np.abs(again["r_k"]) if "r_k" in again else None)
             values["discordant_share"] = _mean((rows["concordant"] == False).fillna(False), None)  # noqa: E712

@@ -34,6 +34,14 @@ class LayerNotes:
     """Tokens that a query sees, where it does not see them all."""
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How much text a run was measured on."""
+
+    n_documents: int | None
+    n_tokens: int | None
+
+
 class Source(Protocol):
     """Where a run's moments and vectors come from."""
 
@@ -63,6 +71,9 @@ class Source(Protocol):
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """Vectors of a query or key head: all there are, or the run's sample of them."""
+
+    def extent(self) -> Extent:
+        """How much was measured."""
 
     def identity(self) -> dict[str, str]:
         """What exactly was read, for the record."""
@@ -108,6 +119,16 @@ class DatasetSource:
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """All finite rows of the head."""
         return read_head(self.dataset, head, reading).rows
+
+    def extent(self) -> Extent:
+        """Documents and rows of the first query head that can be read; heads may differ in both."""
+        for head in self.query_heads[:3]:
+            try:
+                rows = self.dataset.read(head)
+            except (DatasetError, HeadError):
+                continue
+            return Extent(len(np.unique(rows.example_id)), len(rows))
+        return Extent(None, None)
 
     def identity(self) -> dict[str, str]:
         """Folder, or Hub repository and commit."""
@@ -193,6 +214,11 @@ class CapturedSource:
 
     def _vectors(self, head: HeadId, reading: Reading) -> Pair:
         return sample_pair(Pair(self.rows(head, WHOLE), self.rows(self.key_head(head), WHOLE)), reading.sample)
+
+    def extent(self) -> Extent:
+        """Documents of the manifest, and their tokens."""
+        documents = self.run.manifest["documents"]
+        return Extent(len(documents), sum(int(one["tokens"]) for one in documents))
 
     def identity(self) -> dict[str, str]:
         """Folder, model and corpus."""

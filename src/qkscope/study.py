@@ -23,13 +23,15 @@ from qkscope.errors import TableError
 from qkscope.store.columns import KEYS
 from qkscope.store.points import read_points
 
-TABLE_NAMES = ("qk", "heads", "rotated", "planes", "distance")
+TABLE_NAMES = ("qk", "heads", "rotated", "planes", "distance", "plasticity", "plasticity_pairs")
 NEEDED = {
     "qk": ["layer", "head", "pc", "r_q", "r_k"],
     "heads": ["layer", "head"],
     "rotated": ["layer", "head"],
     "planes": ["layer", "head", "plane"],
     "distance": ["layer", "head", "distance_low"],
+    "plasticity": ["layer", "head", "q_bucket", "ap"],
+    "plasticity_pairs": ["layer", "inter_key", "key_to_query"],
 }
 """Without these a table says nothing about heads."""
 SUMMARY = "summary.json"
@@ -56,6 +58,10 @@ class StudyRun:
     """Where its tables come from."""
     headline: dict[str, dict[str, float]] = field(default_factory=dict)
     """Means over heads with intervals by document, where a summary has them."""
+    n_documents: int | None = None
+    """Documents measured, where a summary says so."""
+    n_tokens: int | None = None
+    """Tokens measured, where a summary says so."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,8 @@ def _checked(frame: pd.DataFrame, name: str, file: Path) -> pd.DataFrame:
     twice = frame[frame.duplicated(keys)]
     if len(twice):
         row = twice.iloc[0]
-        raise TableError(f"{file} has model {row['model']}, layer {row['layer']}, head {row['head']} more than once")
+        what = ", ".join(f"{key} {row[key]}" for key in keys if key in ("model", "layer", "head"))
+        raise TableError(f"{file} has {what} more than once")
     frame = frame.replace([np.inf, -np.inf], np.nan)
     if name == "qk":
         turned = np.where(frame["r_q"] <= -SIGN_ANCHOR, -1.0, 1.0)
@@ -268,7 +275,9 @@ def _take(entry: Entry, found: Folder, model: str) -> tuple[StudyRun, dict[str, 
         nope_layers=layers["nope"] if entry.nope_layers is None else entry.nope_layers,
         sliding_layers=layers["sliding_window"],
         source=str(found.path),
-        headline=_headline(found.summary.get(model)),
+        headline=merged_headline(found.summary.get(model)),
+        n_documents=_count(found.summary.get(model), "n_documents"),
+        n_tokens=_count(found.summary.get(model), "n_tokens"),
     )
     named = {name: rows.assign(model=label, family=str(family)) for name, rows in tables.items()}
     return run, named
@@ -280,6 +289,11 @@ def _only(tables: dict[str, pd.DataFrame], column: str, otherwise: Any) -> Any:
         if len(values):
             return values.iloc[0]
     return otherwise
+
+
+def _count(summary: Any, name: str) -> int | None:
+    value = summary.get(name) if isinstance(summary, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _window(tables: dict[str, pd.DataFrame]) -> int | None:
@@ -299,7 +313,7 @@ def _marked_layers(tables: dict[str, pd.DataFrame]) -> dict[str, frozenset[int]]
     return {column: frozenset(layers) for column, layers in marked.items()}
 
 
-def _headline(summary: Any) -> dict[str, dict[str, float]]:
+def merged_headline(summary: Any) -> dict[str, dict[str, float]]:
     """Means and intervals of all analyses of one model; whatever is not of that form is left out."""
     found: dict[str, dict[str, float]] = {}
     parts: Iterable[Any] = summary.values() if isinstance(summary, dict) else ()

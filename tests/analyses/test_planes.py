@@ -79,3 +79,33 @@ def test_the_line_is_fishers():
 def test_a_plane_without_extent_is_not_told_apart():
     flat = np.zeros((1, 10, 2))
     assert line_accuracy(flat, flat)[0] == 0.5
+
+
+@pytest.mark.parametrize("likeness", [0.0, 0.95])
+def test_active_planes_are_the_planted_ones(likeness):
+    """Forty heads with none to three rings: every ring is active, at its frequency; of the other planes, 2% at most."""
+    rng = np.random.default_rng(int(10 * likeness))
+    false, others, limit = 0, 0, None
+    for number in range(40):
+        rings = [Ring(f, r, r, 0.3, 1.0) for f, r in ((1.1, 6.0), (0.13, 5.0), (0.02, 4.0))[: number % 4]]
+        head = plant(16, n=1600, documents=40, window=WINDOW, sigma=0.0, rings=rings, seed=number)
+        pair = Pair(*(Rows(r.x + _alike(rng, r, likeness), r.position, r.example_id) for r in (head.q, head.k)))
+        found = planes(pair, complement(pair, head.truth.a, head.truth.b), WINDOW)
+        limit = limit or chance_coherence(*tokens_of(pair), WINDOW)
+        active = found.active(limit)
+        assert active[: len(rings)].all()
+        frequency = np.abs(found.turning.frequency[: len(rings)])
+        assert frequency == pytest.approx([ring.frequency for ring in rings], rel=0.01, abs=np.pi / (4 * WINDOW))
+        false, others = false + active[len(rings) :].sum(), others + len(active) - len(rings)
+    assert false / others <= 0.02
+
+
+def _alike(rng: np.random.Generator, rows: Rows, likeness: float) -> np.ndarray:
+    """Gaussian noise of which tokens that are one position apart have this correlation, within documents."""
+    noise = rng.standard_normal(rows.x.shape)
+    gap = np.r_[0, np.diff(rows.position)]
+    new = np.r_[True, np.diff(rows.example_id) != 0]
+    keep = np.where(new, 0.0, likeness ** np.maximum(gap, 1))
+    for i in range(1, len(noise)):
+        noise[i] = keep[i] * noise[i - 1] + np.sqrt(1 - keep[i] ** 2) * noise[i]
+    return noise

@@ -17,7 +17,6 @@ from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
 from tests.helpers import index_of, moments_of, moments_of_rows, one_head
 
-
 HELD_OUT = {"r_q_heldout", "r_k_heldout"}
 """These are computed otherwise; test_heldout.py has them."""
 

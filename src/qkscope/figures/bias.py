@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.analyses.overheads import correlation
 from qkscope.figures.figure import Figure
 from qkscope.figures.select import models, rows, with_window
-from qkscope.figures.stats import correlation
 from qkscope.figures.style import FAINT, canvas, family_look, grid, panels, shortened
 from qkscope.study import Study
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from qkscope.analyses.overheads import correlation
 from qkscope.analyses.pca import TAXONOMY
 from qkscope.figures.bias import prepare_separation
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import checkpoints, models
-from qkscope.figures.stats import correlation
 from qkscope.report.published import figures, pooled, published
 from qkscope.report.sections import Finding, Measure, rotated, with_derived
 from qkscope.report.values import mean_of, shown

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.figures.stats import mean_over_heads
+from qkscope.analyses.overheads import mean_over_heads
 from qkscope.study import Study
 
 DOCUMENTS, KEY_HEADS = "documents", "key heads"

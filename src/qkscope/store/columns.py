@@ -75,6 +75,35 @@ _PLASTICITY = [
     *_ranges(["ap_overall", "ap_first20", "ap_last20", "ap_drop"]),
 ]
 
+SUMMED_UP = {
+    "qk": ("explained_variance", "r_q", "r_k"),
+    "heads": (
+        "positional_overhead",
+        "posvar_q",
+        "posvar_k",
+        "lda_accuracy",
+        "active_planes",
+        "distance_r2",
+        "position_share_of_score",
+        "ap_overall",
+        "ap_first20",
+        "ap_last20",
+        "ap_drop",
+    ),
+    "rotated": (
+        "r_q_a",
+        "r_k_a",
+        "bias_strength",
+        "bias_window",
+        "bias_full_window",
+        "bias_causal_window",
+        "separation_strength",
+        "plane_var_fraction",
+    ),
+}
+"""The columns of ``runs`` by the table they come from; those of ``qk`` on component 0."""
+STATISTICS = ("mean", "median", "low", "high")
+
 TABLES: dict[str, list[Column]] = {
     "qk": [
         *_HEAD,
@@ -296,6 +325,45 @@ TABLES: dict[str, list[Column]] = {
             ("ap_published", "share", "the same by the published model"),
         ),
     ],
+    "plasticity_links": _columns(
+        "5",
+        ("model", "", "label of the model or checkpoint"),
+        ("family", "", "label of the model family"),
+        ("link", "", "class: mean ap_overall of a class of heads; rank: Spearman's ρ of ap_overall with a column"),
+        ("name", "", "the class or the column; abs_ leaves out its sign"),
+        ("n_heads", "heads", "query heads"),
+        ("value", "share or correlation", "the mean or ρ"),
+        ("value_low", "as value", "lower end of its 95% interval, by bootstrap over key heads"),
+        ("value_high", "as value", "upper end of it"),
+    ),
+    "runs": [
+        *_columns(
+            "7",
+            ("model", "", "label of the model or checkpoint"),
+            ("family", "", "label of the model family"),
+            ("phase", "", "part of training, where a study says so"),
+            ("step", "steps", "training step, where a study says so"),
+            ("window", "tokens", "context length"),
+            ("n_heads", "heads", "query heads analysed"),
+            ("n_documents", "documents", "measured; of a dataset, those of its first head"),
+            ("n_tokens", "tokens", "measured; of a dataset, rows of its first query head"),
+        ),
+        *(
+            Column(f"{column}_{name}", f"as {column}", meaning.format(column), "7")
+            for columns in SUMMED_UP.values()
+            for column in columns
+            for name, meaning in zip(
+                STATISTICS,
+                (
+                    "mean of {} over heads",
+                    "median of {} over heads",
+                    "lower end of the mean's 95% interval, by document",
+                    "upper end of it",
+                ),
+                strict=True,
+            )
+        ),
+    ],
 }
 
 KEYS = {
@@ -306,6 +374,8 @@ KEYS = {
     "distance": ["layer", "head", "distance_low"],
     "plasticity": ["layer", "head", "q_bucket"],
     "plasticity_pairs": ["layer", "inter_key", "key_to_query"],
+    "plasticity_links": ["link", "name"],
+    "runs": [],
 }
 """What identifies a row within its model; rows stand in this order."""
 

@@ -20,6 +20,8 @@ NULLABLE = {
     "sliding_window": "Int64",
     "active_planes": "Int64",
     "active": "boolean",
+    "n_documents": "Int64",
+    "n_tokens": "Int64",
 }
 """Columns that are empty in some rows although they hold no fractions."""
 
@@ -31,7 +33,8 @@ def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
         odd = ", ".join(sorted(set(frame.columns) ^ set(names)))
         raise TableError(f"{table}: columns do not match their description: {odd}")
     ordered = frame[names].sort_values(["model", *KEYS[table]], kind="stable", ignore_index=True)
-    return ordered.astype({name: NULLABLE[name] for name in names if name in NULLABLE})
+    kinds = {name: NULLABLE[name] for name in names if name in NULLABLE}
+    return ordered.astype(kinds | ({"window": "Int64"} if table == "runs" else {}))
 
 
 def read_table(folder: Path, table: str) -> pd.DataFrame | None:
