@@ -69,6 +69,7 @@ def write_model(
         amplification=rng.normal(1e-3, 3e-4, heads), amplification_window=rng.normal(4, 1, heads),
         fisher=rng.gamma(4, 10, heads), separation=rng.normal(47, 8, heads),
         lda_accuracy_gaussian=rng.uniform(0.98, 1, heads),
+        ap_first20=(first := rng.uniform(0.4, 0.8, heads)), ap_last20=first - 0.1, ap_overall=first - 0.05, ap_drop=0.1,
         active_planes=rng.integers(18, 30, heads), active_share=rng.uniform(0.44, 0.9, heads), **notes,
     )  # fmt: skip
     separation = np.clip(rng.normal(0.32, 0.08, heads), 0.05, 0.9)
@@ -92,10 +93,30 @@ def write_model(
         frame[f"{column}_low"], frame[f"{column}_high"] = frame[column] - 0.02, frame[column] + 0.02
         folder.mkdir(parents=True, exist_ok=True)
         frame.to_parquet(folder / f"{name}.parquet", index=False)
+    buckets = pd.concat([index.assign(q_bucket=b, q_position=(b + 0.5) * window / 16, bucket_width=window // 16,
+                                      n_queries=900, n_pairs=256, ap=table["ap_first20"] - 0.01 * b, ap_se=0.02,
+                                      ap_published=0.7, ap_fixed=table["ap_first20"] - 0.15)
+                         for b in range(1, 16)])  # fmt: skip
+    buckets.to_parquet(folder / "plasticity.parquet", index=False)
+    pair_rows(model, family, layers, window).to_parquet(folder / "plasticity_pairs.parquet", index=False)
     if points:
         (folder / "points.parquet").write_bytes(points_bytes(folder, make_points(index.head(points), window, rng)))
         planes(index.head(points), rng).to_parquet(folder / "planes.parquet", index=False)
     return folder
+
+
+def pair_rows(model: str, family: str, layers: int, window: int) -> pd.DataFrame:
+    """Plasticity of pairs by octaves of distance."""
+    octaves = [2**i for i in range(4, int(np.log2(window)))]
+    cells = [(a, b) for a in octaves for b in octaves]
+    return pd.DataFrame(
+        [
+            {"model": model, "family": family, "layer": layer, "inter_key": a, "key_to_query": b, "n_pairs": 10,
+             "ap": 0.9 - 0.03 * np.log2(a), "ap_published": 0.8}
+            for layer in range(layers)
+            for a, b in cells
+        ]
+    )  # fmt: skip
 
 
 def make_points(index: pd.DataFrame, window: int, rng: np.random.Generator, rows: int = 400) -> pd.DataFrame:

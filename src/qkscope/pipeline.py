@@ -96,7 +96,7 @@ def plasticity(run: Run, *, buckets: int | None = None, workers: int = 1, interv
 def tables(run: Run, *, points: PointOptions | None = None, workers: int = 1) -> dict[str, pd.DataFrame]:
     """All tables at once, from one read; ``points`` says of which heads vectors are added, for pictures."""
     (outcome,) = analyze([Job(run, points=points)], workers=workers, strict=True)
-    return outcome.tables.frames
+    return {name: frame for name, frame in outcome.tables.frames.items() if name != "axes"}
 
 
 def job_from_config(config: Config) -> Job:
@@ -155,7 +155,7 @@ def _outcome(
     for name in SCALARS:
         if {"heads", name} <= frames.keys() and len(frames[name]):
             frames["heads"] = with_scalars(frames["heads"], frames[name], name)
-    frames |= {"points": found["points"]} if "points" in found else {}
+    frames |= {name: found[name] for name in ("points", "axes") if name in found}
     replicates = concat_replicates([tables for tables, _ in mine])
     n_heads = sum(len(task.heads) for task in tasks if task.job is job)
     return Outcome(

@@ -8,10 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pandas as pd
+
 from qkscope.analyses.vectortables import PointOptions
 from qkscope.config import StudyRunConfig, load_study_config
 from qkscope.errors import ConfigError, TableError
 from qkscope.figures.collages import choose
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.follow import followed
+from qkscope.figures.select import checkpoints
 from qkscope.figures.write import LeftOut, write_figures
 from qkscope.jobs import Job
 from qkscope.pipeline import OnDone, analyze
@@ -20,10 +25,13 @@ from qkscope.report.points import COMPLEMENT_AXES, MOST_ROWS
 from qkscope.report.report import report_html
 from qkscope.results import write_results
 from qkscope.run import Run, open_run
+from qkscope.runrow import run_row
 from qkscope.store.atomic import write_together
+from qkscope.store.columns import SUMMED_UP, column_names
 from qkscope.study import Entry, Study, build, is_results
 
 REPORT, EXPLORER, FIGURES, TABLES = "report.html", "explorer.html", "figures", "tables"
+RUNS, TRACKS = "runs.csv", "tracks.csv"
 OnFigures = Callable[[int, int], None]
 
 
@@ -92,15 +100,43 @@ def write_report(
     workers: int | None = None,
     on_figures: OnFigures | None = None,
 ) -> list[LeftOut]:
-    """Figures, report.html and explorer.html; returns the figures that do not apply."""
+    """Figures, report.html, explorer.html, runs.csv and, of checkpoints, tracks.csv; returns what does not apply."""
     try:
         written, left_out = write_figures(study, folder / FIGURES, command=command, workers=workers, on_done=on_figures)
         page = report_html(study, written, left_out, command=command, explorer=EXPLORER)
-        pages = {REPORT: page.encode(), EXPLORER: explorer_html(study, report=REPORT).encode()}
+        pages = {REPORT: page.encode(), EXPLORER: explorer_html(study, report=REPORT).encode()} | _beside(study)
         write_together(folder, pages)
     except OSError as error:
         raise TableError(f"cannot write to {folder} ({error.strerror}); choose another folder") from None
     return left_out
+
+
+def _beside(study: Study) -> dict[str, bytes]:
+    """One row per run; and, of checkpoints, components followed from one to the next."""
+    files = {RUNS: runs_table(study).to_csv(index=False).encode()}
+    try:
+        tracks = followed(study, checkpoints(study))
+    except NotApplicable:
+        tracks = None
+    return files if tracks is None else files | {TRACKS: tracks.to_csv(index=False, float_format="%.6g").encode()}
+
+
+def runs_table(study: Study) -> pd.DataFrame:
+    """The table ``runs`` of a study, with phase and step as it has them."""
+    rows = []
+    for run in study.runs:
+        mine = {name: frame[frame["model"] == run.label] for name, frame in study.tables.items()}
+        n_heads = [len(mine[name].drop_duplicates(["layer", "head"])) for name in SUMMED_UP if name in mine]
+        counts = {"n_heads": max(n_heads, default=0), "n_documents": run.n_documents, "n_tokens": run.n_tokens}
+        about: dict[str, object] = {
+            "model": run.label,
+            "family": run.family,
+            "phase": run.phase or "",
+            "step": run.step,
+        }
+        rows.append(about | {"window": run.window} | counts | run_row(mine, run.headline, run.window))
+    whole = dict.fromkeys(("window", "n_documents", "n_tokens"), "Int64")
+    return pd.DataFrame(rows)[column_names("runs")].astype(whole)
 
 
 def write_explorer(study: Study, path: Path) -> None:

@@ -29,6 +29,7 @@ from qkscope.errors import TableError
 from qkscope.jobs import ANALYSES, Analysis, Outcome
 from qkscope.runrow import run_row
 from qkscope.store.atomic import locked
+from qkscope.store.axes import AXES, axes_bytes
 from qkscope.store.points import POINTS, points_bytes
 from qkscope.store.tables import read_table, write_tables
 from qkscope.study import merged_headline
@@ -64,7 +65,7 @@ def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: fl
     worth = [outcome for outcome in outcomes if outcome.n_failed < outcome.n_heads]
     if not worth:
         raise TableError(f"no head could be analysed; {folder} is left as it was")
-    names = [name for name in worth[0].tables.frames if name != "points"]
+    names = [name for name in worth[0].tables.frames if name not in ("points", "axes")]
     models = [outcome.job.run.model for outcome in worth]
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -80,7 +81,7 @@ def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: fl
             entry |= {analysis: summarize(outcome, analysis) for analysis in outcome.analyses}
         frames |= _derived(folder, frames, summary["models"])
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        return write_tables(folder, frames, {SUMMARY: text.encode()} | _points(folder, worth))
+        return write_tables(folder, frames, {SUMMARY: text.encode()} | _vectors(folder, worth))
 
 
 def _linked(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -124,9 +125,13 @@ def _per_head(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop_duplicates(["layer", "head"])
 
 
-def _points(folder: Path, outcomes: Sequence[Outcome]) -> dict[str, bytes]:
-    parts = [o.tables.frames["points"] for o in outcomes if "points" in o.tables.frames]
-    return {POINTS: points_bytes(folder, pd.concat(parts, ignore_index=True))} if parts else {}
+def _vectors(folder: Path, outcomes: Sequence[Outcome]) -> dict[str, bytes]:
+    """Points and axes, where there are any: they are no tables, and have files of their own."""
+    files: dict[str, bytes] = {}
+    for name, file, content in (("points", POINTS, points_bytes), ("axes", AXES, axes_bytes)):
+        parts = [o.tables.frames[name] for o in outcomes if name in o.tables.frames]
+        files |= {file: content(folder, pd.concat(parts, ignore_index=True))} if parts else {}
+    return files
 
 
 def summarize(outcome: Outcome, analysis: Analysis) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from qkscope.analyses.pca import TAXONOMY, taxonomy
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
+from qkscope.store.axes import read_axes
 from qkscope.store.columns import KEYS
 from qkscope.store.points import read_points
 
@@ -34,6 +35,8 @@ NEEDED = {
     "plasticity_pairs": ["layer", "inter_key", "key_to_query"],
 }
 """Without these a table says nothing about heads."""
+VECTORS = ("points", "axes")
+"""What a results folder may hold beside tables."""
 SUMMARY = "summary.json"
 
 
@@ -108,7 +111,7 @@ class Study:
     @cached_property
     def last_layer(self) -> dict[str, int]:
         """The deepest layer of each run in any table, so that a depth means the same in all of them."""
-        parts = [frame.groupby("model")["layer"].max() for name, frame in self.tables.items() if name != "points"]
+        parts = [frame.groupby("model")["layer"].max() for name, frame in self.tables.items() if name not in VECTORS]
         return {str(label): int(layer) for label, layer in pd.concat(parts).groupby(level=0).max().items()}
 
     @cached_property
@@ -176,8 +179,9 @@ def read_folder(path: Path) -> Folder:
         raise TableError(
             f"{path} holds none of {', '.join(f'{name}.csv' for name in TABLE_NAMES)}; analyse a run first"
         )
-    points = read_points(path)
-    return Folder(path, tables | ({} if points is None else {"points": points}), _summary(path))
+    vectors = {"points": read_points(path), "axes": read_axes(path)}
+    known = {name: frame for name, frame in vectors.items() if frame is not None}
+    return Folder(path, tables | known, _summary(path))
 
 
 def _read(path: Path, name: str) -> pd.DataFrame | None:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.figures import beyond, bias, collages, components, depth, drift, scatter, stats, training
+from qkscope.figures import beyond, bias, collages, components, depth, distance, drift, scatter, training, trajectory
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import models
 from qkscope.study import Study, StudyRun
@@ -18,42 +18,6 @@ def study(rows: list[dict], table: str = "qk", runs: list[StudyRun] | None = Non
     labels = list(dict.fromkeys(frame["model"]))
     families = frame.drop_duplicates("model").set_index("model")["family"]
     return Study(tuple(runs or [StudyRun(label, families[label]) for label in labels]), {table: frame} | more)
-
-
-# ---- means ---------------------------------------------------------------------------------------
-
-
-def test_the_bootstrap_draws_key_heads_not_query_heads():
-    rng = np.random.default_rng(0)
-    per_key = rng.normal(0, 1, 40)
-    frame = pd.DataFrame({"model": "m", "layer": 0, "head": range(400), "k_head": np.repeat(range(40), 10)})
-    frame["x"] = np.repeat(per_key, 10)
-    found = stats.mean_over_heads(frame, ["x"])
-    half = (found["x_high"] - found["x_low"]) / 2
-    assert found["x"] == pytest.approx(per_key.mean())
-    assert half == pytest.approx(1.96 * per_key.std() / np.sqrt(40), rel=0.15)
-    alone = stats.mean_over_heads(frame.drop(columns="k_head"), ["x"])
-    assert (alone["x_high"] - alone["x_low"]) / 2 == pytest.approx(half / np.sqrt(10), rel=0.15)
-
-
-def test_the_median_and_its_interval():
-    frame = pd.DataFrame({"model": "m", "layer": 0, "head": range(101), "x": np.arange(101.0)})
-    found = stats.median_over_heads(frame, "x")
-    assert found["x"] == 50
-    assert found["x_low"] < 45 < 55 < found["x_high"]
-    assert found["x_low"] > 30
-
-
-def test_one_head_has_a_mean_and_no_interval():
-    found = stats.mean_over_heads(pd.DataFrame({"model": ["m"], "layer": 0, "head": 0, "x": 2.0}), ["x"])
-    assert found["x"] == 2
-    assert np.isnan(found["x_low"])
-
-
-def test_a_correlation_needs_three_rows_and_something_that_varies():
-    assert np.isnan(stats.correlation(pd.Series([1, 2]), pd.Series([1, 2])))
-    assert np.isnan(stats.correlation(pd.Series([1, 1, 1]), pd.Series([1, 2, 3])))
-    assert stats.correlation(pd.Series([1, 2, 3]), pd.Series([-1, -2, -3])) == pytest.approx(-1)
 
 
 # ---- components ----------------------------------------------------------------------------------
@@ -196,20 +160,20 @@ def test_the_trajectory_has_the_bias_per_token_and_per_window():
         for c in range(2)
         for h in range(5)
     ]
-    data = training.prepare_decomposition(study(rows, "rotated", runs))
+    data = trajectory.prepare_decomposition(study(rows, "rotated", runs))
     assert data["bias_strength"].tolist() == [3.0, 1.5]
     assert data["bias_window"].tolist() == [3000.0, 3000.0]
     assert data["alpha_k_window"].tolist() == pytest.approx([20, 20])
     assert data["bias_strength_q1"].tolist() == [2.0, 1.0]
-    said = " ".join(training.say_decomposition(data))
+    said = " ".join(trajectory.say_decomposition(data))
     assert "alpha_k per token changes by -50% and per window by +0%" in said
     assert "bias per token changes by -50% and per window by +0%" in said
     # A column that the tables lack is empty, and does not stop the others.
-    assert training.prepare_trajectory(study(rows, "rotated", runs))["separation_strength"].isna().all()
+    assert trajectory.prepare_trajectory(study(rows, "rotated", runs))["separation_strength"].isna().all()
 
 
 def test_figures_over_training_need_checkpoints():
-    for figure in (training.SIGNAL, training.TRAJECTORY_FIGURE, depth.R_K_TRAINING, scatter.PORTRAITS_FIGURE):
+    for figure in (training.SIGNAL, trajectory.TRAJECTORY_FIGURE, depth.R_K_TRAINING, scatter.PORTRAITS_FIGURE):
         with pytest.raises(NotApplicable, match="no ordered checkpoints"):
             figure.prepare(study([{"r_q": 0, "r_k": 0}]))
 
@@ -374,12 +338,12 @@ def test_distance_curves_show_heads_from_the_worst_to_the_best_and_all_of_them_i
          "distance_r2": h / 10}
         for h in range(10) for d in (1, 2, 4)
     ]  # fmt: skip
-    data = beyond.prepare_curves(study(rows, "distance"))
+    data = distance.prepare_curves(study(rows, "distance"))
     curves = data[data["measured"].notna()]
     assert curves["head"].unique().tolist() == [0, 1, 3, 5, 7, 9]
     assert data["measured"].isna().sum() == 10
-    assert "the median R² is 0.450" in beyond.say_curves(data)[0]
-    beyond.draw_curves(data)
+    assert "the median R² is 0.450" in distance.say_curves(data)[0]
+    distance.draw_curves(data)
 
 
 def test_the_audit_compares_formulas_head_by_head():

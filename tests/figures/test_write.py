@@ -40,10 +40,14 @@ def test_the_catalogue_is_the_published_one():
 
 def test_every_figure_is_a_folder_of_four_files(drawn, whole):
     folder, written, left_out, counted = drawn
-    assert [one.name for one in left_out] == ["rope/01_plane_spectrum", "distance/01_distance_curves"]
-    assert [one.name for one in written] == [figure.name for figure in (*PUBLISHED, CATALOGUE[-1])]
-    assert counted[0] == (0, 23)
-    assert counted[-1] == (23, 23)
+    assert [one.name for one in left_out] == [
+        "rope/01_plane_spectrum",
+        "distance/01_distance_curves",
+        "distance/02_curves_by_depth",
+    ]
+    assert [one.name for one in written] == [figure.name for figure in (*PUBLISHED, *CATALOGUE[25:])]
+    assert counted[0] == (0, 28)
+    assert counted[-1] == (28, 28)
     for one in written:
         place = folder / one.name
         assert sorted(p.name for p in place.iterdir()) == ["README.md", "data.csv", "figure.png", "figure.svg"]
@@ -71,7 +75,7 @@ def test_drawing_again_gives_the_same_bytes(drawn, whole, name):
 def test_one_model_of_one_head_draws_what_applies(tmp_path):
     study = build([Entry(write_model(tmp_path / "m", "m", layers=1, heads=1, points=1))])
     written, left_out = write_figures(study, tmp_path / "figures", workers=1)
-    assert len(written) == 15
+    assert len(written) == 19
     reasons = {one.reason for one in left_out if one.name.startswith("qk-")}
     assert reasons == {"the study has no ordered checkpoints (runs with a phase or a step)"}
 

@@ -23,7 +23,7 @@ def mean_over_heads(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, fl
     """
     numbers = frame[list(columns)].to_numpy(float)
     groups = clusters(frame)
-    n = groups.max() + 1 if len(groups) else 0
+    n = int(groups.max()) + 1 if len(groups) else 0
     sums = np.stack([np.bincount(groups, weights=column, minlength=n) for column in numbers.T])
     counts = np.bincount(groups, minlength=n).astype(float)
     weights = _draws(n)
@@ -37,7 +37,7 @@ def mean_over_heads(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, fl
 def median_over_heads(frame: pd.DataFrame, column: str) -> dict[str, float]:
     """Median of a column and its interval, alike."""
     numbers, groups = frame[column].to_numpy(float), clusters(frame)
-    n = groups.max() + 1 if len(groups) else 0
+    n = int(groups.max()) + 1 if len(groups) else 0
     order = np.argsort(numbers, kind="stable")
     weights = _draws(n)[:, groups[order]].cumsum(-1)
     middle = (weights >= weights[:, -1:] / 2).argmax(-1)
@@ -47,7 +47,7 @@ def median_over_heads(frame: pd.DataFrame, column: str) -> dict[str, float]:
 def rank_correlation(frame: pd.DataFrame, x: str, y: str) -> dict[str, float]:
     """Spearman's ρ of two columns over heads and its interval, alike: ``rho``, ``rho_low``, ``rho_high``."""
     groups = clusters(frame)
-    n = groups.max() + 1 if len(groups) else 0
+    n = int(groups.max()) + 1 if len(groups) else 0
     ranks = np.stack([rankdata(frame[name].to_numpy(float)) for name in (x, y)]) - (len(frame) + 1) / 2
     products = np.stack([np.ones(len(frame)), *ranks, ranks[0] ** 2, ranks[1] ** 2, ranks[0] * ranks[1]])
     sums = np.stack([np.bincount(groups, weights=row, minlength=n) for row in products])

@@ -128,7 +128,8 @@ def pca_tables(
     heads = _head_rows(index.assign(taxonomy=kind), moments, whole, again_whole)
     replicates = _present(_pca_replicates(again_pcs, again_whole), moments)
     columns, again_line = _line_columns(lines, moments, intervals=intervals)
-    return Tables({"qk": qk, "heads": heads.assign(**columns)}, replicates | again_line)
+    frames = {"qk": qk, "heads": heads.assign(**columns), "axes": _axes_rows(index, pcs)}
+    return Tables(frames, replicates | again_line)
 
 
 def rotation_tables(
@@ -228,6 +229,13 @@ def _pc_rows(index: pd.DataFrame, moments: HeadMoments, pcs: Components, again: 
     frame["degenerate"] = pcs.degenerate.reshape(-1)
     # n rows span n − 1 dimensions about their mean; components beyond that do not exist.
     return frame[frame["pc"] < frame["n_q"] + frame["n_k"] - 1].reset_index(drop=True)
+
+
+def _axes_rows(index: pd.DataFrame, pcs: Components) -> pd.DataFrame:
+    """The axes themselves: one row per head and component, with a column of vectors."""
+    n_heads, n_pcs, d = pcs.axes.shape
+    frame = index.loc[index.index.repeat(n_pcs), ["model", "layer", "head"]].reset_index(drop=True)
+    return frame.assign(pc=np.tile(np.arange(n_pcs), n_heads), axis=list(pcs.axes.reshape(-1, d).astype(np.float32)))
 
 
 def _head_rows(

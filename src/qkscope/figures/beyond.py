@@ -1,4 +1,4 @@
-"""Past the published set: RoPE's own planes, the distance curve, published formulas beside exact ones."""
+"""Past the published set: RoPE's own planes, published formulas beside exact ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import models, rows, with_window
-from qkscope.figures.style import INK, K, Q, canvas, family_look, grid, panels, shortened
+from qkscope.figures.style import K, Q, canvas, family_look, grid, panels, shortened
 from qkscope.study import Study
-
-HEADS = 6
-"""Heads whose curves are drawn: evenly spaced by how well they are predicted."""
 
 
 def prepare_spectrum(study: Study) -> pd.DataFrame:
@@ -79,70 +76,6 @@ def say_spectrum(data: pd.DataFrame) -> list[str]:
     ]
 
 
-def prepare_curves(study: Study) -> pd.DataFrame:
-    """Distance curves of a few heads, and R² of every head (rows without a distance)."""
-    table = rows(study, models(study), "distance", "measured", "predicted", "distance_r2")
-    heads = table.drop_duplicates(["model", "layer", "head"]).sort_values("distance_r2")
-    first = heads[heads["model"] == table["model"].iloc[0]]
-    chosen = first.iloc[np.unique(np.linspace(0, len(first) - 1, min(HEADS, len(first))).astype(int))]
-    shown = chosen[["model", "layer", "head"]].merge(table, on=["model", "layer", "head"], sort=False)
-    columns = [
-        "model",
-        "family",
-        "layer",
-        "head",
-        "distance_low",
-        "distance_high",
-        "measured",
-        "measured_se",
-        "predicted",
-        "distance_r2",
-    ]
-    blank = heads.assign(**dict.fromkeys(columns[4:9], np.nan))
-    return pd.concat([shown[columns], blank[columns]], ignore_index=True)
-
-
-def draw_curves(data: pd.DataFrame) -> Drawing:
-    """Measured points with standard errors, predicted lines; below them R² over all heads."""
-    curves, heads = data[data["measured"].notna()], data[data["measured"].isna()]
-    groups = list(curves.groupby(["model", "layer", "head"], sort=False))
-    figure = canvas(7.4, 5.8)
-    axes = panels(figure, 3, 3, height_ratios=[1, 1, 0.8])
-    for cell, (key, part) in zip(axes[:2].flat, groups, strict=False):
-        x = np.sqrt(part["distance_low"] * part["distance_high"])
-        cell.errorbar(x, part["measured"], yerr=part["measured_se"], linestyle="none", marker="o", markersize=2.5,
-                      color=INK, elinewidth=0.8, label="measured")  # fmt: skip
-        cell.plot(x, part["predicted"], color="#d2691e", linewidth=1.5, label="predicted from means")
-        cell.set_xscale("log")
-        cell.set_title(f"layer {key[1]}, head {key[2]}: R² {part['distance_r2'].iloc[0]:.3f}", fontsize=7.5)
-        grid(cell)
-    for cell in list(axes[:2].flat)[len(groups) :]:
-        cell.set_visible(False)
-    for cell in axes[1]:
-        cell.set_xlabel("distance (tokens)")
-    for cell in axes[:2, 0]:
-        cell.set_ylabel("mean score (logit)")
-    wide = figure.add_subplot(axes[2, 0].get_gridspec()[2, :])
-    for cell in axes[2]:
-        cell.remove()
-    wide.hist(heads["distance_r2"].clip(lower=0), bins=50, range=(0, 1), color="#d2691e", alpha=0.85)
-    wide.set(xlabel="R² of the predicted curve (below 0 counts as 0)", ylabel="heads", xlim=(0, 1))
-    grid(wide)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2)
-    return figure
-
-
-def say_curves(data: pd.DataFrame) -> list[str]:
-    """How well means predict the curve."""
-    r2 = data.loc[data["measured"].isna(), "distance_r2"]
-    return [
-        f"Over {len(r2):,} heads the median R² is {r2.median():.3f}; it is above 0.9 in {(r2 > 0.9).mean():.0%} of "
-        f"them and "
-        f"{r2.min():.2f} in the worst."
-    ]
-
-
 def prepare_audit(study: Study) -> pd.DataFrame:
     """Published and exact positional variance of every head, and its bias per token and per window."""
     variance = rows(
@@ -206,17 +139,6 @@ SPECTRUM = Figure(
     prepare_spectrum,
     draw_spectrum,
     say_spectrum,
-)
-CURVES = Figure(
-    "distance/01_distance_curves",
-    "The score at each distance, predicted from means",
-    "Mean score over pairs of one document against their distance (points, with standard errors by document) and its "
-    "prediction from the mean query and the mean key with their rotation undone (line), for heads from the worst "
-    "predicted "
-    "to the best; below, R² of all heads.",
-    prepare_curves,
-    draw_curves,
-    say_curves,
 )
 AUDIT = Figure(
     "audit/01_published_vs_exact",

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from qkscope.figures import beyond, bias, collages, components, depth, drift, scatter, training
+from qkscope.figures import (
+    beyond,
+    bias,
+    collages,
+    components,
+    depth,
+    distance,
+    drift,
+    plasticity,
+    scatter,
+    training,
+    trajectory,
+)
 from qkscope.figures.figure import Figure
 
 PUBLISHED: tuple[Figure, ...] = (
@@ -26,9 +38,20 @@ PUBLISHED: tuple[Figure, ...] = (
     depth.ROTATION,
     bias.SEPARATION,
     collages.COMPLEMENT,
-    training.TRAJECTORY_FIGURE,
-    training.DECOMPOSITION_FIGURE,
+    trajectory.TRAJECTORY_FIGURE,
+    trajectory.DECOMPOSITION_FIGURE,
 )
 """The 22 figures of the published study."""
-CATALOGUE: tuple[Figure, ...] = (*PUBLISHED, beyond.SPECTRUM, beyond.CURVES, beyond.AUDIT)
+CATALOGUE: tuple[Figure, ...] = (
+    *PUBLISHED,
+    beyond.SPECTRUM,
+    distance.CURVES,
+    distance.BY_DEPTH,
+    plasticity.PROFILE,
+    plasticity.PAIRS,
+    plasticity.BY_CLASS,
+    plasticity.DROP,
+    plasticity.TRAINING,
+    beyond.AUDIT,
+)
 BY_NAME = {figure.name: figure for figure in CATALOGUE}

@@ -1,110 +1,17 @@
-"""The findings of the study: what each says whatever the data, and the sentences that this data fills in."""
+"""The findings of the study: what each says whatever the data."""
 
 from __future__ import annotations
 
-from qkscope.analyses.overheads import correlation
 from qkscope.analyses.pca import TAXONOMY
-from qkscope.figures.bias import prepare_separation
-from qkscope.figures.figure import NotApplicable
-from qkscope.figures.select import checkpoints, models
-from qkscope.report.published import figures, pooled, published
-from qkscope.report.sections import Finding, Measure, rotated, with_derived
-from qkscope.report.values import mean_of, shown
-from qkscope.study import Study
-
-# ---- sentences ----------------------------------------------------------------------------------
-
-
-def _pooled_lines(study: Study, pairs: list[tuple[str, str]]) -> list[str]:
-    """Published figures over all models, for a study that is about those models."""
-    known = [run for run in models(study) if run.label.lower() in figures()["models"]]
-    if len(known) < 2:
-        return []
-    said = [f"{text} {_range(value)}" for name, text in pairs if (value := pooled(name)) is not None]
-    return [f"Published over 11 models and 3,239 heads: {', '.join(said)}."]
-
-
-def _range(value: float | list[float]) -> str:
-    """A figure, or the range over models that a pair of figures stands for."""
-    return " to ".join(shown(one) for one in value) + " by model" if isinstance(value, list) else shown(value)
-
-
-def _share_lines(study: Study) -> list[str]:
-    heads = study.tables.get("heads")
-    said = _pooled_lines(study, [("posvar_q_published", "queries"), ("posvar_k_published", "keys")])
-    if heads is None or not {"posvar_q", "posvar_q_published"} <= set(heads):
-        return said
-    both = heads[heads["model"].isin([run.label for run in models(study)])]
-    both = both.dropna(subset=["posvar_q", "posvar_q_published"])
-    both = both[both["posvar_q"] > 0]
-    if both.empty:
-        return said
-    ratio = (both["posvar_q_published"] / both["posvar_q"]).median()
-    larger = (both["posvar_q"] > both["posvar_q_published"]).mean()
-    return [
-        f"For queries the published formula gives {ratio:.2g} times the exact share in the median head; the exact "
-        f"share is "
-        f"the larger one in {larger:.0%} of heads.",
-        *said,
-    ]
-
-
-def _separability_lines(study: Study) -> list[str]:
-    return _pooled_lines(study, [("fisher_pc0", "Fisher ratio about"), ("separation_pc0", "separation about")])
-
-
-def _axes_lines(study: Study) -> list[str]:
-    first, frame = with_derived(study), rotated(study)
-    labels = [run.label for run in models(study)]
-    if first is None or frame is None or not {"r_q_a", "r_k_a"} <= set(frame):
-        return []
-    pc = [mean_of(study, labels, first, name) for name in ("r_q", "abs_r_k")]
-    axis = [mean_of(study, labels, frame, name) for name in ("r_q_a", "r_k_a")]
-    if any(value is None for value in (*pc, *axis)):
-        return []
-    (q0, k0), (qa, ka) = ([v.value for v in pair if v is not None] for pair in (pc, axis))
-    turn = "The order reverses" if (q0 > k0) != (qa > ka) else "The order is the same on both axes"
-    return [f"{turn}: on PC0 r_q {q0:.2f} against |r_k| {k0:.2f}, on axis a r_q_a {qa:.2f} against r_k_a {ka:.2f}."]
-
-
-def _simpson_lines(study: Study) -> list[str]:
-    try:
-        data = prepare_separation(study)
-    except NotApplicable:
-        return []
-    pooled_r = correlation(data["separation_strength"], data["bias_strength"])
-    said = [f"Over all {len(data):,} heads: r = {pooled_r:+.2f}."]
-    if data["family"].nunique() < 2:
-        return said
-    known = pooled("bias_separation_r")
-    for family, part in data.groupby("family", sort=False):
-        r = correlation(part["separation_strength"], part["bias_strength"])
-        beside = f" (published {known[family]:+.2f})" if family in known else ""
-        said.append(f"{str(family) or 'No family'}: r = {r:+.2f}{beside}, {len(part):,} heads.")
-    return said
-
-
-def _training_lines(study: Study) -> list[str]:
-    try:
-        runs = checkpoints(study)
-    except NotApplicable:
-        return []
-    first, frame = with_derived(study), rotated(study)
-    wanted = [("r_q", first), ("r_k", first), ("abs_r_k", first), ("explained_variance", first),
-              ("position-dominated", first), ("r_k_a", frame), ("mu_q_a", frame), ("alpha_k", frame),
-              ("bias_strength", frame), ("bias_window", frame), ("plane_var_fraction", frame)]  # fmt: skip
-    said = []
-    for column, table in wanted:
-        ends = [mean_of(study, [run.label], table, column) for run in (runs[0], runs[-1])]
-        if ends[0] is not None and ends[1] is not None:
-            percent = column in ("explained_variance", "position-dominated", "plane_var_fraction")
-            known = [published(run.label, column, percent) for run in (runs[0], runs[-1])]
-            beside = f" (published {known[0]} → {known[1]})" if all(known) else ""
-            said.append(f"{column}: {ends[0].marked(percent)} → {ends[1].marked(percent)}{beside}")
-    return [f"Means over heads from {runs[0].label} to {runs[-1].label}:", *said] if said else []
-
-
-# ---- the findings -------------------------------------------------------------------------------
+from qkscope.report.sections import Finding, Measure
+from qkscope.report.sentences import (
+    axes_lines,
+    pooled_lines,
+    separability_lines,
+    share_lines,
+    simpson_lines,
+    training_lines,
+)
 
 _FIRST = Measure("explained_variance", "PC0's share of variance", "qk", percent=True)
 FINDINGS = (
@@ -125,7 +32,7 @@ FINDINGS = (
             Measure("posvar_k_published", "keys, published formula", "heads", percent=True),
             _FIRST,
         ),
-        _share_lines,
+        share_lines,
     ),
     Finding(
         "separability",
@@ -139,8 +46,9 @@ FINDINGS = (
             Measure("fisher", "Fisher ratio on PC0", "heads"),
             Measure("separation", "distance of the means on PC0", "heads"),
             Measure("lda_accuracy_gaussian", "accuracy of a line, were they Gaussian", "heads", percent=True),
+            Measure("lda_accuracy", "on documents it was not fitted to", "heads", percent=True),
         ),
-        _separability_lines,
+        separability_lines,
     ),
     Finding(
         "amplification",
@@ -185,7 +93,7 @@ FINDINGS = (
             Measure("r_q_a", "r_q on a", "rotated"),
             Measure("r_k_a", "r_k on a", "rotated"),
         ),
-        _axes_lines,
+        axes_lines,
     ),
     Finding(
         "bias",
@@ -197,13 +105,15 @@ FINDINGS = (
         "with "
         "distance scores about 0. Values per token cannot be compared across windows; values per window can. "
         "bias_full is "
-        "the same in all dimensions, of which bias_strength is the part on axis a.",
+        "the same in all dimensions, of which bias_strength is the part on axis a; bias_causal is the slope within "
+        "queries over the keys before them, which is what attention sees.",
         ("qk-rotation/04_bias_strength", "qk-rotation/05_slope_ratio", "qk-rotation/06_layer_heatmaps"),
         (
             Measure("positive", "share positive", "rotated", percent=True),
             Measure("bias_strength", "per token", "rotated"),
             Measure("bias_window", "per window", "rotated"),
             Measure("bias_full_window", "per window, all dimensions", "rotated"),
+            Measure("bias_causal_window", "per window, causal pairs", "rotated"),
         ),
     ),
     Finding(
@@ -230,7 +140,7 @@ FINDINGS = (
             Measure("active_planes", "active planes of at most 30", "heads"),
             Measure("active_share", "their share of the complement", "heads", percent=True),
         ),
-        lambda study: _pooled_lines(
+        lambda study: pooled_lines(
             study,
             [
                 ("active_planes_of_30", "active planes"),
@@ -260,11 +170,52 @@ FINDINGS = (
         "single pairs position explains the share in the last column, and content the rest. Heads without rotary "
         "encoding "
         "have no such curve.",
-        ("distance/01_distance_curves",),
+        ("distance/01_distance_curves", "distance/02_curves_by_depth"),
         (
             Measure("distance_r2", "R² of the curve", "heads"),
             Measure("distance_corr", "correlation of the curves", "heads"),
             Measure("position_share_of_score", "position's share of score variance", "heads", percent=True),
+        ),
+    ),
+    Finding(
+        "plasticity",
+        "Which keys win: fixed, or up to the query",
+        "Of two earlier keys one scores higher. Over the queries at one place of the window that can be the same one "
+        "always, or depend on the query: plasticity is 4p(1 − p) for the probability p that a query prefers the later "
+        "one, averaged over pairs of keys.",
+        "Plasticity depends on the width of the position buckets, which follows the window: within a bucket RoPE turns "
+        "queries, and that counts as variety. ap_fixed turns them to one place first. The published model of queries "
+        "keeps variances and drops covariances, which takes correlated coordinates for independent votes.",
+        (
+            "plasticity/01_profile",
+            "plasticity/02_pair_heatmap",
+            "plasticity/03_by_taxonomy",
+            "plasticity/04_ap_drop_by_depth",
+            "plasticity/05_over_training",
+        ),
+        (
+            Measure("ap_overall", "over the window", "heads"),
+            Measure("ap_first20", "first fifth", "heads"),
+            Measure("ap_last20", "last fifth", "heads"),
+            Measure("ap_drop", "drop", "heads"),
+        ),
+    ),
+    Finding(
+        "context",
+        "Effective context, in one row per run",
+        "Positional overhead, the share of the variance of queries and keys that is a linear function of position, is "
+        "the scalar that the published study proposes for how much of a head is left for content. Beside it stand what "
+        "position explains of single scores, how far plasticity falls along the window, and the bias over the window.",
+        "None of these is a benchmark of long-context behaviour. Overhead is a share of variance, not of the score; "
+        "a small share can still decide which key wins. The same numbers, with medians and counts, are in runs.csv.",
+        (),
+        (
+            Measure("positional_overhead", "positional overhead", "heads", percent=True),
+            Measure("position_share_of_score", "position's share of score variance", "heads", percent=True),
+            Measure("ap_overall", "plasticity", "heads"),
+            Measure("ap_drop", "its drop along the window", "heads"),
+            Measure("bias_causal_window", "causal bias per window", "rotated"),
+            Measure("distance_r2", "R² of the distance curve", "heads"),
         ),
     ),
     Finding(
@@ -276,7 +227,7 @@ FINDINGS = (
         "differ.",
         ("qk-rotation/07_bias_vs_separation",),
         (),
-        _simpson_lines,
+        simpson_lines,
     ),
     Finding(
         "training",
@@ -295,6 +246,6 @@ FINDINGS = (
             "qk-rotation/10_bias_decomposition",
         ),
         (),
-        _training_lines,
+        training_lines,
     ),
 )

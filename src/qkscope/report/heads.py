@@ -13,7 +13,8 @@ from qkscope.study import Study
 KEY = ["model", "layer", "head"]
 LISTED = (
     "explained_variance", "r_q", "r_k", "posvar_q", "posvar_k", "posvar_q_published", "r_q_a", "r_k_a", "bias_window",
-    "bias_full_window", "bias_strength", "separation_strength", "plane_var_fraction", "active_planes",
+    "bias_full_window", "bias_causal_window", "bias_strength", "separation_strength", "plane_var_fraction",
+    "active_planes", "position_share_of_score", "ap_overall", "ap_drop",
 )  # fmt: skip
 """Numbers in the report's table of heads."""
 SIGNED = frozenset(
@@ -21,7 +22,7 @@ SIGNED = frozenset(
         "r_q", "r_k", "r_q_a", "r_k_a", "alpha_q", "alpha_k", "mu_q_a", "mu_k_a", "mu_q_b", "mu_k_b", "bias_strength",
         "bias_full", "bias_window", "bias_full_window", "logit_bias_window", "amplification", "amplification_window",
         "query_term", "interaction", "constant", "mu_q", "mu_k", "slope_q", "slope_k", "a_qk_cos", "b_centroid_cos",
-        "omega", "distance_corr",
+        "omega", "distance_corr", "bias_causal", "bias_causal_window", "ap_drop", "r_q_heldout", "r_k_heldout",
     }
 )  # fmt: skip
 """Numbers whose zero means something: they are coloured about it."""

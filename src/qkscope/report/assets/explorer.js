@@ -246,11 +246,11 @@
     while (host.children.length > shown.length) { host.lastChild.querySelectorAll(".js-plotly-plot").forEach((plot) => Plotly.purge(plot)); host.lastChild.remove(); }
     while (host.children.length < shown.length) {
       const box = element("div", undefined, "run");
-      box.append(element("h3"), element("div", undefined, "pc"), element("div", undefined, "ab"), element("div", undefined, "spectrum"), element("div", undefined, "rope"), element("div", undefined, "distance"), element("div", undefined, "rings"), element("p", undefined, "soft"));
+      box.append(element("h3"), element("div", undefined, "pc"), element("div", undefined, "ab"), element("div", undefined, "spectrum"), element("div", undefined, "rope"), element("div", undefined, "distance"), element("div", undefined, "plasticity"), element("div", undefined, "rings"), element("p", undefined, "soft"));
       host.append(box);
     }
     shown.forEach((r, n) => {
-      const box = host.children[n], [label, pc, ab, spectrum, rope, distance, rings, none] = box.children, i = indexOf[r].get(state.head);
+      const box = host.children[n], [label, pc, ab, spectrum, rope, distance, plasticity, rings, none] = box.children, i = indexOf[r].get(state.head);
       label.textContent = shown.length > 1 ? data.runs[r].label : "";
       label.hidden = shown.length === 1;
       const points = i === undefined ? null : unpack(r, i), window = data.runs[r].window || (points ? Math.max(...points.q.position) : 1);
@@ -268,6 +268,7 @@
         if (state.head !== name) return;
         drawRope(rope, (data.rope[r] || [])[i] || []);
         drawDistance(distance, (data.distance[r] || [])[i] || []);
+        drawPlasticity(plasticity, (data.plasticity[r] || [])[i] || []);
         if (points !== null) drawRings(rings, points, planes, window);
       }, 0));
     });
@@ -296,6 +297,16 @@
     const [low, high, measured, error, predicted] = columns, x = low.map((a, n) => Math.sqrt(a * high[n]));
     Plotly.react(place, [{ type: "scatter", mode: "markers", name: "measured", x, y: measured, error_y: { type: "data", array: error.map((e) => e || 0), thickness: 1, width: 0 }, marker: { size: 5, color: css("--ink") } }, { type: "scatter", mode: "lines", name: "predicted from means", x, y: predicted, line: { color: "#d2691e", width: 2 } }],
       small("mean score at each distance", { type: "log", title: { text: "distance (tokens)", font: { size: 10 } } }, { zeroline: false }), config);
+  }
+  function drawPlasticity(place, columns) {
+    place.hidden = columns.length === 0;
+    if (!columns.length) return;
+    const [x, ap, error, published, fixed] = columns;
+    const line = (name, y, colour, dash) => ({ type: "scatter", mode: "lines", name, x, y, line: { color: colour, width: 1.5, dash } });
+    const lines = [{ type: "scatter", mode: "lines+markers", name: "exact", x, y: ap, error_y: { type: "data", array: error.map((e) => e || 0), thickness: 1, width: 0 }, marker: { size: 5, color: css("--ink") }, line: { width: 1, color: css("--ink") } }];
+    if (fixed.some((v) => v !== null)) lines.push(line("queries in one place", fixed, "#1f8a70"));
+    lines.push(line("published", published, "#b5651d", "dash"));
+    Plotly.react(place, lines, small("plasticity along the window", { title: { text: "position of the query", font: { size: 10 } }, zeroline: false }, { range: [0, 1] }), config);
   }
   function drawRings(host, points, planes, window) {
     const count = Math.min(points.q.svd.length / 2, planes.length || 6);

@@ -1,0 +1,156 @@
+"""The distance curve, measured and predicted from means: head by head, and by depth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.figures.figure import Figure
+from qkscope.figures.select import models, rows
+from qkscope.figures.style import INK, canvas, grid, panels
+from qkscope.study import Study
+
+HEADS = 6
+"""Heads whose curves are drawn: evenly spaced by how well they are predicted."""
+
+
+def prepare_curves(study: Study) -> pd.DataFrame:
+    """Distance curves of a few heads, and R² of every head (rows without a distance)."""
+    table = rows(study, models(study), "distance", "measured", "predicted", "distance_r2")
+    heads = table.drop_duplicates(["model", "layer", "head"]).sort_values("distance_r2")
+    first = heads[heads["model"] == table["model"].iloc[0]]
+    chosen = first.iloc[np.unique(np.linspace(0, len(first) - 1, min(HEADS, len(first))).astype(int))]
+    shown = chosen[["model", "layer", "head"]].merge(table, on=["model", "layer", "head"], sort=False)
+    columns = [
+        "model",
+        "family",
+        "layer",
+        "head",
+        "distance_low",
+        "distance_high",
+        "measured",
+        "measured_se",
+        "predicted",
+        "distance_r2",
+    ]
+    blank = heads.assign(**dict.fromkeys(columns[4:9], np.nan))
+    return pd.concat([shown[columns], blank[columns]], ignore_index=True)
+
+
+def draw_curves(data: pd.DataFrame) -> Drawing:
+    """Measured points with standard errors, predicted lines; below them R² over all heads."""
+    curves, heads = data[data["measured"].notna()], data[data["measured"].isna()]
+    groups = list(curves.groupby(["model", "layer", "head"], sort=False))
+    figure = canvas(7.4, 5.8)
+    axes = panels(figure, 3, 3, height_ratios=[1, 1, 0.8])
+    for cell, (key, part) in zip(axes[:2].flat, groups, strict=False):
+        x = np.sqrt(part["distance_low"] * part["distance_high"])
+        cell.errorbar(x, part["measured"], yerr=part["measured_se"], linestyle="none", marker="o", markersize=2.5,
+                      color=INK, elinewidth=0.8, label="measured")  # fmt: skip
+        cell.plot(x, part["predicted"], color="#d2691e", linewidth=1.5, label="predicted from means")
+        cell.set_xscale("log")
+        cell.set_title(f"layer {key[1]}, head {key[2]}: R² {part['distance_r2'].iloc[0]:.3f}", fontsize=7.5)
+        grid(cell)
+    for cell in list(axes[:2].flat)[len(groups) :]:
+        cell.set_visible(False)
+    for cell in axes[1]:
+        cell.set_xlabel("distance (tokens)")
+    for cell in axes[:2, 0]:
+        cell.set_ylabel("mean score (logit)")
+    wide = figure.add_subplot(axes[2, 0].get_gridspec()[2, :])
+    for cell in axes[2]:
+        cell.remove()
+    wide.hist(heads["distance_r2"].clip(lower=0), bins=50, range=(0, 1), color="#d2691e", alpha=0.85)
+    wide.set(xlabel="R² of the predicted curve (below 0 counts as 0)", ylabel="heads", xlim=(0, 1))
+    grid(wide)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    return figure
+
+
+def say_curves(data: pd.DataFrame) -> list[str]:
+    """How well means predict the curve."""
+    r2 = data.loc[data["measured"].isna(), "distance_r2"]
+    return [
+        f"Over {len(r2):,} heads the median R² is {r2.median():.3f}; it is above 0.9 in {(r2 > 0.9).mean():.0%} of "
+        f"them and "
+        f"{r2.min():.2f} in the worst."
+    ]
+
+
+THIRDS = ("first third of the layers", "middle third", "last third")
+
+
+def prepare_depth_curves(study: Study) -> pd.DataFrame:
+    """Distance curves of the first model averaged over the heads of each third of its layers."""
+    table = rows(study, models(study), "distance", "measured", "predicted")
+    first = table[table["model"] == table["model"].iloc[0]]
+    last = max(study.last_layer[str(first["model"].iloc[0])], 1)
+    third = np.minimum(3 * first["layer"] // (last + 1), 2)
+    grouped = first.assign(third=third).groupby(["third", "distance_low", "distance_high"])
+    table = grouped[["measured", "predicted"]].mean()
+    spread = grouped["measured"].quantile([0.25, 0.75]).unstack().set_axis(["measured_q1", "measured_q3"], axis=1)
+    found = table.join(spread).join(grouped.size().rename("n_heads")).reset_index()
+    return found.assign(model=first["model"].iloc[0])
+
+
+def draw_depth_curves(data: pd.DataFrame) -> Drawing:
+    """One panel per third, with a common scale."""
+    figure = canvas(7.4, 2.9)
+    axes = panels(figure, 1, 3, sharey=True)[0]
+    for number, cell in enumerate(axes):
+        part = data[data["third"] == number]
+        if part.empty:
+            cell.set_visible(False)
+            continue
+        x = np.sqrt(part["distance_low"] * part["distance_high"])
+        cell.fill_between(x, part["measured_q1"], part["measured_q3"], color=INK, alpha=0.1, linewidth=0)
+        cell.plot(x, part["measured"], linestyle="none", marker="o", markersize=2.8, color=INK, label="measured")
+        cell.plot(x, part["predicted"], color="#d2691e", linewidth=1.5, label="predicted from means")
+        cell.set_xscale("log")
+        cell.set(xlabel="distance (tokens)")
+        cell.set_title(THIRDS[number])
+        grid(cell)
+    axes[0].set_ylabel("mean score (logit)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    return figure
+
+
+def say_depth_curves(data: pd.DataFrame) -> list[str]:
+    """R² of each third's mean curve, and how far the score falls."""
+    said = []
+    for number in sorted(data["third"].unique().tolist()):
+        part = data[data["third"] == number]
+        total = ((part["measured"] - part["measured"].mean()) ** 2).sum()
+        r2 = 1 - ((part["measured"] - part["predicted"]) ** 2).sum() / total if total > 0 else np.nan
+        near, far = part.iloc[0], part.iloc[-1]
+        said.append(
+            f"{THIRDS[number].capitalize()}: {near['measured']:+.2f} at distance {near['distance_low']:,.0f}, "
+            f"{far['measured']:+.2f} beyond {far['distance_low']:,.0f}; R² of the mean curve {r2:.3f} "
+            f"({int(part['n_heads'].max()):,} heads)."
+        )
+    return said
+
+
+CURVES = Figure(
+    "distance/01_distance_curves",
+    "The score at each distance, predicted from means",
+    "Mean score over pairs of one document against their distance (points, with standard errors by document) and its "
+    "prediction from the mean query and the mean key with their rotation undone (line), for heads from the worst "
+    "predicted "
+    "to the best; below, R² of all heads.",
+    prepare_curves,
+    draw_curves,
+    say_curves,
+)
+BY_DEPTH = Figure(
+    "distance/02_curves_by_depth",
+    "The distance curve by depth",
+    "Mean score at each distance, averaged over the heads of each third of the layers, and the same of its prediction; "
+    "the band holds the middle half of the heads.",
+    prepare_depth_curves,
+    draw_depth_curves,
+    say_depth_curves,
+)

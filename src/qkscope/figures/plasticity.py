@@ -1,0 +1,368 @@
+"""Attention plasticity: along the window, by the distances of keys, by class of heads, by depth, over training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.analyses.overheads import mean_over_heads, rank_correlation
+from qkscope.analyses.pca import TAXONOMY
+from qkscope.figures.depth import BINS, NOPE, by_depth, heat_map
+from qkscope.figures.figure import Figure
+from qkscope.figures.select import checkpoints, is_checkpoint, models, rows, timeline
+from qkscope.figures.style import (
+    CLASSES,
+    FAINT,
+    INK,
+    canvas,
+    error_bars,
+    family_look,
+    grid,
+    panels,
+    phase_colours,
+    shortened,
+)
+from qkscope.figures.timeaxis import band, mean_sd, spread, time_axis
+from qkscope.study import Study
+
+VARIANTS = {"ap": ("exact", INK, "-"), "ap_fixed": ("queries turned to one place", "#1f8a70", "-"),
+            "ap_published": ("published model", "#b5651d", "--")}  # fmt: skip
+
+
+# ---- along the window ---------------------------------------------------------------------------
+
+
+def prepare_profile(study: Study) -> pd.DataFrame:
+    """Mean over heads of each variant at each place in the window, with the middle half of the heads, by run."""
+    frame = rows(study, list(study.runs), "plasticity", "ap", "q_position", "bucket_width")
+    windows = {run.label: run.window for run in study.runs}
+    last = frame.groupby("model")["q_position"].transform("max") + frame["bucket_width"] / 2
+    window = frame["model"].map(windows).astype(float).fillna(last)
+    frame = frame.assign(place=frame["q_position"] / window)
+    for name in VARIANTS:
+        frame[name] = frame.get(name, np.nan)
+    grouped = frame.groupby(["model", "q_bucket"], sort=False)
+    table = grouped[["place", *VARIANTS]].mean()
+    table = table.join(grouped["ap"].quantile(0.25).rename("ap_q1")).join(grouped["ap"].quantile(0.75).rename("ap_q3"))
+    table = table.join(grouped.size().rename("n_heads")).reset_index()
+    order = {run.label: i for i, run in enumerate(study.runs)}
+    table = table.sort_values(["model", "q_bucket"], key=lambda c: c.map(order) if c.name == "model" else c)
+    about = {run.label: (run.family, run.phase or "", is_checkpoint(run)) for run in study.runs}
+    for i, name in enumerate(("family", "phase", "checkpoint")):
+        table[name] = [about[model][i] for model in table["model"]]
+    return table.reset_index(drop=True)
+
+
+def draw_profile(data: pd.DataFrame) -> Drawing:
+    """One run in three variants; beside it every run."""
+    labels = list(dict.fromkeys(data["model"]))
+    one = labels[-1] if data["checkpoint"].all() else labels[0]
+    figure = canvas(7.4 if len(labels) > 1 else 4.8, 3.2)
+    axes = panels(figure, 1, 2 if len(labels) > 1 else 1, sharey=True)[0]
+    part = data[data["model"] == one]
+    axes[0].fill_between(part["place"], part["ap_q1"], part["ap_q3"], color=INK, alpha=0.1, linewidth=0)
+    for name, (label, colour, line) in VARIANTS.items():
+        if part[name].notna().any():
+            axes[0].plot(
+                part["place"], part[name], color=colour, linestyle=line, marker="o", markersize=2.5, label=label
+            )
+    axes[0].legend(loc="lower left", fontsize=6.8)
+    axes[0].set_title(shortened(one, 34))
+    axes[0].set_ylabel("attention plasticity, mean over heads")
+    if len(labels) > 1:
+        _every_run(axes[1], data)
+    for cell in axes:
+        cell.set(xlim=(0, 1.0), ylim=(0, 1), xlabel="place of the query in the window")
+        grid(cell)
+    return figure
+
+
+def _every_run(axes: Axes, data: pd.DataFrame) -> None:
+    families = {name: colour for name, (colour, _) in family_look(data["family"].tolist()).items()}
+    phases = phase_colours([phase for phase, c in zip(data["phase"], data["checkpoint"], strict=True) if c])
+    parts = list(data.groupby("model", sort=False))
+    named = set()
+    for i, (_, part) in enumerate(parts):
+        first = part.iloc[0]
+        colour = phases[first["phase"]] if first["checkpoint"] else families[first["family"]]
+        group = first["phase"] if first["checkpoint"] else first["family"]
+        label = None if group in named else shortened(group or "all runs", 24)
+        named.add(group)
+        axes.plot(part["place"], part["ap"], color=colour, alpha=0.45 + 0.55 * (i + 1) / len(parts), label=label)
+    axes.legend(loc="lower left", fontsize=6.8)
+    axes.set_title("every run, exact; later runs stronger")
+
+
+def say_profile(data: pd.DataFrame) -> list[str]:
+    """From the beginning to the end of the window, and how the variants differ."""
+    said = []
+    for model, part in data.groupby("model", sort=False):
+        first, last = part.iloc[0], part.iloc[-1]
+        variants = [
+            f"{label} {part[name].mean():.2f}" for name, (label, *_) in VARIANTS.items() if part[name].notna().any()
+        ]
+        said.append(
+            f"{model}: from {first['ap']:.2f} near the beginning of the window to {last['ap']:.2f} near its end; "
+            f"means over the window: {', '.join(variants)}."
+        )
+    return said if len(said) <= 4 else [said[0], said[-1]]
+
+
+# ---- by the distances of keys -------------------------------------------------------------------
+
+
+def prepare_pairs(study: Study) -> pd.DataFrame:
+    """Plasticity of pairs of keys of the first model by their distance from each other and from the query."""
+    frame = rows(study, models(study), "plasticity_pairs", "ap", "n_pairs")
+    first = frame[frame["model"] == frame["model"].iloc[0]]
+    columns = [name for name in ("ap", "ap_published") if name in first]
+    weighted = first.assign(**{name: first[name] * first["n_pairs"] for name in columns})
+    table = weighted.groupby(["inter_key", "key_to_query"], as_index=False)[["n_pairs", *columns]].sum()
+    table = table.assign(**{name: table[name] / table["n_pairs"] for name in columns})
+    return table.assign(model=first["model"].iloc[0])[["model", "inter_key", "key_to_query", "n_pairs", *columns]]
+
+
+def draw_pairs(data: pd.DataFrame) -> Drawing:
+    """One map per variant, one colour scale."""
+    columns = [name for name in ("ap", "ap_published") if name in data]
+    figure = canvas(3.6 * len(columns) + 0.5, 3.2)
+    axes = panels(figure, 1, len(columns), sharey=True)[0]
+    norm = Normalize(0, 1)
+    image = None
+    for cell, column in zip(axes, columns, strict=True):
+        table = data.pivot(index="inter_key", columns="key_to_query", values=column).sort_index(ascending=True)
+        image = cell.imshow(table.to_numpy(float), origin="lower", cmap="cividis", norm=norm, aspect="auto")
+        _octaves(cell, table)
+        cell.set_title(VARIANTS[column][0])
+        cell.set_xlabel("from the later key to the query (tokens)")
+    axes[0].set_ylabel("between the keys (tokens)")
+    if image is not None:
+        bar = figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.01)
+        bar.outline.set_visible(False)
+        bar.set_label("plasticity")
+    return figure
+
+
+def _octaves(axes: Axes, table: pd.DataFrame) -> None:
+    for values, put in ((table.columns, axes.set_xticks), (table.index, axes.set_yticks)):
+        step = max(1, len(values) // 7)
+        put(range(0, len(values), step), [_short(int(v)) for v in values[::step]])
+
+
+def _short(n: int) -> str:
+    return f"{n // 1024}K" if n >= 1024 and n % 1024 == 0 else str(n)
+
+
+def say_pairs(data: pd.DataFrame) -> list[str]:
+    """Near against far."""
+    near, far = data["inter_key"] <= data["inter_key"].median(), data["inter_key"] > data["inter_key"].median()
+    means = [float(np.average(part["ap"], weights=part["n_pairs"])) for part in (data[near], data[far]) if len(part)]
+    said = [f"{data['model'].iloc[0]}, {int(data['n_pairs'].sum()):,} pairs of keys."]
+    if len(means) == 2:
+        edge = int(data["inter_key"].median())
+        said.append(f"Keys up to {2 * edge - 1:,} tokens apart: {means[0]:.2f}; farther apart: {means[1]:.2f}.")
+    return said
+
+
+# ---- by class of heads --------------------------------------------------------------------------
+
+RANKED = ("bias_full_window", "posvar_q", "posvar_k", "amplification_window")
+
+
+def prepare_classes(study: Study) -> pd.DataFrame:
+    """Each head's plasticity, its class, and what plasticity is ranked against."""
+    frame = rows(study, models(study), "heads", "ap_overall", "taxonomy")
+    rotated = study.table("rotated", "bias_full_window")
+    if rotated is not None:
+        frame = frame.merge(rotated[["model", "layer", "head", "bias_full_window"]], on=["model", "layer", "head"],
+                            how="left")  # fmt: skip
+    key = ["k_head"] if "k_head" in frame else []
+    columns = [name for name in RANKED if name in frame]
+    return frame[["model", "layer", "head", *key, "taxonomy", "ap_overall", *columns]].reset_index(drop=True)
+
+
+def draw_classes(data: pd.DataFrame) -> Drawing:
+    """Every head as a point beside its class's mean and interval."""
+    there = [kind for kind in TAXONOMY if (data["taxonomy"] == kind).any()]
+    figure = canvas(6.6, 3.2)
+    axes = figure.subplots()
+    rng = np.random.default_rng(0)
+    for x, kind in enumerate(there):
+        part = data[data["taxonomy"] == kind]
+        axes.scatter(x + rng.uniform(-0.28, 0.28, len(part)), part["ap_overall"], s=7, color=CLASSES[kind], alpha=0.65,
+                     linewidths=0, rasterized=True)  # fmt: skip
+        mean = mean_over_heads(part, ["ap_overall"])
+        error_bars(axes, [x + 0.38], [mean["ap_overall"]], [mean["ap_overall_low"]], [mean["ap_overall_high"]])
+    counts = data["taxonomy"].value_counts()
+    axes.set_xticks(range(len(there)), [f"{kind}\n{counts[kind]} heads" for kind in there])
+    axes.set(ylim=(0, 1), ylabel="attention plasticity of the head", xlim=(-0.6, len(there) - 0.4))
+    grid(axes)
+    return figure
+
+
+def say_classes(data: pd.DataFrame) -> list[str]:
+    """Means by class, and ranks."""
+    said = []
+    for kind in TAXONOMY:
+        part = data[data["taxonomy"] == kind]
+        if len(part):
+            mean = mean_over_heads(part, ["ap_overall"])
+            said.append(f"{kind} {mean['ap_overall']:.2f}{_range(mean, 'ap_overall')}")
+    lines = [f"Mean plasticity by class: {', '.join(said)}."]
+    ranks = []
+    for name in RANKED:
+        part = data.dropna(subset=[name]) if name in data else data.iloc[:0]
+        if len(part) > 2:
+            found = rank_correlation(part, "ap_overall", name)
+            ranks.append(f"{name} {found['rho']:+.2f}{_range(found, 'rho')}")
+    return lines + ([f"Rank correlation with plasticity: {', '.join(ranks)}."] if ranks else [])
+
+
+def _range(found: dict[str, float], name: str) -> str:
+    low, high = found[f"{name}_low"], found[f"{name}_high"]
+    return "" if np.isnan(low) else f" ({low:.2f} to {high:.2f})"
+
+
+# ---- by depth -----------------------------------------------------------------------------------
+
+
+def prepare_drop(study: Study) -> pd.DataFrame:
+    """Plasticity and its drop along the window, by depth."""
+    frame = rows(study, models(study), "heads", "ap_overall")
+    return by_depth(frame, study, [name for name in ("ap_overall", "ap_drop") if name in frame])
+
+
+def draw_drop(data: pd.DataFrame) -> Drawing:
+    """Two maps, one above the other."""
+    n = data["model"].nunique()
+    figure = canvas(6.8, 1.5 + 0.5 * n)
+    above, below = panels(figure, 2, 1)[:, 0]
+    image = heat_map(above, data, "ap_overall", "cividis", Normalize(0, 1), "{:.2f}")
+    above.set_title("mean plasticity over the window")
+    figure.colorbar(image, ax=above, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]).outline.set_visible(False)
+    most = max(float(data["ap_drop"].abs().max()), 1e-3)
+    image = heat_map(below, data, "ap_drop", "PuOr_r", TwoSlopeNorm(0, -most, most), "{:+.2f}")
+    below.set_title("drop from the first fifth of the window to the last; positive: later queries are less divided")
+    figure.colorbar(image, ax=below, fraction=0.04, pad=0.015).outline.set_visible(False)
+    return figure
+
+
+def say_drop(data: pd.DataFrame) -> list[str]:
+    """Where plasticity is lowest, and where it falls most."""
+    deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)].dropna(subset=["ap_overall"])
+    if deep.empty:
+        return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
+    low = deep.loc[deep["ap_overall"].idxmin()]
+    said = [f"Lowest: {low['ap_overall']:.2f} in {low['model']} at depth bin {int(low['bin']) + 1} of {BINS}."]
+    falls = deep.dropna(subset=["ap_drop"])
+    if len(falls):
+        most = falls.loc[falls["ap_drop"].idxmax()]
+        mean = float(np.average(falls["ap_drop"], weights=falls["n_heads"]))
+        said.append(
+            f"Over all heads it falls by {mean:+.3f} along the window, most ({most['ap_drop']:+.2f}) in "
+            f"{most['model']} at depth bin {int(most['bin']) + 1}."
+        )
+    return said
+
+
+# ---- over training ------------------------------------------------------------------------------
+
+OVER_TRAINING = {"ap_first20": ("first fifth", "#e0a030"), "ap_overall": ("whole window", INK),
+                 "ap_last20": ("last fifth", "#5c4b8a")}  # fmt: skip
+
+
+def prepare_training(study: Study) -> pd.DataFrame:
+    """Mean and standard deviation over heads at each checkpoint."""
+    runs = checkpoints(study)
+    frame = rows(study, runs, "heads", *OVER_TRAINING)
+    return timeline(runs).merge(mean_sd(frame, list(OVER_TRAINING)), on="model", sort=False)
+
+
+def draw_training(data: pd.DataFrame) -> Drawing:
+    """Three lines; the band is that of the whole window."""
+    figure = canvas(6.6, 3.4)
+    axes = figure.subplots()
+    ends = spread([float(data[name].iloc[-1]) for name in OVER_TRAINING], 0.06)
+    for (name, (label, colour)), at in zip(OVER_TRAINING.items(), ends, strict=True):
+        band(axes, data, name, colour, "-", label, at, band=name == "ap_overall")
+    axes.set(ylim=(0, 1), ylabel="attention plasticity, mean over heads")
+    time_axis(axes, data)
+    _windows(axes, data["window"].tolist())
+    grid(axes)
+    return figure
+
+
+def _windows(axes: Axes, windows: Sequence[float]) -> None:
+    """The window of each checkpoint, where they differ: bucket widths follow it, and plasticity with them."""
+    if len({w for w in windows if w == w}) < 2:
+        return
+    for x, window in enumerate(windows):
+        if window == window:
+            axes.text(x, 0.02, _short(int(window)), ha="center", fontsize=6.3, color=FAINT)
+
+
+def say_training(data: pd.DataFrame) -> list[str]:
+    """From the first checkpoint to the last."""
+    first, last = data.iloc[0], data.iloc[-1]
+    moved = ", ".join(f"{label} {first[name]:.2f} → {last[name]:.2f}" for name, (label, _) in OVER_TRAINING.items())
+    said = [f"From {first['model']} to {last['model']}: {moved}."]
+    windows = data["window"].dropna().unique()
+    if len(windows) > 1:
+        said.append(
+            f"The window goes from {windows[0]:,.0f} to {windows[-1]:,.0f} tokens and the buckets with it: a wider "
+            "bucket holds more of RoPE's motion, which counts as variety of queries."
+        )
+    return said
+
+
+PROFILE = Figure(
+    "plasticity/01_profile",
+    "Plasticity along the window",
+    "How often a query could turn the order of two earlier keys, 4p(1 − p) averaged over pairs of keys and heads, "
+    "against where in the window the query stands. Beside the exact value: with the queries of a bucket turned to one "
+    "place, and by the published model of queries. The band holds the middle half of the heads.",
+    prepare_profile,
+    draw_profile,
+    say_profile,
+)
+PAIRS = Figure(
+    "plasticity/02_pair_heatmap",
+    "Which pairs of keys are up to the query",
+    "Mean plasticity of pairs of keys by how far they are from each other and from the query; exact, and by the "
+    "published model. Distances are in octaves.",
+    prepare_pairs,
+    draw_pairs,
+    say_pairs,
+)
+BY_CLASS = Figure(
+    "plasticity/03_by_taxonomy",
+    "Plasticity by class of heads",
+    "Every head's plasticity over the window by its class on PC0; at the right of each class its mean, with a "
+    "bootstrap interval over key heads.",
+    prepare_classes,
+    draw_classes,
+    say_classes,
+)
+DROP = Figure(
+    "plasticity/04_ap_drop_by_depth",
+    "Plasticity and its drop, by depth",
+    "Above, plasticity over the window; below, how much it falls from the first fifth of the window to the last, by "
+    "model and depth. Hatched: no heads there.",
+    prepare_drop,
+    draw_drop,
+    say_drop,
+)
+TRAINING = Figure(
+    "plasticity/05_over_training",
+    "Plasticity over training",
+    "Mean plasticity over heads at each checkpoint: over the window, in its first fifth and in its last. The band is "
+    "one standard deviation over heads. Where windows differ they stand below.",
+    prepare_training,
+    draw_training,
+    say_training,
+)

@@ -1,0 +1,78 @@
+"""Checkpoints along an axis: lines with bands, phases, names."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from qkscope.figures.style import FAINT, shortened
+
+
+def mean_sd(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Mean over heads of each column and its standard deviation ``X_sd``, by run, with ``n_heads``."""
+    grouped = frame.groupby("model", sort=False)
+    means = grouped[columns].mean().join(grouped[columns].std(ddof=0).add_suffix("_sd"))
+    return means.join(grouped.size().rename("n_heads")).reset_index()
+
+
+def band(
+    axes: Axes, data: pd.DataFrame, name: str, colour: str, line: str, label: str, at: float, *, band: bool = True
+) -> None:
+    """A line over the checkpoints, labelled at its end; the band is one standard deviation over heads."""
+    x, value, sd = (data[column].to_numpy(float) for column in ("order", name, f"{name}_sd"))
+    if band:
+        axes.fill_between(x, value - sd, value + sd, color=colour, alpha=0.13, linewidth=0)
+    axes.plot(x, value, color=colour, linestyle=line, marker="o", markersize=3)
+    axes.annotate(label, (x[-1], at), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
+                  fontsize=8, annotation_clip=False)  # fmt: skip
+
+
+def spread(values: list[float], least: float) -> list[float]:
+    """Heights for labels near these values, at least so far apart, in the same order.
+
+    >>> [round(x, 2) for x in spread([0.5, 0.52, 0.9], 0.1)]
+    [0.46, 0.56, 0.9]
+    """
+    order = np.argsort(values, kind="stable")
+    heights = np.array(values, dtype=float)
+    for _ in range(20):
+        for low, high in pairwise(order):
+            missing = least - (heights[high] - heights[low])
+            if missing > 1e-9:
+                heights[low] -= missing / 2
+                heights[high] += missing / 2
+    return [float(height) for height in heights]
+
+
+def time_axis(axes: Axes, data: pd.DataFrame) -> None:
+    """Checkpoints by name; phases separated by lines and named above the frame."""
+    ticks(axes, data)
+    phases = data["phase"].tolist()
+    starts = [0] + [i for i in range(1, len(phases)) if phases[i] != phases[i - 1]] + [len(phases)]
+    for start, end in pairwise(starts):
+        if start:
+            axes.axvline(start - 0.5, color="#9a9a9a", linewidth=0.8, linestyle=(0, (2, 2)))
+        narrow = (end - start) <= 1 and len(starts) > 3
+        axes.annotate(shortened(phases[start], 9 if narrow else 18), ((start + end - 1) / 2, 1.0),
+                      xycoords=("data", "axes fraction"), xytext=(0, 4), textcoords="offset points", ha="center",
+                      fontsize=6.5 if narrow else 7, color=FAINT)  # fmt: skip
+    axes.set_xlim(-0.6, len(phases) - 0.4)
+
+
+def ticks(axes: Axes, data: pd.DataFrame) -> None:
+    """One tick per checkpoint, with its name."""
+    names = [shortened(name, 24) for name in data["model"]]
+    axes.set_xticks(data["order"], names, rotation=40, ha="right", rotation_mode="anchor", fontsize=6.5)
+
+
+def phase_key(axes: Axes, colours: dict[str, str]) -> None:
+    """An empty cell that names the phases' colours."""
+    axes.axis("off")
+    axes.text(0.14, 0.62, "median over heads, bars:\nmiddle half of the heads", fontsize=7, color=FAINT, va="bottom",
+              transform=axes.transAxes)  # fmt: skip
+    marks = [axes.plot([], [], linestyle="none", marker="o", markersize=4.5, color=colour, label=shortened(phase))[0]
+             for phase, colour in colours.items()]  # fmt: skip
+    axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(0.06, 0.6), title="", alignment="left")

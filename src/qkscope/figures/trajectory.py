@@ -1,0 +1,152 @@
+"""The rotation model over ordered checkpoints (qk-rotation 09, 10)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.figures.figure import Figure
+from qkscope.figures.select import checkpoints, rows, timeline
+from qkscope.figures.style import canvas, grid, panels, phase_colours
+from qkscope.figures.timeaxis import phase_key, ticks
+from qkscope.study import Study
+
+TRAJECTORY = {
+    "r_k_a": "r_k_a",
+    "separation_strength": "separation_strength",
+    "plane_var_fraction": "plane_var_fraction",
+    "bias_strength": "bias per token (score)",
+    "bias_window": "bias per window (score)",
+}
+DECOMPOSITION = {
+    "mu_q_a": "mu_q_a (vector units)",
+    "alpha_k": "alpha_k per token",
+    "alpha_k_window": "alpha_k per window",
+    "bias_strength": "bias per token (score)",
+    "bias_window": "bias per window (score)",
+}
+
+
+def prepare_trajectory(study: Study) -> pd.DataFrame:
+    """Median and quartiles over heads of the rotation model's headline columns."""
+    return _quartiles(study, list(TRAJECTORY))
+
+
+def prepare_decomposition(study: Study) -> pd.DataFrame:
+    """Median and quartiles over heads of the two factors of the bias, and of the bias."""
+    return _quartiles(study, list(DECOMPOSITION))
+
+
+def draw_trajectory(data: pd.DataFrame) -> Drawing:
+    """One panel per column; bias per token and per window are both there."""
+    return _draw_quartiles(data, TRAJECTORY)
+
+
+def draw_decomposition(data: pd.DataFrame) -> Drawing:
+    """One panel per factor."""
+    return _draw_quartiles(data, DECOMPOSITION)
+
+
+def say_trajectory(data: pd.DataFrame) -> list[str]:
+    """First to last, and the change where the window changes."""
+    first, last = data.iloc[0], data.iloc[-1]
+    moved = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in TRAJECTORY)
+    return [f"Medians from {first['model']} to {last['model']}: {moved}.", *_over_windows(data, ["bias"])]
+
+
+def say_decomposition(data: pd.DataFrame) -> list[str]:
+    """Which factor moves the bias."""
+    first, last = data.iloc[0], data.iloc[-1]
+    moved = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in DECOMPOSITION)
+    return [f"Medians from {first['model']} to {last['model']}: {moved}.", *_over_windows(data, ["alpha_k", "bias"])]
+
+
+def _over_windows(data: pd.DataFrame, names: list[str]) -> list[str]:
+    """What happens per token and per window from the last checkpoint of the first window to the last of all."""
+    windows = data["window"].dropna().unique()
+    if len(windows) < 2:
+        return []
+    before, after = data[data["window"] == windows[0]].iloc[-1], data.iloc[-1]
+    per_token = {"bias": "bias_strength", "alpha_k": "alpha_k"}
+    said = []
+    for name in names:
+        token, window = per_token[name], f"{name}_window"
+        changes = [after[column] / before[column] - 1 if before[column] else math.nan for column in (token, window)]
+        said.append(
+            f"From a window of {windows[0]:,.0f} to one of {after['window']:,.0f} ({before['model']} to "
+            f"{after['model']}), "
+            f"{name} per token changes by {changes[0]:+.0%} and per window by {changes[1]:+.0%}."
+        )
+    return said
+
+
+def _quartiles(study: Study, columns: list[str]) -> pd.DataFrame:
+    runs = checkpoints(study)
+    frame = rows(study, runs, "rotated", "alpha_k", "bias_strength")
+    when = timeline(runs)
+    window = frame["model"].map(when.set_index("model")["window"]).astype(float)
+    if "window" in frame:
+        window = frame["window"].fillna(window)
+    frame = frame.assign(
+        alpha_k_window=frame["alpha_k"] * window,
+        bias_window=frame["bias_strength"] * window,
+    )
+    for column in columns:
+        if column not in frame:
+            frame[column] = math.nan
+    grouped = frame.groupby("model", sort=False)[columns]
+    table = grouped.median()
+    for name, level in (("q1", 0.25), ("q3", 0.75)):
+        table = table.join(grouped.quantile(level).add_suffix(f"_{name}"))
+    return when.merge(table.reset_index(), on="model", sort=False)
+
+
+def _draw_quartiles(data: pd.DataFrame, names: dict[str, str]) -> Drawing:
+    figure = canvas(8.4, 4.9)
+    axes = panels(figure, 2, 3, sharex=True)
+    colours = phase_colours(data["phase"].tolist())
+    x = data["order"].to_numpy()
+    for cell, (column, title) in zip(axes.flat, names.items(), strict=False):
+        cell.plot(x, data[column], color="#b9b9b9", linewidth=1.0, zorder=1)
+        for phase, colour in colours.items():
+            part = data[data["phase"] == phase]
+            at = part["order"].to_numpy()
+            cell.vlines(at, part[f"{column}_q1"], part[f"{column}_q3"], color=colour, linewidth=1.6)
+            cell.plot(at, part[column], linestyle="none", marker="o", markersize=4.5, color=colour)
+        cell.set_title(title)
+        lowest = float(np.nanmin(data[f"{column}_q1"])) if data[f"{column}_q1"].notna().any() else 0.0
+        if lowest >= 0:
+            cell.set_ylim(0, None)
+        else:
+            cell.axhline(0, color="#777777", linewidth=0.7)
+        ticks(cell, data)
+        grid(cell)
+    for cell in list(axes.flat)[: len(names)][:3]:
+        cell.tick_params(axis="x", labelbottom=cell is axes[0, 2])
+    phase_key(axes[1, 2], colours)
+    return figure
+
+
+TRAJECTORY_FIGURE = Figure(
+    "qk-rotation/09_training_trajectory",
+    "The rotation model over training",
+    "Median over heads at each checkpoint, with the middle half of the heads as bars, coloured by phase. The bias "
+    "stands "
+    "there per token, as published, and per window: slopes per token shrink when the window grows.",
+    prepare_trajectory,
+    draw_trajectory,
+    say_trajectory,
+)
+DECOMPOSITION_FIGURE = Figure(
+    "qk-rotation/10_bias_decomposition",
+    "What the recency bias is made of, over training",
+    "Median over heads of the two factors of the bias, mu_q_a and alpha_k, and of the bias, with the middle half of "
+    "the "
+    "heads as bars; slopes per token and per window.",
+    prepare_decomposition,
+    draw_decomposition,
+    say_decomposition,
+)

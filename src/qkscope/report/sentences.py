@@ -1,0 +1,106 @@
+"""The sentences of the report that this data fills in."""
+
+from __future__ import annotations
+
+from qkscope.analyses.overheads import correlation
+from qkscope.figures.bias import prepare_separation
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.select import checkpoints, models
+from qkscope.report.published import figures, pooled, published
+from qkscope.report.sections import rotated, with_derived
+from qkscope.report.values import mean_of, shown
+from qkscope.study import Study
+
+
+def pooled_lines(study: Study, pairs: list[tuple[str, str]]) -> list[str]:
+    """Published figures over all models, for a study that is about those models."""
+    known = [run for run in models(study) if run.label.lower() in figures()["models"]]
+    if len(known) < 2:
+        return []
+    said = [f"{text} {_range(value)}" for name, text in pairs if (value := pooled(name)) is not None]
+    return [f"Published over 11 models and 3,239 heads: {', '.join(said)}."]
+
+
+def _range(value: float | list[float]) -> str:
+    """A figure, or the range over models that a pair of figures stands for."""
+    return " to ".join(shown(one) for one in value) + " by model" if isinstance(value, list) else shown(value)
+
+
+def share_lines(study: Study) -> list[str]:
+    """How far the published formula is from the exact share."""
+    heads = study.tables.get("heads")
+    said = pooled_lines(study, [("posvar_q_published", "queries"), ("posvar_k_published", "keys")])
+    if heads is None or not {"posvar_q", "posvar_q_published"} <= set(heads):
+        return said
+    both = heads[heads["model"].isin([run.label for run in models(study)])]
+    both = both.dropna(subset=["posvar_q", "posvar_q_published"])
+    both = both[both["posvar_q"] > 0]
+    if both.empty:
+        return said
+    ratio = (both["posvar_q_published"] / both["posvar_q"]).median()
+    larger = (both["posvar_q"] > both["posvar_q_published"]).mean()
+    return [
+        f"For queries the published formula gives {ratio:.2g} times the exact share in the median head; the exact "
+        f"share is "
+        f"the larger one in {larger:.0%} of heads.",
+        *said,
+    ]
+
+
+def separability_lines(study: Study) -> list[str]:
+    """Published figures of separability."""
+    return pooled_lines(study, [("fisher_pc0", "Fisher ratio about"), ("separation_pc0", "separation about")])
+
+
+def axes_lines(study: Study) -> list[str]:
+    """Whether queries or keys follow position more closely, on PC0 and on axis a."""
+    first, frame = with_derived(study), rotated(study)
+    labels = [run.label for run in models(study)]
+    if first is None or frame is None or not {"r_q_a", "r_k_a"} <= set(frame):
+        return []
+    pc = [mean_of(study, labels, first, name) for name in ("r_q", "abs_r_k")]
+    axis = [mean_of(study, labels, frame, name) for name in ("r_q_a", "r_k_a")]
+    if any(value is None for value in (*pc, *axis)):
+        return []
+    (q0, k0), (qa, ka) = ([v.value for v in pair if v is not None] for pair in (pc, axis))
+    turn = "The order reverses" if (q0 > k0) != (qa > ka) else "The order is the same on both axes"
+    return [f"{turn}: on PC0 r_q {q0:.2f} against |r_k| {k0:.2f}, on axis a r_q_a {qa:.2f} against r_k_a {ka:.2f}."]
+
+
+def simpson_lines(study: Study) -> list[str]:
+    """Bias and separation pooled, and family by family."""
+    try:
+        data = prepare_separation(study)
+    except NotApplicable:
+        return []
+    pooled_r = correlation(data["separation_strength"], data["bias_strength"])
+    said = [f"Over all {len(data):,} heads: r = {pooled_r:+.2f}."]
+    if data["family"].nunique() < 2:
+        return said
+    known = pooled("bias_separation_r")
+    for family, part in data.groupby("family", sort=False):
+        r = correlation(part["separation_strength"], part["bias_strength"])
+        beside = f" (published {known[family]:+.2f})" if family in known else ""
+        said.append(f"{str(family) or 'No family'}: r = {r:+.2f}{beside}, {len(part):,} heads.")
+    return said
+
+
+def training_lines(study: Study) -> list[str]:
+    """Means at the first and the last checkpoint."""
+    try:
+        runs = checkpoints(study)
+    except NotApplicable:
+        return []
+    first, frame = with_derived(study), rotated(study)
+    wanted = [("r_q", first), ("r_k", first), ("abs_r_k", first), ("explained_variance", first),
+              ("position-dominated", first), ("r_k_a", frame), ("mu_q_a", frame), ("alpha_k", frame),
+              ("bias_strength", frame), ("bias_window", frame), ("plane_var_fraction", frame)]  # fmt: skip
+    said = []
+    for column, table in wanted:
+        ends = [mean_of(study, [run.label], table, column) for run in (runs[0], runs[-1])]
+        if ends[0] is not None and ends[1] is not None:
+            percent = column in ("explained_variance", "position-dominated", "plane_var_fraction")
+            known = [published(run.label, column, percent) for run in (runs[0], runs[-1])]
+            beside = f" (published {known[0]} → {known[1]})" if all(known) else ""
+            said.append(f"{column}: {ends[0].marked(percent)} → {ends[1].marked(percent)}{beside}")
+    return [f"Means over heads from {runs[0].label} to {runs[-1].label}:", *said] if said else []
