@@ -109,7 +109,9 @@ def distance_tables(index: pd.DataFrame, heads: Sequence[HeadScores], *, interva
 # ---- the bias over causal pairs -----------------------------------------------------------------
 
 
-def causal_columns(heads: Sequence[HeadScores], *, intervals: bool = True) -> tuple[pd.DataFrame, Columns]:
+def causal_columns(
+    heads: Sequence[HeadScores], *, intervals: bool = True
+) -> tuple[pd.DataFrame, dict[str, Float[np.ndarray, "heads groups"]]]:
     """``bias_causal`` and ``bias_causal_window`` of each head with intervals, and the replicates."""
     found = [
         (np.nan, np.full(N_GROUPS, np.nan)) if head.pair is None else bias_causal(head.pair, head.sliding_window)
@@ -242,7 +244,9 @@ def _usable(again: Float[np.ndarray, "8"], moments: HeadMoments, *, intervals: b
     return np.where((usable_groups(HeadMoments.stack([moments]))[0] > 0) & intervals, again, np.nan)
 
 
-def _ends(scales: dict[str, Scale], values: Columns, again: Columns) -> dict[str, float]:
+def _ends(
+    scales: dict[str, Scale], values: Columns, again: dict[str, Float[np.ndarray, "heads groups"]]
+) -> dict[str, float]:
     present = ~np.isnan(next(iter(again.values())))
     filled = {name: np.nan_to_num(rows) for name, rows in again.items()}
     columns = interval_columns(scales, values, filled, present.astype(float))

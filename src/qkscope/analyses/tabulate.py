@@ -252,7 +252,7 @@ def _head_rows(
 
 def _line_columns(
     lines: Sequence[tuple[float, Float[np.ndarray, "8"]]] | None, moments: HeadMoments, *, intervals: bool
-) -> tuple[Columns, Columns]:
+) -> tuple[Columns, dict[str, Float[np.ndarray, "heads groups"]]]:
     """``lda_accuracy`` with its interval, and its replicates."""
     if lines is None:
         return {f"lda_accuracy{end}": np.full(len(moments.window), np.nan) for end in ("", *ENDS)}, {}

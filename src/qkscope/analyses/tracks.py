@@ -53,7 +53,7 @@ def degenerate_blocks(share: Float[np.ndarray, "c"]) -> Int[np.ndarray, "c"]:
     return np.concatenate([[0], np.cumsum(gap >= DEGENERATE_GAP)]).astype(np.int64)
 
 
-def follow(axes: list[Float[np.ndarray, "c d"]], shares: list[Float[np.ndarray, "c"]]) -> list[Match]:
+def follow(axes: list[Float[np.ndarray, "_ d"]], shares: list[Float[np.ndarray, "_"]]) -> list[Match]:
     """Each component of the first checkpoint followed through all of them; the first match is with itself.
 
     ``cos`` and ``angle`` are from one checkpoint to the next.

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.analyses.overheads import mean_over_heads, rank_correlation
 from qkscope.analyses.pca import TAXONOMY
 from qkscope.figures.depth import BINS, NOPE, by_depth, heat_map
-from qkscope.figures.figure import Figure
+from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import checkpoints, is_checkpoint, models, rows, timeline
 from qkscope.figures.style import (
     CLASSES,
@@ -30,6 +30,8 @@ from qkscope.figures.style import (
 from qkscope.figures.timeaxis import band, mean_sd, spread, time_axis
 from qkscope.study import Study
 
+MIN_PAIRS = 20
+"""Cells of the map with fewer pairs are left empty."""
 VARIANTS = {"ap": ("exact", INK, "-"), "ap_fixed": ("queries turned to one place", "#1f8a70", "-"),
             "ap_published": ("published model", "#b5651d", "--")}  # fmt: skip
 
@@ -68,9 +70,9 @@ def draw_profile(data: pd.DataFrame) -> Drawing:
     axes[0].fill_between(part["place"], part["ap_q1"], part["ap_q3"], color=INK, alpha=0.1, linewidth=0)
     for name, (label, colour, line) in VARIANTS.items():
         if part[name].notna().any():
-            axes[0].plot(
-                part["place"], part[name], color=colour, linestyle=line, marker="o", markersize=2.5, label=label
-            )
+            marker = "o" if line == "-" else None
+            axes[0].plot(part["place"], part[name], color=colour, linestyle=line, marker=marker, markersize=2.5,
+                         label=label)  # fmt: skip
     axes[0].legend(loc="lower left", fontsize=6.8)
     axes[0].set_title(shortened(one, 34))
     axes[0].set_ylabel("attention plasticity, mean over heads")
@@ -123,6 +125,9 @@ def prepare_pairs(study: Study) -> pd.DataFrame:
     columns = [name for name in ("ap", "ap_published") if name in first]
     weighted = first.assign(**{name: first[name] * first["n_pairs"] for name in columns})
     table = weighted.groupby(["inter_key", "key_to_query"], as_index=False)[["n_pairs", *columns]].sum()
+    table = table[table["n_pairs"] >= MIN_PAIRS]
+    if table.empty:
+        raise NotApplicable(f"no pair of octaves holds {MIN_PAIRS} pairs of keys")
     table = table.assign(**{name: table[name] / table["n_pairs"] for name in columns})
     return table.assign(model=first["model"].iloc[0])[["model", "inter_key", "key_to_query", "n_pairs", *columns]]
 
@@ -137,6 +142,7 @@ def draw_pairs(data: pd.DataFrame) -> Drawing:
     for cell, column in zip(axes, columns, strict=True):
         table = data.pivot(index="inter_key", columns="key_to_query", values=column).sort_index(ascending=True)
         image = cell.imshow(table.to_numpy(float), origin="lower", cmap="cividis", norm=norm, aspect="auto")
+        cell.set_facecolor("#efefef")
         _octaves(cell, table)
         cell.set_title(VARIANTS[column][0])
         cell.set_xlabel("from the later key to the query (tokens)")
@@ -334,7 +340,7 @@ PAIRS = Figure(
     "plasticity/02_pair_heatmap",
     "Which pairs of keys are up to the query",
     "Mean plasticity of pairs of keys by how far they are from each other and from the query; exact, and by the "
-    "published model. Distances are in octaves.",
+    "published model. Distances are in octaves; pale grey: fewer than 20 pairs.",
     prepare_pairs,
     draw_pairs,
     say_pairs,

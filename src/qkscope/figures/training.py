@@ -24,24 +24,28 @@ def prepare_signal(study: Study) -> pd.DataFrame:
     frame = frame.assign(abs_r_k=frame["r_k"].abs(), discordant=discordant(frame))
     table = timeline(runs).merge(mean_sd(frame, ["r_q", "r_k", "abs_r_k", "discordant"]), on="model", sort=False)
     tracks = followed(study, runs)
-    return table if tracks is None else table.merge(_from_pc0(tracks), on="model", how="left", sort=False)
+    if tracks is None:
+        return table
+    return table.merge(_to_last_pc0(tracks, runs[-1].label), on="model", how="left", sort=False)
 
 
-def _from_pc0(tracks: pd.DataFrame) -> pd.DataFrame:
-    """Means over heads of r_q and |r_k| along the direction that was PC0 at the first checkpoint."""
-    first = tracks[(tracks["track"] == 0) & tracks["pc"].notna()]
-    first = first.assign(followed_abs_r_k=first["r_k"].abs(), still_pc0=(first["pc"] == 0).astype(float))
-    renamed = first.rename(columns={"r_q": "followed_r_q", "match_angle": "followed_angle"})
-    columns = ["followed_r_q", "followed_abs_r_k", "followed_angle", "still_pc0"]
-    return renamed.groupby("model", sort=False)[columns].mean().reset_index()
+def _to_last_pc0(tracks: pd.DataFrame, last: str) -> pd.DataFrame:
+    """Means over heads of r_q and |r_k| along the direction that is PC0 at the last checkpoint."""
+    head = ["layer", "head", "track"]
+    ends = tracks[(tracks["model"] == last) & (tracks["pc"] == 0)][head]
+    path = tracks.merge(ends, on=head, sort=False)
+    path = path.assign(followed_abs_r_k=path["r_k"].abs(), already_pc0=(path["pc"] == 0).astype(float))
+    path = path.rename(columns={"r_q": "followed_r_q", "match_angle": "followed_angle"})
+    columns = ["followed_r_q", "followed_abs_r_k", "followed_angle", "already_pc0"]
+    return path.groupby("model", sort=False)[columns].mean().reset_index()
 
 
 def draw_signal(data: pd.DataFrame) -> Drawing:
-    """Three lines with bands of one standard deviation; dotted, the direction that was PC0 at the beginning."""
+    """Three lines with bands of one standard deviation; dotted, the direction that is PC0 in the end."""
     figure = canvas(6.6, 3.4)
     axes = figure.subplots()
     for name, colour in (("followed_r_q", Q), ("followed_abs_r_k", K)):
-        if name in data and (data["still_pc0"] < 1).any():
+        if name in data and (data["already_pc0"] < 1).any():
             axes.plot(data["order"], data[name], color=colour, linestyle=":", linewidth=1.1)
     lines = (("r_q", Q, "-", "r_q"), ("r_k", K, "-", "r_k"), ("abs_r_k", K, "--", "|r_k|"))
     ends = spread([float(data[name].iloc[-1]) for name, *_ in lines], 0.075)
@@ -70,14 +74,14 @@ def say_signal(data: pd.DataFrame) -> list[str]:
 
 
 def _say_followed(data: pd.DataFrame) -> list[str]:
-    if "still_pc0" not in data:
+    if "already_pc0" not in data:
         return []
-    last = data.iloc[-1]
-    turns = data["followed_angle"].iloc[1:].median()
+    first, turns = data.iloc[0], data["followed_angle"].iloc[1:]
     return [
-        f"Followed from checkpoint to checkpoint, the direction that starts as PC0 is still PC0 at the end in "
-        f"{last['still_pc0']:.0%} of heads, and turns by {turns:.0f}° from one checkpoint to the next (median); along "
-        f"it r_q ends at {last['followed_r_q']:.2f} and |r_k| at {last['followed_abs_r_k']:.2f}."
+        f"Followed back from checkpoint to checkpoint, the direction that is PC0 in the end was PC0 at the first one "
+        f"in {first['already_pc0']:.0%} of heads, with r_q {first['followed_r_q']:.2f} and |r_k| "
+        f"{first['followed_abs_r_k']:.2f} there; it turns by {turns.iloc[0]:.0f}° to the second checkpoint and by "
+        f"{turns.iloc[-1]:.0f}° to the last (mean over heads)."
     ]
 
 
@@ -162,8 +166,8 @@ SIGNAL = Figure(
     "qk-pca/07_position_signal",
     "Position on PC0 over training",
     "Mean r_q, r_k and |r_k| on PC0 over heads at each checkpoint; bands are one standard deviation over heads. "
-    "Dotted, where it differs: r_q and |r_k| along the direction that was PC0 at the first checkpoint, followed "
-    "from one to the next.",
+    "Dotted, where it differs: r_q and |r_k| along the direction that is PC0 at the last checkpoint, followed "
+    "back from one to the next.",
     prepare_signal,
     draw_signal,
     say_signal,

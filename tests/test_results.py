@@ -1,0 +1,82 @@
+"""What a results folder derives from its tables: links of plasticity, one row per run, axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+
+import qkscope
+from qkscope.analyses.links import plasticity_links
+from qkscope.jobs import Job
+from qkscope.pipeline import analyze
+from qkscope.reporting import runs_table
+from qkscope.results import write_results
+from qkscope.store.axes import read_axes
+from qkscope.store.tables import read_table
+from qkscope.study import Entry, build
+from tests.helpers import small_dataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    base = tmp_path_factory.mktemp("results")
+    runs = [qkscope.open(small_dataset(base / name, n=800), model=name, family="f") for name in ("one", "two")]
+    outcomes = analyze([Job(run) for run in runs], workers=1)
+    write_results(base / "tables", outcomes, wall_seconds=1.0)
+    return base / "tables"
+
+
+def test_a_run_is_one_row_with_means_medians_and_the_intervals_of_the_summary(folder):
+    runs, heads, rotated = (read_table(folder, name) for name in ("runs", "heads", "rotated"))
+    assert runs["model"].tolist() == ["one", "two"]
+    row, mine = runs.iloc[0], heads[heads["model"] == "one"]
+    assert (row["n_heads"], row["n_documents"], row["n_tokens"], row["window"]) == (8, 16, 800, 512)
+    assert row["ap_overall_mean"] == pytest.approx(mine["ap_overall"].mean())
+    assert row["positional_overhead_median"] == pytest.approx(mine["positional_overhead"].median())
+    assert row["ap_overall_low"] < row["ap_overall_high"]
+    bias = rotated.loc[rotated["model"] == "one", "bias_causal_window"]
+    assert row["bias_causal_window_mean"] == pytest.approx(bias.mean())
+    assert row["bias_causal_window_low"] < row["bias_causal_window_high"]
+    assert np.isnan(row["distance_r2_mean"])
+
+
+def test_a_study_has_the_same_row_with_its_phase(folder):
+    study = build([Entry(folder, model="two", label="late", phase="second", step=5.0)])
+    row, before = runs_table(study).iloc[0], read_table(folder, "runs").iloc[1]
+    assert (row["model"], row["phase"], row["step"]) == ("late", "second", 5.0)
+    for name in ("ap_overall_mean", "ap_overall_low", "bias_full_window_high", "n_tokens", "n_heads", "r_q_median"):
+        assert row[name] == pytest.approx(before[name]), name
+
+
+def test_links_are_means_by_class_and_ranks(folder):
+    heads, rotated, links = (read_table(folder, name) for name in ("heads", "rotated", "plasticity_links"))
+    mine = heads[heads["model"] == "one"]
+    one = links[links["model"] == "one"].set_index("name")
+    for kind, part in mine.groupby("taxonomy"):
+        assert one.loc[kind, "value"] == pytest.approx(part["ap_overall"].mean())
+        assert one.loc[kind, "n_heads"] == len(part)
+    both = mine.merge(rotated, on=["model", "layer", "head"])
+    expected = spearmanr(both["ap_overall"], both["bias_full_window"].abs()).statistic
+    assert one.loc["abs_bias_full_window", "value"] == pytest.approx(expected)
+    assert plasticity_links(heads.assign(ap_overall=np.nan), rotated).empty
+
+
+def test_axes_are_those_of_the_heads_and_of_every_model(folder):
+    axes = read_axes(folder)
+    assert set(axes["model"]) == {"one", "two"}
+    run = qkscope.open(folder.parent / "one")
+    axis = axes[(axes["model"] == "one") & (axes["layer"] == 1) & (axes["head"] == 2)].sort_values("pc")
+    np.testing.assert_allclose(np.stack(axis["axis"].to_list()), run.head(1, 2).pca.axes, atol=1e-6)
+
+
+def test_analysing_one_model_again_keeps_the_others(folder):
+    run = qkscope.open(folder.parent / "one", model="one")
+    before = {name: read_table(folder, name) for name in ("runs", "plasticity_links", "heads")}
+    write_results(folder, analyze([Job(run)], ["plasticity"], workers=1), wall_seconds=1.0)
+    for name, frame in before.items():
+        other = read_table(folder, name)
+        keep = frame["model"] == "two"
+        pd.testing.assert_frame_equal(other[other["model"] == "two"], frame[keep])
+    assert read_table(folder, "heads")["ap_overall"].notna().all()
