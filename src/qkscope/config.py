@@ -40,6 +40,10 @@ class DataConfig(_Strict):
     """Query heads per key head; set only where the heads present do not tell."""
     window: Count | None = None
     """Context length of the capture; by default each head's last position + 1."""
+    rope: dict[str, Any] | None = None
+    """Rotary encoding, such as {theta: 500000}; by default what the dataset's card says."""
+    buckets: Annotated[int, Field(ge=1, le=256, strict=True)] | None = None
+    """Position buckets of plasticity."""
 
 
 class PcaConfig(_Strict):

@@ -17,7 +17,7 @@ from qkscope.core.headmoments import (
     group_moments,
 )
 from qkscope.core.moments import Moments
-from qkscope.core.rope import HeadRotary
+from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import Sample, sample_pair
 from qkscope.errors import DatasetError, HeadError
@@ -39,6 +39,8 @@ class Reading:
     """Also keep this many vectors of each kind, or all there are."""
     buckets: int = 0
     """Also take moments of the queries in this many position buckets."""
+    rotary: bool = False
+    """Also take means with the rotation undone, where it is known."""
 
 
 TOO_LARGE = 1e60
@@ -55,12 +57,19 @@ class _Kind:
     dropped: int
     last: int
     _cells: dict[int, BucketMeans] = field(default_factory=dict)
+    _unrotated: list[np.ndarray] = field(default_factory=list)
 
     def cells(self, window: int) -> BucketMeans:
         """Means by document group and position bucket; the query heads of a group nearly always share the window."""
         if window not in self._cells:
             self._cells[window] = cell_means(self.rows, window)
         return self._cells[window]
+
+    def unrotated(self, rope: Rope) -> np.ndarray:
+        """Mean of the rows with their rotation undone; all heads of a layer share it."""
+        if not self._unrotated:
+            self._unrotated.append(rope.unrotated(self.rows.x, self.rows.position).mean(0))
+        return self._unrotated[0]
 
 
 class LoadedHead(NamedTuple):
@@ -110,10 +119,18 @@ def load_key_group(dataset: Dataset, heads: Sequence[HeadId], reading: Reading) 
             query = _load(dataset, head, reading)
             moments = _pair(dataset, query, key, reading)
             vectors = sample_pair(Pair(query.rows, key.rows), reading.sample) if reading.sample else None
-            loaded.append(LoadedHead(head, moments, vectors))
+            rotary = _rotary(dataset, query, key) if reading.rotary else None
+            loaded.append(LoadedHead(head, moments, vectors, rotary))
         except HeadError as error:
             failed.append(error)
+        except DatasetError as error:
+            failed.append(HeadError(head, str(error), dataset.heads.get(head)))
     return loaded, failed
+
+
+def _rotary(dataset: Dataset, query: _Kind, key: _Kind) -> HeadRotary | None:
+    rope = dataset.rotary.of(query.head.layer, query.rows.d)
+    return None if rope is None else HeadRotary(rope, query.unrotated(rope), key.unrotated(rope))
 
 
 def _attempt(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind | HeadError:

@@ -41,6 +41,10 @@ def analyze(
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ConfigError(f"several sources are labelled {', '.join(sorted(twice))}; give each a label of its own")
+    for job in jobs:
+        own = job.run.source.buckets
+        if own is not None and job.buckets not in (None, own):
+            raise ConfigError(f"{job.run.model} was captured with {own} position buckets; leave out --buckets")
     tasks = [task for job in jobs for task in _tasks(job, tuple(analyses), intervals)]
     total, done = sum(len(task.heads) for task in tasks), 0
     results: dict[int, tuple[Tables, list[Failure]]] = {}
@@ -109,6 +113,7 @@ def job_from_config(config: Config) -> Job:
         family=config.family,
         q_per_kv=data.q_per_kv,
         window=data.window,
+        rope=data.rope,
         max_samples=data.max_samples,
         seed=data.seed,
     )
@@ -118,6 +123,7 @@ def job_from_config(config: Config) -> Job:
         Selection(layers, heads, data.sample_heads, data.seed),
         PcaOptions(**config.pca.model_dump()),
         RotationOptions(**config.rotation.model_dump()),
+        buckets=data.buckets,
         config=config.model_dump(mode="json"),
     )
 

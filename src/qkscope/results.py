@@ -28,6 +28,7 @@ from qkscope.analyses.vectortables import with_active_planes
 from qkscope.errors import TableError
 from qkscope.jobs import ANALYSES, Analysis, Outcome
 from qkscope.runrow import run_row
+from qkscope.sources import Extent
 from qkscope.store.atomic import locked
 from qkscope.store.axes import AXES, axes_bytes
 from qkscope.store.points import POINTS, points_bytes
@@ -72,7 +73,7 @@ def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: fl
         frames = {name: _with_kept_rows(folder, name, [o.tables.frames[name] for o in worth], models) for name in names}
         frames = _linked(folder, frames)
         summary = _read_summary(folder)
-        extents = {outcome.job.run.model: outcome.job.run.source.extent() for outcome in worth}
+        extents = {outcome.job.run.model: _extent(outcome) for outcome in worth}
         summary |= {"qkscope": __version__, "versions": _versions(), "wall_seconds": round(wall_seconds, 3)}
         for outcome in worth:
             entry = summary["models"].setdefault(outcome.job.run.model, {})
@@ -119,6 +120,10 @@ def _derived(
     if heads is not None and heads["ap_overall"].notna().any():
         found["plasticity_links"] = plasticity_links(heads, tables.get("rotated"))
     return found
+
+
+def _extent(outcome: Outcome) -> Extent:
+    return outcome.job.run.source.extent(outcome.job.selection.of(outcome.job.run))
 
 
 def _per_head(frame: pd.DataFrame) -> pd.DataFrame:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -148,22 +149,32 @@ def open_run(
     family: str = "",
     q_per_kv: int | None = None,
     window: int | None = None,
+    rope: Mapping[str, Any] | None = None,
     max_samples: int | None = None,
     seed: int = 0,
 ) -> Run:
-    """Open a captured run's folder, or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``."""
-    source = _source(location, revision, q_per_kv, window)
+    """Open a captured run's folder, or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``.
+
+    ``rope`` describes a dataset's rotary encoding, such as ``{"theta": 500000}``.
+    """
+    source = _source(location, revision, q_per_kv, window, rope)
     label = model or revision or Path(location).absolute().name
     return Run(source, label, family, Reading(max_samples, seed))
 
 
-def _source(location: str | os.PathLike[str], revision: str | None, q_per_kv: int | None, window: int | None) -> Source:
+def _source(
+    location: str | os.PathLike[str],
+    revision: str | None,
+    q_per_kv: int | None,
+    window: int | None,
+    rope: Mapping[str, Any] | None,
+) -> Source:
     folder = Path(location)
     if (folder / PROGRESS).is_file():
         raise DatasetError(f"the capture in {folder} is not finished; the same command again goes on with it")
     if not (folder / MANIFEST).is_file():
-        return DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window))
-    given = {"revision": revision, "q_per_kv": q_per_kv, "window": window}
+        return DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window, rope=rope))
+    given = {"revision": revision, "q_per_kv": q_per_kv, "window": window, "rope": rope}
     extra = [name for name, value in given.items() if value is not None]
     if extra:
         raise ConfigError(f"{folder} is a captured run and knows its own {', '.join(extra)}; leave that out")

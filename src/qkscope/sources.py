@@ -19,6 +19,7 @@ from qkscope.heads import HeadId
 from qkscope.load import Loaded, LoadedHead, Reading, load_key_group, read_head
 from qkscope.store.datasets import Dataset
 from qkscope.store.runs import MOMENTS, SAMPLE, RunFolder, layer_file
+from qkscope.store.vectors import read_sliding_window
 
 WHOLE = Reading()
 """Every row of every head."""
@@ -57,14 +58,18 @@ class Source(Protocol):
     def window(self) -> int | None:
         """Context length, where it is known for all heads."""
 
+    @property
+    def buckets(self) -> int | None:
+        """Position buckets that queries were reduced in; None where that is yet to be chosen."""
+
     def key_head(self, head: HeadId) -> HeadId:
         """The key head that a query head reads; a ``HeadError`` if there is none."""
 
     def file(self, head: HeadId) -> str | None:
         """The file that a message about this head should name."""
 
-    def layer_notes(self, layer: int) -> LayerNotes:
-        """What sets a layer apart from full attention with rotary encoding."""
+    def layer_notes(self, head: HeadId) -> LayerNotes:
+        """What sets the layer of a query head apart from full attention with rotary encoding."""
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
         """Moments of query heads that read one key head, and the heads that failed."""
@@ -72,8 +77,8 @@ class Source(Protocol):
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """Vectors of a query or key head: all there are, or the run's sample of them."""
 
-    def extent(self) -> Extent:
-        """How much was measured."""
+    def extent(self, heads: Sequence[HeadId]) -> Extent:
+        """How much was measured, by the first of these heads that can be read."""
 
     def identity(self) -> dict[str, str]:
         """What exactly was read, for the record."""
@@ -100,6 +105,11 @@ class DatasetSource:
         """As the dataset says, if it does."""
         return self.dataset.window
 
+    @property
+    def buckets(self) -> int | None:
+        """As the analysis wants."""
+        return None
+
     def key_head(self, head: HeadId) -> HeadId:
         """The key head, if its file is there."""
         return self.dataset.key_head(head)
@@ -108,9 +118,13 @@ class DatasetSource:
         """The head's parquet file."""
         return self.dataset.heads.get(head)
 
-    def layer_notes(self, layer: int) -> LayerNotes:  # noqa: ARG002
-        """A dataset does not say."""
-        return LayerNotes()
+    def layer_notes(self, head: HeadId) -> LayerNotes:
+        """As the dataset's card and the file of this head say, if they do."""
+        try:
+            window = _sliding_window(str(self.dataset.path(head)))
+        except (DatasetError, HeadError):
+            window = None  # whoever reads the head will hear why
+        return LayerNotes(self.dataset.rotary.nope(head.layer), window)
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
         """Read each file once and reduce it."""
@@ -120,9 +134,9 @@ class DatasetSource:
         """All finite rows of the head."""
         return read_head(self.dataset, head, reading).rows
 
-    def extent(self) -> Extent:
-        """Documents and rows of the first query head that can be read; heads may differ in both."""
-        for head in self.query_heads[:3]:
+    def extent(self, heads: Sequence[HeadId]) -> Extent:
+        """Documents and rows of the first of these heads that can be read; heads may differ in both."""
+        for head in heads[:3]:
             try:
                 rows = self.dataset.read(head)
             except (DatasetError, HeadError):
@@ -163,6 +177,11 @@ class CapturedSource:
         """Context length of the capture."""
         return int(self.run.manifest["window"])
 
+    @property
+    def buckets(self) -> int | None:
+        """As the capture had it."""
+        return int(self.run.manifest["options"]["buckets"])
+
     def key_head(self, head: HeadId) -> HeadId:
         """The key head; captured with every query head that reads it."""
         return head.key_head(self.q_per_kv)
@@ -171,9 +190,9 @@ class CapturedSource:
         """The file of the head's layer."""
         return str(self.run.folder / MOMENTS / layer_file(head.layer))
 
-    def layer_notes(self, layer: int) -> LayerNotes:
+    def layer_notes(self, head: HeadId) -> LayerNotes:
         """As the model showed it during the capture."""
-        said = self._layers[layer]
+        said = self._layers[head.layer]
         return LayerNotes(said["rope"] is None, said["sliding_window"])
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[Loaded, list[HeadError]]:
@@ -215,7 +234,7 @@ class CapturedSource:
     def _vectors(self, head: HeadId, reading: Reading) -> Pair:
         return sample_pair(Pair(self.rows(head, WHOLE), self.rows(self.key_head(head), WHOLE)), reading.sample)
 
-    def extent(self) -> Extent:
+    def extent(self, heads: Sequence[HeadId]) -> Extent:  # noqa: ARG002
         """Documents of the manifest, and their tokens."""
         documents = self.run.manifest["documents"]
         return Extent(len(documents), sum(int(one["tokens"]) for one in documents))
@@ -228,6 +247,11 @@ class CapturedSource:
 
     def __str__(self) -> str:
         return str(self.run.folder)
+
+
+@lru_cache(maxsize=512)
+def _sliding_window(path: str) -> int | None:
+    return read_sliding_window(Path(path))
 
 
 def _rope(layer: dict[str, Any]) -> Rope | None:

@@ -136,7 +136,7 @@ def _scores(run: Run, one: LoadedHead) -> HeadScores:
     moments, field = one.moments, None
     if one.rotary is not None:
         field = mean_field(one.rotary, moments.total_q, moments.total_k, float(moments.scaling))
-    return HeadScores(moments, one.vectors, one.rotary, field, run.source.layer_notes(one.head.layer).sliding_window)
+    return HeadScores(moments, one.vectors, one.rotary, field, run.source.layer_notes(one.head).sliding_window)
 
 
 def _null(one: LoadedHead) -> float:
@@ -169,14 +169,17 @@ def _reading(task: Task) -> Reading:
     paired = "rotation" in task.analyses and task.job.rotation.pairing == "token"
     sample = PLANE_ROWS if task.job.points is None else max(PLANE_ROWS, task.job.points.rows)
     buckets = (task.job.buckets or N_BUCKETS) if "plasticity" in task.analyses else 0
-    return replace(task.job.run.reading, paired=paired, sample=sample, buckets=buckets)
+    rotary = bool({"planes", "distance", "plasticity"} & set(task.analyses))
+    return replace(task.job.run.reading, paired=paired, sample=sample, buckets=buckets, rotary=rotary)
 
 
 def _with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
     """The columns of a head table that say what kind of layer it is, and those that other analyses fill."""
     if table not in ("heads", "rotated"):
         return frame
-    notes = {layer: run.source.layer_notes(layer) for layer in set(frame["layer"])}
+    firsts = frame.drop_duplicates("layer")
+    heads = [HeadId(int(a), int(b), "q") for a, b in zip(firsts["layer"], firsts["head"], strict=True)]
+    notes = {head.layer: run.source.layer_notes(head) for head in heads}
     noted = frame.assign(
         nope=pd.array([notes[layer].nope for layer in frame["layer"]], dtype="boolean"),
         sliding_window=pd.array([notes[layer].sliding_window for layer in frame["layer"]], dtype="Int64"),

@@ -507,7 +507,7 @@ def test_undoing_the_rotation_of_saved_vectors_gives_the_means_that_the_capture_
     for head in run.heads[::3]:
         (loaded,), _ = run.source.load([head], run.reading)
         if loaded.rotary is None:
-            assert run.source.layer_notes(head.layer).nope
+            assert run.source.layer_notes(head).nope
             continue
         rope = loaded.rotary.rope
         for kind, mean in ((head, loaded.rotary.mean_q), (run.source.key_head(head), loaded.rotary.mean_k)):

@@ -2,73 +2,25 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.analyses.distance import mean_field
-from qkscope.analyses.tabulate import (
-    HEAD_INTERVALS,
-    PC_INTERVALS,
-    ROTATION_INTERVALS,
-    RotationOptions,
-    pca_tables,
-    rotation_model,
-    rotation_tables,
-)
-from qkscope.analyses.vectortables import (
-    DISTANCE_SCALARS,
-    HeadScores,
-    both_views,
-    distance_table,
-    of_model,
-    omega_columns,
-    planes_table,
-    rope_table,
-    with_active_planes,
-    with_distance,
-)
-from qkscope.core.moments import Moments
-from qkscope.core.planted import plant
-from qkscope.core.rope import HeadRotary, Rope
-from qkscope.core.rows import Pair
+import qkscope
+from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
 from qkscope.errors import TableError
+from qkscope.jobs import Job
+from qkscope.pipeline import analyze
+from qkscope.results import write_results
 from qkscope.store.columns import TABLES, column_names
 from qkscope.store.tables import read_table, write_tables
-from tests.helpers import index_of, moments_of
+from tests.helpers import small_dataset
 
 
 @pytest.fixture(scope="module")
-def frames() -> dict[str, pd.DataFrame]:
-    heads = [plant(12, n=300, documents=16, seed=s) for s in range(3)]
-    moments = moments_of(*heads)
-    model = rotation_model(moments, RotationOptions())
-    vectors = of_model(model, [Pair(head.q, head.k) for head in heads], [4096] * 3)
-    rope = Rope(np.array([0.5, 0.1]))
-    rotary = [HeadRotary(rope, np.ones(2) + 0j, np.ones(2) + 0j)] * 3
-    views = [
-        rope_table(
-            index_of(3).iloc[[i]],
-            rotary[i],
-            Moments.from_rows(head.q.x, head.q.position),
-            Moments.from_rows(head.k.x, head.k.position),
-            Pair(head.q, head.k),
-            4096,
-        )
-        for i, head in enumerate(heads)
-    ]
-    planes = both_views(planes_table(index_of(3), vectors, None), views)
-    fields = [mean_field(r, moments.total_q[i], moments.total_k[i], 0.1) for i, r in enumerate(rotary)]
-    scores = [HeadScores(field, Pair(head.q, head.k), 4096) for field, head in zip(fields, heads, strict=True)]
-    distance = distance_table(index_of(3), scores)
-    notes = {"nope": [True, False, None], "sliding_window": [None, 512, None]}
-    blank = dict.fromkeys([*DISTANCE_SCALARS, "active_share"], np.nan)
-    plain = pca_tables(index_of(3), moments).frames["heads"].assign(**notes, active_planes=None, **blank)
-    counted = with_distance(with_active_planes(plain, planes), distance)
-    rotated = rotation_tables(index_of(3), moments).frames["rotated"].assign(**notes).join(omega_columns(vectors))
-    return {
-        "qk": pca_tables(index_of(3), moments).frames["qk"],
-        "heads": counted,
-        "rotated": rotated,
-        "planes": planes,
-        "distance": distance,
-    }
+def frames(tmp_path_factory) -> dict[str, pd.DataFrame]:
+    """Every table, as a dataset that states the rotary encoding of one of its layers gives them."""
+    folder = tmp_path_factory.mktemp("tables")
+    rope = {"layers": {"0": {"theta": 100.0}, "1": None}}
+    run = qkscope.open(small_dataset(folder / "data", n=800, rope=rope), model="m")
+    write_results(folder / "out", analyze([Job(run)], workers=1), wall_seconds=1.0)
+    return {name: read_table(folder / "out", name) for name in TABLES}
 
 
 def test_every_column_is_described_and_every_description_is_a_column(frames):
@@ -174,6 +126,6 @@ def test_a_write_that_fails_leaves_what_was_there(frames, tmp_path, monkeypatch)
     monkeypatch.setattr(atomic, "_sync", full)
     with pytest.raises(TableError, match="No space left on device"):
         write_tables(
-            tmp_path, {name: frame.assign(layer=7) for name, frame in frames.items()}, {"summary.json": b"new"}
+            tmp_path, {name: frame.assign(family="other") for name, frame in frames.items()}, {"summary.json": b"new"}
         )
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before

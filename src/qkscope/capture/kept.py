@@ -61,7 +61,18 @@ def write_datasets(
     scalings = {layer["scaling"] for layer in manifest["layers"]}
     scaling = min(scalings) if len(scalings) == 1 else None
     for target in targets:
-        write_card(target, q_per_kv=manifest["q_per_kv"], window=manifest["window"], scaling=scaling)
+        write_card(
+            target, q_per_kv=manifest["q_per_kv"], window=manifest["window"], scaling=scaling, rope=_rope(manifest)
+        )
+
+
+def _rope(manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """The rotary encoding of each layer as a dataset states it; None before it is applied."""
+    if manifest["stage"] != "post-rope":
+        return None
+    keys = ("frequencies", "layout", "start", "sign")
+    layers = {str(layer["layer"]): layer["rope"] for layer in manifest["layers"]}
+    return {"layers": {name: None if one is None else {key: one[key] for key in keys} for name, one in layers.items()}}
 
 
 def _layer_rows(shards: list[Path], layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -62,7 +62,7 @@ def analyze(
     datasets: Annotated[list[str], typer.Argument(help="Dataset folders, Hub ids or hf:// URLs; each is one model.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the tables.")] = Path("results"),
     only: Annotated[
-        str | None, typer.Option(help="Only these analyses, such as pca,rotation; there is planes too.")
+        str | None, typer.Option(help="Only some of pca, rotation, planes, distance, plasticity; comma-separated.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit, for a Hub dataset.")] = None,
     model: Annotated[
@@ -71,6 +71,10 @@ def analyze(
     family: Annotated[str, typer.Option(help="Family label in the tables.")] = "",
     q_per_kv: Annotated[int | None, typer.Option(min=1, help="Query heads per key head.")] = None,
     window: Annotated[int | None, typer.Option(min=1, help="Context length of the capture, in tokens.")] = None,
+    rope_theta: Annotated[
+        float | None, typer.Option(min=1, help="Base of the rotary encoding, for datasets whose card does not say.")
+    ] = None,
+    buckets: Annotated[int | None, typer.Option(min=1, max=256, help="Position buckets of plasticity (16).")] = None,
     layers: Layers = None,
     heads: Heads = None,
     sample_heads: SampleHeads = None,
@@ -103,13 +107,19 @@ def analyze(
             )
         analyses = _parse_analyses(only)
         chosen = Selection(parse_indices(layers), parse_indices(heads), sample_heads, seed or 0)
-        reading = {"q_per_kv": q_per_kv, "window": window, "max_samples": max_samples, "seed": seed or 0}
+        reading: dict[str, Any] = {
+            "q_per_kv": q_per_kv,
+            "window": window,
+            "max_samples": max_samples,
+            "seed": seed or 0,
+        }
+        reading |= {} if rope_theta is None else {"rope": {"theta": rope_theta}}
         runs = [
-            open_run(dataset, revision, model=label, family=family, **reading)  # type: ignore[arg-type]
+            open_run(dataset, revision, model=label, family=family, **reading)
             for dataset, label in zip_longest(datasets, model or [])
         ]
         said = {"command": "analyze", "layers": layers, "heads": heads, "sample_heads": sample_heads} | reading
-        jobs = [Job(run, chosen, points=parse_points(points, run), config=said) for run in runs]
+        jobs = [Job(run, chosen, points=parse_points(points, run), buckets=buckets, config=said) for run in runs]
         prepare(jobs, output, analyses)
         with progress() as on_done:
             outcomes = analyze_jobs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,10 +14,11 @@ from qkscope.errors import DatasetError, HeadError
 from qkscope.heads import HeadId
 from qkscope.store.atomic import write_together
 from qkscope.store.files import Files, Located, locate
+from qkscope.store.rotary import Rotary, parse_rotary
 from qkscope.store.vectors import DATA_FILE, read_rows, write_rows
 
 CARD = "dataset.json"
-"""What a dataset may say of itself, beside its heads: q_per_kv, window, scaling."""
+"""What a dataset may say of itself, beside its heads: q_per_kv, window, scaling, rope."""
 _CARD_KEYS = {"q_per_kv": int, "window": int, "scaling": float}
 
 
@@ -34,6 +35,8 @@ class Dataset:
     """Context length of the capture, where the dataset says so."""
     scaling: float | None = None
     """Factor on q·k before the softmax, where the dataset says so; else d^−½."""
+    rotary: Rotary = field(default_factory=Rotary)
+    """Rotary encoding, where the dataset says so."""
 
     @classmethod
     def open(
@@ -43,6 +46,7 @@ class Dataset:
         *,
         q_per_kv: int | None = None,
         window: int | None = None,
+        rope: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Open a local folder, a Hub id or an ``hf://`` URL; what is given here overrides what the dataset says."""
         located = locate(location, revision)
@@ -53,7 +57,8 @@ class Dataset:
             if given is not None and not 0 < given < 2**31:
                 raise DatasetError(f"expected {name} to be a positive 32-bit number, got {given}")
         ratio = q_per_kv or said.get("q_per_kv") or derive_q_per_kv(heads)
-        return cls(located.files, heads, ratio, window or said.get("window"), said.get("scaling"))
+        rotary = parse_rotary(said.get("rope") if rope is None else dict(rope), CARD if rope is None else "rope")
+        return cls(located.files, heads, ratio, window or said.get("window"), said.get("scaling"), rotary)
 
     @property
     def query_heads(self) -> list[HeadId]:
@@ -86,20 +91,29 @@ def write_dataset(
     q_per_kv: int,
     window: int | None = None,
     scaling: float | None = None,
+    rope: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write heads in the dataset layout, and a card that says what their files cannot."""
     target = Path(folder)
     for head, rows in heads:
         write_rows(target / str(head) / DATA_FILE, rows)
-    write_card(target, q_per_kv=q_per_kv, window=window, scaling=scaling)
+    write_card(target, q_per_kv=q_per_kv, window=window, scaling=scaling, rope=rope)
     return target
 
 
-def write_card(target: Path, *, q_per_kv: int, window: int | None = None, scaling: float | None = None) -> None:
+def write_card(
+    target: Path,
+    *,
+    q_per_kv: int,
+    window: int | None = None,
+    scaling: float | None = None,
+    rope: Mapping[str, Any] | None = None,
+) -> None:
     """Write what a dataset says of itself."""
     if not (isinstance(q_per_kv, int) and q_per_kv > 0):
         raise ValueError(f"expected q_per_kv to be a positive int, got {q_per_kv!r}")
-    card = {"q_per_kv": q_per_kv, "window": window, "scaling": scaling}
+    parse_rotary(rope, "rope")
+    card = {"q_per_kv": q_per_kv, "window": window, "scaling": scaling, "rope": rope}
     text = json.dumps({key: value for key, value in card.items() if value is not None}, indent=2) + "\n"
     write_together(target, {CARD: text.encode()})
 

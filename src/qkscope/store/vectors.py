@@ -1,7 +1,8 @@
 """One head's vectors on disk: ``l{LL}h{HH}{q|k}/data.parquet``.
 
 Columns: ``bucket``, ``example_id``, ``position`` (int32), ``vector`` (fixed_size_list of float32 or float16),
-``sliding_window`` (int32 or null), ``token_str`` (string or null). Only three of them are read.
+``sliding_window`` (int32 or null), ``token_str`` (string or null). Three of them are read, and of ``sliding_window``
+the first value.
 """
 
 from __future__ import annotations
@@ -39,6 +40,19 @@ def read_rows(path: Path, head: HeadId) -> Rows:
         )
     except _Malformed as error:
         raise HeadError(head, str(error), path) from None
+
+
+def read_sliding_window(path: Path) -> int | None:
+    """The first value of ``sliding_window``; None where it is null or not there, or the file cannot be read."""
+    try:
+        with pq.ParquetFile(path) as file:
+            if "sliding_window" not in file.schema_arrow.names:
+                return None
+            batch = next(file.iter_batches(1, columns=["sliding_window"]), None)
+    except (pa.ArrowException, OSError):
+        return None  # reading its vectors will say what is wrong with it
+    value = batch[0][0].as_py() if batch is not None and len(batch) else None
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def write_rows(
