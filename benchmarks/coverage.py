@@ -24,6 +24,7 @@ from qkscope.core.moments import Moments
 from qkscope.core.planted import Law, PlantedHead, Ring, plant
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
+from qkscope.engine import for_each
 
 WINDOW = 2048
 WIDTH = bucket_width(WINDOW)
@@ -48,10 +49,20 @@ def coverage(n_heads: int, strength: float) -> tuple[dict[str, float], tuple[flo
     return held, (float(np.mean(model.r_q_a)), float(np.mean(model.r_k_a)))
 
 
-def coverage_of_scores(n_heads: int, strength: float = 1.0) -> dict[str, float]:
-    """The same for columns that come from vectors: the causal bias, plasticity, the Q/K line."""
+def coverage_of_scores(n_heads: int, workers: int = 2) -> dict[str, float]:
+    """The same, at strong drift, for columns that come from vectors: the causal bias, plasticity, the Q/K line."""
+    chunks = [range(first, min(first + 20, n_heads)) for first in range(0, n_heads, 20)]
     ranges: dict[str, list[tuple[float, float, float]]] = {}
-    for head in planted(n_heads, strength):
+    for _, found in for_each(_ranges, chunks, workers):
+        for name, rows in found.items():
+            ranges.setdefault(name, []).extend(rows)
+    return {name: _held(*(np.array(part) for part in zip(*rows, strict=True))) for name, rows in ranges.items()}
+
+
+def _ranges(seeds: range) -> dict[str, list[tuple[float, float, float]]]:
+    """(low, truth, high) of every column, head by head."""
+    ranges: dict[str, list[tuple[float, float, float]]] = {}
+    for head in planted(seeds.stop, 1.0, seeds.start):
         moments, pair = moments_of(head, window=WINDOW), Pair(head.q, head.k)
         scores = HeadScores(_one(head), pair, None, None, None)
         axes = components(head.truth.q, head.truth.k, 2).axes
@@ -65,17 +76,17 @@ def coverage_of_scores(n_heads: int, strength: float = 1.0) -> dict[str, float]:
             row = frame.iloc[0]
             for name, value in truths.items():
                 ranges.setdefault(name, []).append((row[f"{name}_low"], value, row[f"{name}_high"]))
-    ranges["position_share_of_score"] = [_share_range(seed) for seed in range(n_heads)]
-    return {name: _held(*(np.array(part) for part in zip(*rows, strict=True))) for name, rows in ranges.items()}
+    return ranges | {"position_share_of_score": [_share_range(seed) for seed in seeds]}
 
 
 def _held(low: np.ndarray, value: np.ndarray, high: np.ndarray) -> float:
     return float(((low <= value) & (value <= high)).mean())
 
 
-def planted(n_heads: int, strength: float) -> list[PlantedHead]:
-    """Heads with rings, uneven noise and document effects; ``strength`` scales their drift."""
+def planted(n_heads: int, strength: float, first: int = 0) -> list[PlantedHead]:
+    """Heads with rings, uneven noise and document effects, from number ``first`` on; ``strength`` scales their drift."""
     rng = np.random.default_rng(1)
+    means = [(rng.normal(2, 1), rng.normal(0, 1)) for _ in range(n_heads)]
     return [
         plant(
             16,
@@ -85,13 +96,13 @@ def planted(n_heads: int, strength: float) -> list[PlantedHead]:
             rings=[Ring(0.02, 1.0, 1.0)],
             sigma=np.linspace(0.5, 1.5, 16),
             sigma_document=0.4,
-            mu_q=(rng.normal(2, 1), 3.0),
-            mu_k=(rng.normal(0, 1), -3.0),
+            mu_q=(means[seed][0], 3.0),
+            mu_k=(means[seed][1], -3.0),
             alpha_q=5e-4 * strength,
             alpha_k=1e-3 * strength,
             seed=seed,
         )
-        for seed in range(n_heads)
+        for seed in range(first, n_heads)
     ]
 
 

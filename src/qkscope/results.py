@@ -22,7 +22,7 @@ from qkscope._version import __version__
 from qkscope.analyses.links import plasticity_links
 from qkscope.analyses.pca import TAXONOMY
 from qkscope.analyses.scoretables import AP, CAUSAL, SCALARS, SHARE, with_scalars
-from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
+from qkscope.analyses.tabulate import HEAD_INTERVALS, LINE_INTERVAL, PC_INTERVALS, ROTATION_INTERVALS
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.analyses.vectortables import with_active_planes
 from qkscope.errors import TableError
@@ -46,7 +46,7 @@ HEADLINES = {
 """Columns whose mean over heads the summary gives; those of ``qk`` on component 0."""
 DERIVED = ("plasticity_links", "runs")
 """Tables that follow from others."""
-INTERVALS = PC_INTERVALS | HEAD_INTERVALS | ROTATION_INTERVALS | SHARE | AP | CAUSAL | {"lda_accuracy": Scale.SHARE}
+INTERVALS = PC_INTERVALS | HEAD_INTERVALS | ROTATION_INTERVALS | SHARE | AP | CAUSAL | LINE_INTERVAL
 
 
 def check_folder(folder: Path, tables: Sequence[str]) -> None:
@@ -192,7 +192,7 @@ def _mean(
         return {"mean": mean}
     over_heads = np.where(present[0], np.nan_to_num(replicates).mean(0), 0.0)
     # A mean of correlations is no correlation; a mean of shares is a share.
-    kept = scale if scale is Scale.SHARE else Scale.LINEAR
+    kept = Scale.SHARE if scale in (Scale.SHARE, Scale.PROPORTION) else Scale.LINEAR
     interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float), kept)
     if np.isnan(interval.se[0]):
         return {"mean": mean}

@@ -1,9 +1,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from benchmarks.coverage import DRIFTS, coverage
+from benchmarks.coverage import DRIFTS, coverage, coverage_of_scores
 from scipy import stats
 
+from qkscope.analyses.scoretables import AP
 from qkscope.analyses.tabulate import (
     HEAD_INTERVALS,
     PC_INTERVALS,
@@ -53,6 +54,8 @@ def test_ranges_stay_where_the_quantity_can_be():
     assert jackknife(estimate, replicates, present, Scale.SHARE).high[0] == 1.0
     assert jackknife(estimate, replicates, present, Scale.CORRELATION).high[0] < 1.0
     assert jackknife(estimate, replicates, present).high[0] > 1.0
+    counted = jackknife(estimate, replicates, present, Scale.PROPORTION)
+    assert 0.0 <= counted.low[0] < counted.high[0] <= 1.0
 
 
 def test_replicates_leave_out_exactly_one_group():
@@ -117,6 +120,15 @@ def held() -> dict[str, float]:
 @pytest.mark.parametrize("name", [*PC_INTERVALS, *HEAD_INTERVALS, *ROTATION_INTERVALS])
 def test_95_percent_intervals_cover_the_truth_in_about_95_percent_of_heads(held, name):
     assert 0.92 <= held[name] <= 0.98
+
+
+@pytest.mark.slow
+def test_intervals_of_columns_from_vectors_cover_the_truth_too():
+    """The causal bias, plasticity, the Q/K line and position's share of the score: 400 heads as well."""
+    found = coverage_of_scores(400)
+    assert set(found) == {"bias_causal", *AP, "lda_accuracy", "position_share_of_score"}
+    for name, share in found.items():
+        assert 0.92 <= share <= 0.98, (name, share)
 
 
 def test_ignoring_documents_would_not_cover():

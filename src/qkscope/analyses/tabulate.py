@@ -97,6 +97,8 @@ ROTATION_INTERVALS = {
 OVER_WINDOW = {"bias_window": "bias_strength", "bias_full_window": "bias_full", "bias_causal_window": "bias_causal"}
 """Each bias over the window, and the bias per token that it is a multiple of."""
 
+LINE_INTERVAL = {"lda_accuracy": Scale.PROPORTION}
+
 _PC_NUMBERS = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "slope_q", "slope_k", "var_q", "var_k",
                "fisher", "separation")  # fmt: skip
 _HEAD_NUMBERS = tuple(HeadVariance.__dataclass_fields__)
@@ -260,7 +262,7 @@ def _line_columns(
     usable = usable_groups(moments) * ~np.isnan(again).any(-1, keepdims=True)
     numbers = {"lda_accuracy": value}
     again_filled = {"lda_accuracy": np.nan_to_num(again)} if intervals else None
-    columns = numbers | interval_columns({"lda_accuracy": Scale.SHARE}, numbers, again_filled, usable)
+    columns = numbers | interval_columns(LINE_INTERVAL, numbers, again_filled, usable)
     return columns, {"lda_accuracy": np.where(usable > 0, again, np.nan)} if intervals else {}
 
 

@@ -7,7 +7,7 @@ at G − 1 degrees of freedom, on the Fisher z scale for correlations. It need n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -32,6 +32,8 @@ class Scale(Enum):
     SHARE = "share"
     CORRELATION = "correlation"
     MAGNITUDE = "magnitude"
+    PROPORTION = "proportion"
+    """A share of rows that are counted: arcsine of its root."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,11 @@ def jackknife(
 ) -> Interval:
     """Interval of each head's estimate from its delete-one replicates; absent groups are left out."""
     se = _center_and_se(estimate, replicates, present)[1]
-    on_z = scale in (Scale.CORRELATION, Scale.MAGNITUDE)
-    if on_z:
-        center, spread = _center_and_se(_fisher_z(estimate), _fisher_z(replicates), present)
-    else:
-        center, spread = _center_and_se(estimate, replicates, present)
+    there, back = _TRANSFORMS.get(scale, (_itself, _itself))
+    center, spread = _center_and_se(there(estimate), there(replicates), present)
     n_groups = _like(present.sum(-1), estimate)
     half = stdtrit(np.maximum(n_groups - 1, 1), (1 + LEVEL) / 2) * spread
-    low, high = center - half, center + half
-    if on_z:
-        low, high = np.tanh(low), np.tanh(high)
+    low, high = back(center - half), back(center + half)
     if scale is Scale.MAGNITUDE:
         low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)
     if scale is Scale.SHARE:
@@ -122,6 +119,26 @@ def _fisher_z(r: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """Artanh, kept finite for a perfect correlation."""
     limit = 1.0 - 1e-12
     return np.arctanh(np.clip(r, -limit, limit))
+
+
+def _itself(value: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    return value
+
+
+def _arcsine(share: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """The scale on which the spread of a counted share does not depend on the share."""
+    return np.arcsin(np.sqrt(np.clip(share, 0.0, 1.0)))
+
+
+def _from_arcsine(angle: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    return np.sin(np.clip(angle, 0.0, np.pi / 2)) ** 2
+
+
+_TRANSFORMS: dict[Scale, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
+    Scale.CORRELATION: (_fisher_z, np.tanh),
+    Scale.MAGNITUDE: (_fisher_z, np.tanh),
+    Scale.PROPORTION: (_arcsine, _from_arcsine),
+}
 
 
 def _like(per_head: Float[np.ndarray, "heads"], estimate: Float[np.ndarray, "heads *rest"]) -> Float[np.ndarray, "..."]:
