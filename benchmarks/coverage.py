@@ -84,7 +84,7 @@ def _held(low: np.ndarray, value: np.ndarray, high: np.ndarray) -> float:
 
 
 def planted(n_heads: int, strength: float, first: int = 0) -> list[PlantedHead]:
-    """Heads with rings, uneven noise and document effects, from number ``first`` on; ``strength`` scales their drift."""
+    """Heads with rings, uneven noise and document effects, number ``first`` and on; ``strength`` scales their drift."""
     rng = np.random.default_rng(1)
     means = [(rng.normal(2, 1), rng.normal(0, 1)) for _ in range(n_heads)]
     return [

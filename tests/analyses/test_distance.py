@@ -1,11 +1,17 @@
+import json
+
 import numpy as np
 import pytest
 
+import qkscope
 from qkscope.analyses.distance import bin_edges, distance_curve, mean_field, score_pairs
 from qkscope.analyses.ropeplanes import rope_planes
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
+from qkscope.errors import QkscopeError
+from qkscope.heads import HeadId
+from qkscope.store.datasets import write_dataset
 
 WINDOW, D = 1024, 12
 ROPE = Rope(np.array([1.0, 0.2, 0.03, 0.002]), "half", 0, 1)
@@ -136,3 +142,62 @@ def test_locks_are_one_without_noise_and_fall_with_it():
     np.testing.assert_allclose(still.lock_q, 1)
     np.testing.assert_allclose(still.lock_k, 1)
     assert (noisy.lock_q < 0.75).all()
+
+
+# ---- datasets that say how they were rotated -----------------------------------------------------
+
+
+def write(folder, rope: dict | None, seed: int = 0):
+    """A dataset of one head that is mean-field by construction, with the card as given."""
+    theta = Rope(100.0 ** (-2.0 * np.arange(6) / D))
+    pair, _, _ = head(0.5, documents=40, each=60, seed=seed, rope=theta)
+    heads = [(HeadId(0, 0, "q"), pair.q), (HeadId(0, 0, "k"), pair.k)]
+    return write_dataset(folder, heads, q_per_kv=1, window=WINDOW, rope=rope), theta
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_a_dataset_that_states_its_rotation_has_a_curve_and_planes(tmp_path, layers):
+    rope = (
+        {"layers": {"0": {"frequencies": (100.0 ** (-2.0 * np.arange(6) / D)).tolist()}}} if layers else {"theta": 100}
+    )
+    folder, theta = write(tmp_path / "data", rope)
+    run = qkscope.open(folder)
+    tables = qkscope.tables(run)
+    assert tables["heads"]["distance_r2"].iloc[0] > 0.98
+    planes = tables["planes"].query("view == 'rope'")
+    np.testing.assert_allclose(planes["theta"], theta.frequencies, rtol=1e-12)
+    assert planes["bias_part"].sum() == pytest.approx(tables["rotated"]["bias_full"].iloc[0], rel=1e-9)
+    assert tables["plasticity"]["ap_fixed"].notna().all()
+    assert not tables["rotated"]["nope"].iloc[0]
+
+
+def test_a_rotation_can_be_stated_from_outside(tmp_path):
+    folder, _ = write(tmp_path / "data", None)
+    assert qkscope.tables(qkscope.open(folder))["distance"].empty
+    assert qkscope.distance(qkscope.open(folder, rope={"theta": 100.0}))["distance_r2"].iloc[0] > 0.98
+    wrong = qkscope.distance(qkscope.open(folder, rope={"theta": 10_000.0}))["distance_r2"].iloc[0]
+    assert wrong < 0.9
+
+
+@pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        ([1], "expected rope to be an object"),
+        ({}, "either theta or frequencies"),
+        ({"theta": 1}, "theta above 1"),
+        ({"theta": "big"}, "finite number"),
+        ({"theta": 10.0, "freq": 1}, "unknown key rope.freq"),
+        ({"frequencies": []}, "finite number"),
+        ({"frequencies": [1.0] * 9}, "turns coordinates 0 to 17, and its vectors have 12"),
+        ({"theta": 10.0, "layout": "odd"}, "layout to be half or interleaved"),
+        ({"theta": 10.0, "dims": 1}, "rope.dims"),
+        ({"layers": {"x": None}}, "layer numbers as keys"),
+        ({"layers": {"0": 3}}, "expected rope to be an object"),
+    ],
+)
+def test_a_rotation_that_makes_no_sense_is_named(tmp_path, rope, said):
+    folder, _ = write(tmp_path / "data", None)
+    card = json.loads((folder / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps(card | {"rope": rope}))
+    with pytest.raises(QkscopeError, match=said):
+        qkscope.distance(qkscope.open(folder))

@@ -304,7 +304,7 @@
     const [x, ap, error, published, fixed] = columns;
     const line = (name, y, colour, dash) => ({ type: "scatter", mode: "lines", name, x, y, line: { color: colour, width: 1.5, dash } });
     const lines = [{ type: "scatter", mode: "lines+markers", name: "exact", x, y: ap, error_y: { type: "data", array: error.map((e) => e || 0), thickness: 1, width: 0 }, marker: { size: 5, color: css("--ink") }, line: { width: 1, color: css("--ink") } }];
-    if (fixed.some((v) => v !== null)) lines.push(line("queries in one place", fixed, "#1f8a70"));
+    if (fixed.some((v) => v !== null)) lines.push(line("in one place", fixed, "#1f8a70"));
     lines.push(line("published", published, "#b5651d", "dash"));
     Plotly.react(place, lines, small("plasticity along the window", { title: { text: "position of the query", font: { size: 10 } }, zeroline: false }, { range: [0, 1] }), config);
   }
