@@ -62,7 +62,7 @@ def main() -> None:
                 try:
                     error = check(name, attention, dtype)
                     print(f"{label:<40} {error:.1e}", flush=True)
-                    if error > 1e-5:
+                    if error > (1e-5 if dtype == torch.float32 else 2e-3):
                         failed.append(label)
                 except Exception as problem:
                     print(f"{label:<40} FAILED {type(problem).__name__}: {str(problem)[:160]}", flush=True)

@@ -7,17 +7,22 @@ were shifted first; everything beyond one document and bucket is added in float6
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from qkscope.capture.attention import Attention
+from qkscope.capture.halfsums import HalfSums, HostSums, Turning, takes
 from qkscope.capture.rope import LayerRope, temperature
 from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_width
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,14 @@ class Tokens:
     """Document group of each row."""
     kept: list[np.ndarray]
     """Columns of each row whose vectors are kept."""
+    _known: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, name: object, make: Callable[[], Made]) -> Made:
+        """What all layers of the pass share, made by the first that asks."""
+        if name not in self._known:
+            self._known[name] = make()
+        found: Made = self._known[name]
+        return found
 
     def counted(self, plan: Plan) -> list[tuple[int, int]]:
         """First column that counts and the one after the last, for each row."""
@@ -108,6 +121,17 @@ class KindSums:
         sums = torch.stack([real, imaginary], -1).double()
         self.unrotated.index_add_(1, groups, sums.transpose(0, 1))
 
+    def host(self) -> HostSums:
+        """The same on the host."""
+        unrotated = np.zeros((len(self.by_group), N_GROUPS, 0, 2))
+        return HostSums(
+            self.shift.double().cpu().numpy(),
+            self.by_group.cpu().numpy(),
+            self.by_cell.cpu().numpy(),
+            None if self.by_bucket is None else self.by_bucket.cpu().numpy(),
+            unrotated if self.unrotated is None else self.unrotated.cpu().numpy(),
+        )
+
 
 @dataclass
 class LayerSums:
@@ -121,9 +145,20 @@ class LayerSums:
     """Σ of the factor on queries, and count, at each position (2, window), float64, where the layer has one."""
     kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """(queries, keys) of the kept tokens, (n, H, d) each, in order."""
+    half: HalfSums | None = None
+    """In place of q and k, where vectors come in half precision on a GPU."""
 
     def add(self, seen: Attention, tokens: Tokens, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Add one attention call; ``angles`` are those of the layer's embedding at the call's positions."""
+        self._keep(seen, tokens)
+        turned = self.rope is not None and self.rope.temperature
+        if takes(seen.q, seen.k) and not turned:
+            if self.half is None:
+                self.half = HalfSums(seen.q, seen.k, tokens, self.plan, self.rope)
+            both = None if self.rope is None or angles is None else angles
+            turning = None if both is None else tokens.once(("turning", id(both[0])), lambda: Turning(*both))
+            self.half.add(seen.q, seen.k, tokens, turning)
+            return
         weights = tokens.weights(self.plan, seen.q.shape[2], seen.q.device)
         if self.q is None or self.k is None:
             planes = None if self.rope is None else self.rope.planes
@@ -138,6 +173,8 @@ class LayerSums:
                 self._add_temperature(factor, weights, tokens)
             self.q.add_unrotated(seen.q, tokens, query_weights, self.rope, angles)
             self.k.add_unrotated(seen.k, tokens, weights, self.rope, angles)
+
+    def _keep(self, seen: Attention, tokens: Tokens) -> None:
         for row, columns in enumerate(tokens.kept):
             if len(columns):
                 index = torch.from_numpy(columns).to(seen.q.device, non_blocking=True)
@@ -152,24 +189,27 @@ class LayerSums:
 
 def finish(sums: LayerSums) -> LayerMoments:
     """Bring one shard's sums of a layer to the host, as moments."""
-    assert sums.q is not None
-    assert sums.k is not None
-    assert sums.q.by_bucket is not None
-    q_shift, k_shift = (_host_shift(kind, sums.plan) for kind in (sums.q, sums.k))
-    turned_q, turned_k = (
-        np.zeros((kind.by_group.shape[0], N_GROUPS, 0, 2)) if kind.unrotated is None else kind.unrotated.cpu().numpy()
-        for kind in (sums.q, sums.k)
-    )
+    q, k = _host_sums(sums)
+    assert q.by_bucket is not None
+    q_shift, k_shift = (_with_time(kind.shift, sums.plan) for kind in (q, k))
     return LayerMoments(
-        _centred(sums.q.by_group.cpu().numpy(), q_shift),
-        _centred(sums.k.by_group.cpu().numpy(), k_shift),
-        _centred(sums.q.by_bucket.cpu().numpy(), q_shift),
-        _cells(sums.q.by_cell.cpu().numpy(), q_shift),
-        _cells(sums.k.by_cell.cpu().numpy(), k_shift),
-        turned_q,
-        turned_k,
+        _centred(q.by_group, q_shift),
+        _centred(k.by_group, k_shift),
+        _centred(q.by_bucket, q_shift),
+        _cells(q.by_cell, q_shift),
+        _cells(k.by_cell, k_shift),
+        q.unrotated,
+        k.unrotated,
         np.zeros((2, 0)) if sums.temperature is None else sums.temperature.cpu().numpy(),
     )
+
+
+def _host_sums(sums: LayerSums) -> tuple[HostSums, HostSums]:
+    if sums.half is not None:
+        return sums.half.host()
+    assert sums.q is not None
+    assert sums.k is not None
+    return sums.q.host(), sums.k.host()
 
 
 def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | None, *, full_buckets: bool) -> KindSums:
@@ -218,10 +258,9 @@ def _scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.empty(shape, device=device)
 
 
-def _host_shift(kind: KindSums, plan: Plan) -> np.ndarray:
+def _with_time(shift: np.ndarray, plan: Plan) -> np.ndarray:
     """The shift of (x, t) that the sums are about."""
-    heads = kind.shift.shape[0]
-    return np.concatenate([kind.shift.double().cpu().numpy(), np.full((heads, 1), plan.window / 2)], -1)
+    return np.concatenate([shift, np.full((len(shift), 1), plan.window / 2)], -1)
 
 
 def _cells(sums: np.ndarray, shift: np.ndarray) -> BucketMeans:
