@@ -2,10 +2,13 @@
 
 Queries and keys of a call become rows z = (x − shift, a, b, 1, 0 …) in their own precision. Products of half-precision
 numbers are exact in float32, and 256·a + b is the position within its bucket, in two parts that half precision holds
-exactly. One product zᵀz per head and bucket, with float32 out, holds all sums of squares; a second one, with a table of
-cosines and sines, holds the sums with the rotation undone (all coordinates with all planes, of which the matching ones
-are taken: a matrix unit does that faster than anything does the sum alone). On a GPU all of it runs on a stream of its
-own, beside the forward pass. Counts and sums of positions need no vectors and are kept on the host.
+exactly. Coordinates are shifted only where their mean is so far from zero that float32 sums would feel it; there the
+difference is exact for nearly every vector (Sterbenz), while a small shift would be lost to rounding.
+
+One product zᵀz per head and bucket, with float32 out, holds all sums of squares; a second one, with a table of cosines
+and sines, holds the sums with the rotation undone (all coordinates with all planes, of which the matching ones are
+taken: a matrix unit does that faster than anything does the sum alone). On a GPU all of it runs on a stream of its own,
+beside the forward pass. Counts and sums of positions need no vectors and are kept on the host.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ LOW = 256
 TOKENS_AT_ONCE = 32_768
 SHIFT_TOKENS = 256
 """The shift is the mean of so many vectors."""
+FAR = 8.0
+"""Means beyond so many standard deviations are shifted to zero."""
 
 
 def takes(q: torch.Tensor, k: torch.Tensor) -> bool:
@@ -63,9 +68,8 @@ class HalfSums:
         self.plan, self.rope, self.d, self.n_q = plan, rope, q.shape[-1], q.shape[1]
         self.heads, self.planes = q.shape[1] + k.shape[1], 0 if rope is None else rope.planes
         self.columns = -(-(self.d + 3) // ALIGNED) * ALIGNED
-        begin = tokens.counted(plan)[0][0]
-        some = [x[0, :, begin : begin + SHIFT_TOKENS].float() for x in (q, k)]
-        self.shift = torch.cat([x.sum(1) / max(x.shape[1], 1) for x in some]).to(q.dtype)
+        self.shift = torch.cat([_shift(x, tokens.counted(plan)[0][0]) for x in (q, k)]).to(q.dtype)
+        self.shifted = bool(self.shift.any())
 
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.float32, device=q.device)
@@ -73,8 +77,9 @@ class HalfSums:
         self.by_group = zeros(self.heads, N_GROUPS, self.columns, self.columns)
         self.by_bucket = zeros(self.n_q, plan.buckets, self.columns, self.columns)
         self.by_cell = zeros(self.heads, N_GROUPS, plan.buckets, self.columns)
-        self.turned = zeros(self.heads, N_GROUPS, self.planes, 4).double()
-        self.angle_sums = zeros(N_GROUPS, self.planes, 2).double()
+        self.turned = zeros(self.heads, N_GROUPS, self.planes, 4)
+        self.angles: list[tuple[int, torch.Tensor]] = []
+        """Σ cos and Σ sin of the tokens of each document that count, with its group."""
         self.places = np.zeros((N_GROUPS, plan.buckets, 3))
         if q.is_cuda:
             _side(q.device).wait_stream(torch.cuda.current_stream(q.device))
@@ -88,8 +93,7 @@ class HalfSums:
             for first in range(0, q.shape[2], step):
                 self._add_part(q, k, slice(first, min(first + step, q.shape[2])), tokens, turning)
             if turning is not None:
-                for row, group in enumerate(tokens.groups.tolist()):
-                    self.angle_sums[group] += turning.sums(tokens, self.plan)[row]
+                self.angles += zip(tokens.groups.tolist(), turning.sums(tokens, self.plan), strict=True)
             if q.is_cuda:
                 for x in (q, k):
                     x.record_stream(torch.cuda.current_stream(q.device))
@@ -101,7 +105,11 @@ class HalfSums:
         bounds = [(begin - part.start, end - part.start) for begin, end in tokens.counted(self.plan)]
         uncounted = rows.uncounted(bounds)
         for x, heads in ((q, slice(0, self.n_q)), (k, slice(self.n_q, None))):
-            torch.sub(x[:, :, part], self.shift[heads, None], out=rows.z[:, heads, :length, : self.d])
+            place = rows.z[:, heads, :length, : self.d]
+            if self.shifted:
+                torch.sub(x[:, :, part], self.shift[heads, None], out=place)
+            else:
+                _copy(x[:, :, part], place)
         for row, begin, end in uncounted:
             rows.z[row, :, begin:end, : self.d] = 0
         flat = rows.z.view(batch * self.heads * n, width, self.columns)
@@ -121,11 +129,20 @@ class HalfSums:
         batch = z.shape[0]
         flat = z.reshape(batch * self.heads, *z.shape[2:]) if batch > 1 else z[0]
         found = _product(flat.transpose(1, 2), table.expand(len(flat), *table.shape))
-        first, second, plane = _coordinates(self.rope.start, self.planes, self.rope.layout, str(z.device))
-        parts = [found[:, u, plane + shift] for shift in (0, self.planes) for u in (first, second)]
+        tables = found[..., : self.planes], found[..., self.planes :]
+        parts = [torch.diagonal(at[:, rows], 0, 1, 2) for at in tables for rows in self._coordinates]
         both = torch.stack(parts, -1).view(batch, self.heads, self.planes, 4)
         for row, group in enumerate(tokens.groups.tolist()):
             self.turned[:, group] += both[row]
+
+    @property
+    def _coordinates(self) -> tuple[slice, slice]:
+        """First and second coordinate of every plane."""
+        assert self.rope is not None
+        start, planes = self.rope.start, self.planes
+        if self.rope.layout == "half":
+            return slice(start, start + planes), slice(start + planes, start + 2 * planes)
+        return slice(start, start + 2 * planes, 2), slice(start + 1, start + 2 * planes, 2)
 
     # ---- to the host ----------------------------------------------------------------------------
 
@@ -158,9 +175,11 @@ class HalfSums:
     def _unrotated(self, heads: slice, shift: np.ndarray) -> np.ndarray:
         if self.rope is None:
             return np.zeros((len(shift), N_GROUPS, 0, 2))
-        sums, (cos, sin) = self.turned[heads].cpu().numpy(), np.moveaxis(self.angle_sums.cpu().numpy(), -1, 0)
-        first, second, _ = (part.cpu().numpy() for part in _coordinates(
-            self.rope.start, self.planes, self.rope.layout, str(self.turned.device)))  # fmt: skip
+        sums, angle_sums = self.turned[heads].double().cpu().numpy(), np.zeros((N_GROUPS, self.planes, 2))
+        for group, part in self.angles:
+            angle_sums[group] += part.cpu().numpy()
+        cos, sin = np.moveaxis(angle_sums, -1, 0)
+        first, second = self._coordinates
         u, v = shift[:, None, first], shift[:, None, second]
         cos_u, cos_v, sin_u, sin_v = np.moveaxis(sums, -1, 0)
         cos_u, cos_v, sin_u, sin_v = cos_u + u * cos, cos_v + v * cos, sin_u + u * sin, sin_v + v * sin
@@ -249,19 +268,29 @@ def _assembled(products: np.ndarray, moved: np.ndarray, places: np.ndarray, d: i
     return found
 
 
+def _shift(x: torch.Tensor, begin: int) -> torch.Tensor:
+    """Mean of the first vectors (H, d), and 0 where that is near enough to zero."""
+    some = x[0, :, begin : begin + SHIFT_TOKENS].float()
+    if some.shape[1] < 2:
+        return torch.zeros_like(some[:, :1].sum(1))
+    mean, spread = some.mean(1), some.std(1)
+    return torch.where(mean.abs() > FAR * spread, mean, torch.zeros_like(mean))
+
+
+def _copy(x: torch.Tensor, place: torch.Tensor) -> None:
+    """Copy vectors, eight bytes at a time where they lie so: two at a time leaves most of the memory's speed unused."""
+    wide = all(t.stride(-1) == 1 and all(s % 4 == 0 for s in t.stride()[:-1]) for t in (x, place))
+    if wide and x.shape[-1] % 4 == 0 and x.storage_offset() % 4 == 0:
+        place.view(torch.float64).copy_(x.view(torch.float64))
+    else:
+        place.copy_(x)
+
+
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Batched product of half-precision matrices, in float32."""
     if left.is_cuda:
         return torch.bmm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
-
-
-@lru_cache(maxsize=16)
-def _coordinates(start: int, planes: int, layout: str, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """First and second coordinate of each plane, and the plane's number."""
-    plane = torch.arange(planes, device=device)
-    first, second = (plane, plane + planes) if layout == "half" else (2 * plane, 2 * plane + 1)
-    return start + first, start + second, plane
 
 
 def _beside(x: torch.Tensor) -> AbstractContextManager[object]:
