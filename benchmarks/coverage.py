@@ -137,7 +137,7 @@ def _ap_truth(head: PlantedHead) -> dict[str, float]:
     keys = key_pairs(head.truth.law_k.draw(200 * 64, 200, rng), WINDOW, N_BUCKETS, most=3000)
     pp = reversible(along(keys.delta, means.mean_x), spread_along(keys.delta, cov))
     ap = np.where(keys.n > 0, (pp * keys.weight).sum(-1) / np.maximum(keys.n, 1), np.nan)
-    found = over_window(ap, means.n)
+    found = over_window(ap, means.n, WINDOW)
     return {name: float(getattr(found, name)) for name in AP}
 
 

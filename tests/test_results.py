@@ -9,10 +9,13 @@ from scipy.stats import spearmanr
 
 import qkscope
 from qkscope.analyses.links import plasticity_links
+from qkscope.errors import TableError
 from qkscope.jobs import Job
 from qkscope.pipeline import analyze
+from qkscope.report.heads import head_frame
 from qkscope.reporting import runs_table
-from qkscope.results import write_results
+from qkscope.results import check_folder, write_results
+from qkscope.runrow import run_row
 from qkscope.store.axes import read_axes
 from qkscope.store.tables import read_table
 from qkscope.study import Entry, build
@@ -80,3 +83,51 @@ def test_analysing_one_model_again_keeps_the_others(folder):
         keep = frame["model"] == "two"
         pd.testing.assert_frame_equal(other[other["model"] == "two"], frame[keep])
     assert read_table(folder, "heads")["ap_overall"].notna().all()
+
+
+def written(tmp_path, name: str, analyses=("pca", "rotation", "planes", "distance", "plasticity"), **options):
+    run = qkscope.open(small_dataset(tmp_path / f"{name}-data", **options), model=name)
+    return write_results(tmp_path / "out", analyze([Job(run)], list(analyses), workers=1), wall_seconds=1.0)
+
+
+def test_columns_that_no_head_has_are_left_out_of_the_summary(tmp_path):
+    """Five buckets have none with its middle in the first fifth but the first, which has no row."""
+    run = qkscope.open(small_dataset(tmp_path / "data"), model="m")
+    write_results(tmp_path / "out", analyze([Job(run, buckets=5)], workers=1), wall_seconds=1.0)
+    heads = read_table(tmp_path / "out", "heads")
+    assert heads["ap_first20"].isna().all()
+    assert heads["ap_overall"].notna().all()
+
+
+def test_plasticity_alone_makes_a_row_of_the_run_and_heads_to_look_at(tmp_path):
+    written(tmp_path, "m", ["plasticity"])
+    row = read_table(tmp_path / "out", "runs").iloc[0]
+    assert row["n_heads"] == 8
+    assert row["ap_overall_mean"] > 0
+    study = build([Entry(tmp_path / "out")])
+    assert runs_table(study).iloc[0]["n_heads"] == 8
+    assert len(head_frame(study)) == 8
+
+
+def test_what_a_new_analysis_no_longer_says_is_gone(tmp_path):
+    written(tmp_path, "m", rope={"theta": 100.0})
+    assert read_table(tmp_path / "out", "heads")["distance_r2"].notna().all()
+    (tmp_path / "m-data").rename(tmp_path / "old")
+    written(tmp_path, "m", ["distance"])
+    assert read_table(tmp_path / "out", "heads")["distance_r2"].isna().all()
+
+
+def test_a_table_of_another_version_is_found_before_the_work(tmp_path):
+    (tmp_path / "out").mkdir()
+    pd.DataFrame({"model": ["m"], "layer": [0]}).to_parquet(tmp_path / "out" / "heads.parquet")
+    with pytest.raises(TableError, match="not a table of this version"):
+        check_folder(tmp_path / "out", ["plasticity"])
+    check_folder(tmp_path / "out", [])
+
+
+def test_a_window_of_each_heads_own_gives_no_interval_over_it(folder):
+    heads, rotated = (read_table(folder, name).query("model == 'one'") for name in ("heads", "rotated"))
+    half = rotated.assign(bias_full_window=rotated["bias_full"] * np.where(rotated["layer"] == 0, 256, 512))
+    said = {"bias_full": {"mean": float(rotated["bias_full"].mean()), "low": -1.0, "high": 1.0}}
+    assert np.isnan(run_row({"heads": heads, "rotated": half}, said, 512)["bias_full_window_low"])
+    assert run_row({"rotated": rotated}, said, 512)["bias_full_window_low"] == -512

@@ -159,7 +159,7 @@ def _outcome(
     if {"heads", "planes"} <= frames.keys():
         frames["heads"] = with_active_planes(frames["heads"], frames["planes"])
     for name in SCALARS:
-        if {"heads", name} <= frames.keys() and len(frames[name]):
+        if {"heads", name} <= frames.keys() and len(frames["heads"]):
             frames["heads"] = with_scalars(frames["heads"], frames[name], name)
     frames |= {name: found[name] for name in ("points", "axes") if name in found}
     replicates = concat_replicates([tables for tables, _ in mine])

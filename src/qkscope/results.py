@@ -21,7 +21,7 @@ from jaxtyping import Float
 from qkscope._version import __version__
 from qkscope.analyses.links import plasticity_links
 from qkscope.analyses.pca import TAXONOMY
-from qkscope.analyses.scoretables import AP, CAUSAL, SCALARS, SHARE, with_scalars
+from qkscope.analyses.scoretables import AP, CAUSAL, SCALARS, SHARE, heads_from, with_scalars
 from qkscope.analyses.tabulate import HEAD_INTERVALS, LINE_INTERVAL, PC_INTERVALS, ROTATION_INTERVALS
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.analyses.vectortables import with_active_planes
@@ -31,6 +31,7 @@ from qkscope.runrow import run_row
 from qkscope.sources import Extent
 from qkscope.store.atomic import locked
 from qkscope.store.axes import AXES, axes_bytes
+from qkscope.store.columns import TABLES
 from qkscope.store.points import POINTS, points_bytes
 from qkscope.store.tables import read_table, write_tables
 from qkscope.study import merged_headline
@@ -54,7 +55,7 @@ def check_folder(folder: Path, tables: Sequence[str]) -> None:
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise TableError(f"cannot write to {folder} ({nearest} is no folder that can be written); choose another")
-    for name in (*tables, *DERIVED):
+    for name in TABLES if tables else ():
         if (folder / f"{name}.csv").is_dir() or (folder / f"{name}.parquet").is_dir():
             raise TableError(f"{folder / name}.csv or .parquet is a folder; move it away or write elsewhere")
         read_table(folder, name)
@@ -92,7 +93,7 @@ def _linked(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataF
         return frames
     for name in ("planes", *SCALARS):
         table = frames[name] if name in frames else read_table(folder, name)
-        if table is not None and len(table):
+        if table is not None and len(heads):
             heads = with_active_planes(heads, table) if name == "planes" else with_scalars(heads, table, name)
             frames = frames | {"heads": heads}
     return frames
@@ -104,6 +105,10 @@ def _derived(
     """What follows from the tables of all models in the folder: links of plasticity, and one row per run."""
     whole = {name: frames[name] if name in frames else read_table(folder, name) for name in ("qk", "heads", "rotated")}
     tables = {name: frame for name, frame in whole.items() if frame is not None}
+    if "heads" not in tables:
+        others = {name: frames[name] if name in frames else read_table(folder, name) for name in SCALARS}
+        told = heads_from({name: frame for name, frame in others.items() if frame is not None})
+        tables |= {} if told is None else {"heads": told}
     rows = []
     for model, entry in models.items():
         mine = {name: frame[frame["model"] == model] for name, frame in tables.items()}
@@ -117,7 +122,7 @@ def _derived(
         rows.append(named | counts | run_row(mine, merged_headline(entry), window))
     found = {"runs": pd.DataFrame(rows)} if rows else {}
     heads = tables.get("heads")
-    if heads is not None and heads["ap_overall"].notna().any():
+    if heads is not None and "taxonomy" in heads and heads["ap_overall"].notna().any():
         found["plasticity_links"] = plasticity_links(heads, tables.get("rotated"))
     return found
 
@@ -177,15 +182,16 @@ def headline(outcome: Outcome, tables: Sequence[str] = tuple(HEADLINES)) -> dict
         if table == "rotated":
             # A share of signs does not vary smoothly, and the jackknife has nothing to say about it.
             values["positive_bias_share"] = _mean(rows["bias_strength"] > 0, None)
-    return values
+    return {name: said for name, said in values.items() if np.isfinite(said["mean"])}
 
 
 def _mean(
     per_head: pd.Series, replicates: Float[np.ndarray, "heads groups"] | None, scale: Scale = Scale.LINEAR
 ) -> dict[str, float]:
     """Mean over heads; with an interval where every head has the same, and enough, document groups."""
-    mean = float(per_head.mean())
-    if replicates is None:
+    known = per_head.astype(float)
+    mean = float(known.mean()) if known.notna().any() else float("nan")
+    if replicates is None or not np.isfinite(mean):
         return {"mean": mean}
     present = ~np.isnan(replicates)
     if not (present == present[0]).all():

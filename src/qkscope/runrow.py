@@ -46,5 +46,7 @@ def _numbers(
         return nothing
     said = headline.get(OVER_WINDOW.get(column, column), {})
     scale = 1.0 if column not in OVER_WINDOW else float(window or np.nan)
-    ends = {name: scale * said[name] for name in ("low", "high") if name in said}
+    # Where heads have windows of their own, the mean over the window is not the mean per token times one window.
+    same = np.isclose(scale * said.get("mean", np.nan), values.mean(), rtol=1e-6, atol=1e-12)
+    ends = {name: scale * said[name] for name in ("low", "high") if name in said and same}
     return nothing | {"mean": float(values.mean()), "median": float(np.median(values))} | ends

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from qkscope.analyses.pca import TAXONOMY, taxonomy
+from qkscope.analyses.scoretables import heads_from
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
 from qkscope.store.axes import read_axes
@@ -175,6 +176,9 @@ def is_results(path: Path) -> bool:
 def read_folder(path: Path) -> Folder:
     """Read what tables there are: the parquet file, or else the csv."""
     tables = {name: frame for name in TABLE_NAMES if (frame := _read(path, name)) is not None}
+    told = heads_from(tables)
+    if "heads" not in tables and told is not None:
+        tables["heads"] = told
     if not tables:
         raise TableError(
             f"{path} holds none of {', '.join(f'{name}.csv' for name in TABLE_NAMES)}; analyse a run first"

@@ -12,7 +12,7 @@ from qkscope.analyses.distance import mean_field
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.nulls import null_r95
 from qkscope.analyses.pca import components
-from qkscope.analyses.rotation import Centering, has_drift
+from qkscope.analyses.rotation import Centering, centred, has_drift
 from qkscope.analyses.scoretables import (
     SCALARS,
     HeadScores,
@@ -107,7 +107,7 @@ def _off_moments(task: Task, loaded: Loaded) -> Tables:
         tables = rotation_tables(index, moments, job.rotation, model, intervals=task.intervals)
         causal, again = causal_columns([_scores(job.run, one) for one in loaded], intervals=task.intervals)
         tables.frames["rotated"] = tables.frames["rotated"].join(omega_columns(vectors)).join(causal)
-        tables.frames["rotated"]["null_r95"] = [_null(one) for one in loaded]
+        tables.frames["rotated"]["null_r95"] = [_null(one, job.rotation.centering) for one in loaded]
         tables.replicates.update(again)
     if "planes" in task.analyses:
         found = both_views(planes_table(index, vectors, task.chance), _rope_view(index, loaded))
@@ -139,10 +139,11 @@ def _scores(run: Run, one: LoadedHead) -> HeadScores:
     return HeadScores(moments, one.vectors, one.rotary, field, run.source.layer_notes(one.head).sliding_window)
 
 
-def _null(one: LoadedHead) -> float:
-    if one.vectors is None:
+def _null(one: LoadedHead, centering: Centering) -> float:
+    if one.vectors is None or not min(len(one.vectors.q), len(one.vectors.k)):
         return float("nan")
-    return null_r95(one.vectors, one.moments.total_q.merge(one.moments.total_k).cov_x)
+    cov = centred(one.moments.total_q, one.moments.total_k, centering).cov_x
+    return null_r95(one.vectors, cov, within=centering == "within")
 
 
 def _points(

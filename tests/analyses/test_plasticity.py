@@ -13,14 +13,17 @@ from qkscope.analyses.plasticity import (
     fixed_queries,
     key_pairs,
     over_window,
+    parts_of_window,
     plasticity,
     reversible,
     shrunk,
 )
+from qkscope.analyses.scoretables import HeadScores, plasticity_tables
 from qkscope.core.headmoments import BucketMeans, bucket_moments, cell_means
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope
-from qkscope.core.rows import Rows
+from qkscope.core.rows import Pair, Rows
+from tests.helpers import index_of, one_head
 
 BUCKETS, WINDOW = 16, 512
 WIDTH = WINDOW // BUCKETS
@@ -156,7 +159,16 @@ def test_a_sliding_window_leaves_keys_out_of_reach_out():
     real = pairs.weight > 0
     assert real.any()
     assert (last[:, None] - earlier < 100)[real].all()
-    assert (key_pairs(keys, WINDOW, BUCKETS, sliding_window=WIDTH).n == 0).all()
+    for narrow in (1, WIDTH // 2, WIDTH):
+        assert (key_pairs(keys, WINDOW, BUCKETS, sliding_window=narrow).n == 0).all()
+
+
+def test_a_fifth_of_the_window_is_one_of_its_tokens():
+    """16 buckets of 2 positions on a window of 20: the last ones are empty, and the last fifth is not."""
+    whole, first, last = parts_of_window(16, 20)
+    assert whole.all()
+    assert np.flatnonzero(first).tolist() == [0, 1]
+    assert np.flatnonzero(last)[:2].tolist() == [8, 9]
 
 
 def test_equal_keys_are_no_pair_and_few_queries_no_row():
@@ -198,12 +210,12 @@ def test_over_the_window_counts_buckets_by_their_middle():
     ap = np.linspace(1.0, 0.0, BUCKETS)
     ap[0] = np.nan
     n = np.arange(1.0, BUCKETS + 1)
-    found = over_window(ap, n)
+    found = over_window(ap, n, WINDOW)
     assert found.ap_overall == pytest.approx(np.average(ap[1:], weights=n[1:]))
     assert found.ap_first20 == pytest.approx(np.average(ap[1:3], weights=n[1:3]))
     assert found.ap_last20 == pytest.approx(np.average(ap[13:], weights=n[13:]))
     assert found.ap_drop == pytest.approx(found.ap_first20 - found.ap_last20)
-    assert np.isnan(over_window(np.full(4, np.nan), np.ones(4)).ap_overall)
+    assert np.isnan(over_window(np.full(4, np.nan), np.ones(4), 64).ap_overall)
 
 
 def test_leaving_out_a_group_is_leaving_out_its_rows():
@@ -225,3 +237,37 @@ def test_leaving_out_a_group_is_leaving_out_its_rows():
     expected = (pp * weight).sum(-1)[1:] / weight.sum(-1)[1:]
     np.testing.assert_allclose(found.again[0, 3, 1:], expected, atol=0.01)
     assert np.abs(found.again[0, 3, 1:] - expected).max() < 0.3 * np.abs(found.ap[0, 1:] - expected).max()
+
+
+def uneven(lengths: list[int], seed: int = 0) -> HeadScores:
+    """Documents of different length, one group each, of queries whose preference grows with position."""
+    rng = np.random.default_rng(seed)
+    position = np.concatenate([np.arange(n) for n in lengths])
+    document = np.repeat(np.arange(len(lengths)), lengths)
+    q = Rows(rng.standard_normal((len(position), 4)) + np.outer(position / 128, [1.0, 0, 0, 0]), position, document)
+    keys = Rows(rng.standard_normal((len(position), 4)), position, document)
+    return HeadScores(one_head(q, keys, WINDOW), Pair(q, keys), None, None, None)
+
+
+def test_replicates_weigh_buckets_by_the_queries_that_are_left():
+    one = uneven([100, 130, 200, 512] * 8)
+    row = plasticity_tables(index_of(1), [one]).frames["plasticity"].iloc[0]
+    pair = one.pair
+    assert pair is not None
+    again = []
+    for g in range(8):
+        kept = [rows.take(np.flatnonzero(rows.example_id % 8 != g)) for rows in (pair.q, pair.k)]
+        less = HeadScores(one_head(*kept, WINDOW), Pair(*kept), None, None, None)
+        again.append(plasticity_tables(index_of(1), [less]).frames["plasticity"]["ap_overall"].iloc[0])
+    by_hand = np.sqrt(7 / 8 * ((np.array(again) - np.mean(again)) ** 2).sum())
+    assert row["ap_overall_se"] == pytest.approx(by_hand, rel=0.35)
+
+
+def test_what_one_group_alone_tells_has_no_interval():
+    one = uneven([512] + [200] * 15)
+    row = plasticity_tables(index_of(1), [one]).frames["plasticity"].iloc[-1]
+    assert row["ap_last20"] > 0
+    assert np.isnan(row["ap_last20_low"])
+    assert np.isnan(row["ap_drop_low"])
+    assert np.isfinite(row["ap_first20_low"])
+    assert np.isnan(row["ap_se"])

@@ -17,11 +17,12 @@ DRAWS = 200
 QUANTILE = 0.95
 
 
-def null_r95(pair: Pair, cov: Float[np.ndarray, "d d"], seed: int = 0) -> float:
+def null_r95(pair: Pair, cov: Float[np.ndarray, "d d"], seed: int = 0, *, within: bool = False) -> float:
     """The 95th percentile of position_r over random choices of the documents read backwards.
 
     With m the middle of a document, t = m ± (t − m): Cov(x, t) is one part that stays and one signed part per document.
-    ``cov`` is the pooled covariance of queries and keys. NaN with fewer than two documents.
+    ``cov`` is the pooled covariance of queries and keys, about the common mean or, ``within`` classes, about each
+    one's own. NaN with fewer than two documents.
     """
     rows = pair.q.concat(pair.k)
     names, which = np.unique(rows.example_id, return_inverse=True)
@@ -29,7 +30,8 @@ def null_r95(pair: Pair, cov: Float[np.ndarray, "d d"], seed: int = 0) -> float:
         return float("nan")
     middle = _middles(rows, which, len(names))
     off = rows.position - middle[which]
-    x = rows.x - rows.x.mean(0, dtype=np.float64)
+    kinds = [pair.q.x, pair.k.x] if within else [rows.x]
+    x = np.concatenate([kind - kind.mean(0, dtype=np.float64) for kind in kinds])
     order = np.argsort(which, kind="stable")
     starts = np.searchsorted(which[order], np.arange(len(names)))
     turning = np.add.reduceat((off[:, None] * x)[order], starts)

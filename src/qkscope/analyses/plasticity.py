@@ -86,7 +86,7 @@ class Plasticity:
     ap: Float[np.ndarray, "heads buckets"]
     ap_published: Float[np.ndarray, "heads buckets"]
     again: Float[np.ndarray, "heads groups buckets"]
-    """Ap with each document group left out, of the queries and of the keys."""
+    """Ap with each document group left out, of the queries and of the keys; NaN where that leaves no queries."""
     pairs: Float[np.ndarray, "heads buckets pairs"]
     """PP of every pair."""
     pairs_published: Float[np.ndarray, "heads buckets pairs"]
@@ -224,7 +224,8 @@ def _left_out(
         between = (kept * (means - centre[:, None]) ** 2).sum(1)
         weight = keys.weight * (keys.group != g)
         some = weight.sum(-1, keepdims=True) > 0
-        again[:, g] = _over_pairs(reversible(centre, within + between), np.where(some, weight, keys.weight))
+        found = _over_pairs(reversible(centre, within + between), np.where(some, weight, keys.weight))
+        again[:, g] = np.where(kept.sum(1)[..., 0] > 0, found, np.nan)
     return again
 
 
@@ -250,7 +251,7 @@ class _Documents:
             for start, end in zip(self.starts, self.ends, strict=True)
         ]
         bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
-        n = bounds[:, 1] - bounds[:, 0]
+        n = np.maximum(bounds[:, 1] - bounds[:, 0], 0)
         cumulative = np.cumsum(n * (n - 1) // 2)
         total = int(cumulative[-1]) if len(cumulative) else 0
         rank = np.sort(np.random.default_rng(seed).choice(total, min(most, total), replace=False))
@@ -293,13 +294,20 @@ class WindowPlasticity:
 
 
 def over_window(
-    ap: Float[np.ndarray, "*batch buckets"], n_queries: Float[np.ndarray, "*#batch buckets"]
+    ap: Float[np.ndarray, "*batch buckets"], n_queries: Float[np.ndarray, "*#batch buckets"], window: int
 ) -> WindowPlasticity:
     """Means over buckets, weighted by queries: all, and those with their middle in the first or last fifth."""
-    buckets = ap.shape[-1]
-    centre = (np.arange(buckets) + 0.5) / buckets
-    chosen = [np.full(buckets, fill_value=True), centre < FIFTH, centre > 1 - FIFTH]
-    return WindowPlasticity(*(_weighted(ap, n_queries, part) for part in chosen))
+    return WindowPlasticity(*(_weighted(ap, n_queries, part) for part in parts_of_window(ap.shape[-1], window)))
+
+
+def parts_of_window(buckets: int, window: int) -> list[Bool[np.ndarray, "buckets"]]:
+    """Which buckets belong to the whole window, to its first fifth and to its last, by their middles.
+
+    >>> [np.flatnonzero(part).tolist() for part in parts_of_window(16, 4096)]
+    [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [0, 1, 2], [13, 14, 15]]
+    """
+    centre = ((np.arange(buckets) + 0.5) * bucket_width(window, buckets) - 0.5) / window
+    return [np.full(buckets, fill_value=True), centre < FIFTH, centre > 1 - FIFTH]
 
 
 def _weighted(

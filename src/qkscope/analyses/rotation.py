@@ -77,12 +77,12 @@ class Rotation:
 
 def drift_covariance(q: Moments, k: Moments, centering: Centering = "pooled") -> Float[np.ndarray, "*batch d"]:
     """C = Cov(x, t) over queries and keys: about the common mean, or each class about its own."""
-    return _centred(q, k, centering).cov_xt
+    return centred(q, k, centering).cov_xt
 
 
 def has_drift(q: Moments, k: Moments, centering: Centering = "pooled") -> TruthPerHead:
     """Whether axis a is defined: c is more than rounding."""
-    m = _centred(q, k, centering)
+    m = centred(q, k, centering)
     scale = np.sqrt(np.trace(m.cov_x, axis1=-2, axis2=-1) * m.var_t)
     return np.linalg.norm(m.cov_xt, axis=-1) > NO_DRIFT * scale
 
@@ -177,7 +177,7 @@ def leftovers(
     c_q, c_k = q.cov_xt, k.cov_xt
     apart = unit(off_axis(q.mean_x - k.mean_x, model.a))
     return Leftovers(
-        residual_pos_r=residual_pos_r(_centred(q, k, centering), model.a),
+        residual_pos_r=residual_pos_r(centred(q, k, centering), model.a),
         residual_r_q=_residual_r(q, model.a),
         residual_r_k=_residual_r(k, model.a),
         a_qk_cos=(unit(c_q) * unit(c_k)).sum(-1),
@@ -212,7 +212,7 @@ def _residual_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> PerHead:
     return np.where(size, np.abs(m.corr_along(unit(rest)[..., None, :])[..., 0]), 0.0)
 
 
-def _centred(q: Moments, k: Moments, centering: Centering) -> Moments:
+def centred(q: Moments, k: Moments, centering: Centering) -> Moments:
     """Moments of the pool about its own mean, or with x and t centred within each class."""
     if centering == "pooled":
         return q.merge(k)

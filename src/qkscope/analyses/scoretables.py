@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +18,12 @@ from qkscope.analyses.plasticity import (
     fixed_queries,
     key_pairs,
     over_window,
+    parts_of_window,
     plasticity,
 )
 from qkscope.analyses.tabulate import ENDS, Columns, Tables
 from qkscope.analyses.tabulate import over_window as times_window
-from qkscope.analyses.uncertainty import Scale, interval_columns, usable_groups
+from qkscope.analyses.uncertainty import MIN_GROUPS, Scale, interval_columns, usable_groups
 from qkscope.core.headmoments import N_GROUPS, HeadMoments, bucket_moments, bucket_width
 from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Pair
@@ -51,9 +52,27 @@ SCALARS = {"distance": DISTANCE_SCALARS, "plasticity": AP_SCALARS}
 def with_scalars(heads: pd.DataFrame, table: pd.DataFrame, name: str) -> pd.DataFrame:
     """The table ``heads`` with what another table says of each head as a whole."""
     columns = SCALARS[name]
+    if table.empty:
+        return heads.assign(**dict.fromkeys(columns, np.nan))
     whole = table.drop_duplicates(KEY)[[*KEY, *columns]]
     merged = heads.drop(columns=columns).merge(whole, on=KEY, how="left")
     return merged.astype(dict.fromkeys(columns, "float64"))[list(heads.columns)]
+
+
+def heads_from(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
+    """What ``distance`` and ``plasticity`` say of whole heads, where there is no table ``heads``; None if nothing."""
+    whole: pd.DataFrame | None = None
+    for name, columns in SCALARS.items():
+        frame = tables.get(name)
+        if frame is None or frame.empty:
+            continue
+        named = [column for column in (*KEY, "family", "k_head", *columns) if column in frame]
+        one = frame.drop_duplicates(KEY)[named]
+        if whole is not None:
+            new = [column for column in one if column not in whole]
+            one = whole.merge(one[[*KEY, *new]], on=KEY, how="outer")
+        whole = one
+    return whole
 
 
 @dataclass(frozen=True)
@@ -137,15 +156,16 @@ def plasticity_tables(index: pd.DataFrame, heads: Sequence[HeadScores], *, inter
 
     The heads read one key head, so that those of one window share their pairs of keys.
     """
-    drawn: dict[int, KeyPairs] = {}
+    drawn: dict[tuple[int, int | None], KeyPairs] = {}
     parts: list[Tables] = []
     for i, one in enumerate(heads):
         if one.pair is None or one.moments.q_buckets is None:
             continue
-        if one.window not in drawn:
+        reach = one.window, one.sliding_window
+        if reach not in drawn:
             buckets = one.moments.q_buckets.n.shape[-1]
-            drawn[one.window] = key_pairs(one.pair.k, one.window, buckets, sliding_window=one.sliding_window)
-        found = _plasticity_of(index.iloc[[i]], one, drawn[one.window], intervals=intervals)
+            drawn[reach] = key_pairs(one.pair.k, one.window, buckets, sliding_window=one.sliding_window)
+        found = _plasticity_of(index.iloc[[i]], one, drawn[reach], intervals=intervals)
         parts += [] if found is None else [found]
     if not parts:
         return Tables({})
@@ -167,13 +187,21 @@ def _plasticity_of(index: pd.DataFrame, one: HeadScores, keys: KeyPairs, *, inte
     there = ~np.isnan(found.ap[0])
     if not there.any():
         return None
+    without = np.maximum(n[:, None] - moments.q_cells.n, 0.0)
     scalars, again = (
         {name: getattr(whole, name) for name in AP}
-        for whole in (over_window(found.ap, n), over_window(found.again, n[:, None]))
+        for whole in (over_window(found.ap, n, one.window), over_window(found.again, without, one.window))
     )
     usable = usable_groups(moments) if intervals else np.zeros((1, N_GROUPS))
-    spread = interval_columns({"ap": Scale.SHARE}, {"ap": found.ap}, {"ap": found.again}, usable)["ap_se"]
-    columns = scalars | interval_columns(AP, scalars, again, usable)
+    again = {
+        name: np.where(_told(name, moments, one.window) * usable > 0, rows, np.nan) for name, rows in again.items()
+    }
+    columns = scalars | {
+        name: np.array([value])
+        for scalar, scale in AP.items()
+        for name, value in _ends({scalar: scale}, scalars, {scalar: again[scalar]}).items()
+    }
+    spread = _spread_of_buckets(found, usable)
     frame = _repeated(index, 0, int(there.sum())).assign(
         q_bucket=np.flatnonzero(there),
         q_position=((np.arange(buckets) + 0.5) * width - 0.5)[there],
@@ -181,13 +209,29 @@ def _plasticity_of(index: pd.DataFrame, one: HeadScores, keys: KeyPairs, *, inte
         n_queries=n[0, there].astype(np.int64),
         n_pairs=keys.n[there],
         ap=found.ap[0, there],
-        ap_se=spread[0, there],
+        ap_se=spread[there],
         ap_published=found.ap_published[0, there],
         ap_fixed=_fixed(one, keys, buckets)[there],
         **{name: float(values[0]) for name, values in columns.items()},
     )
-    replicates = {name: np.where(usable > 0, rows, np.nan) for name, rows in again.items()}
-    return Tables({"plasticity": frame, "plasticity_pairs": _by_distance(index, found, keys, there)}, replicates)
+    return Tables({"plasticity": frame, "plasticity_pairs": _by_distance(index, found, keys, there)}, again)
+
+
+def _told(name: str, moments: HeadMoments, window: int) -> Float[np.ndarray, "1 1"]:
+    """1 where enough document groups have queries in every part of the window that a scalar is about, else 0."""
+    assert moments.q_cells is not None
+    whole, first, last = parts_of_window(moments.q_cells.n.shape[-1], window)
+    needed = {"ap_overall": [whole], "ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}[name]
+    counts = [(moments.q_cells.n[..., part].sum(-1) > 0).sum(-1) for part in needed]
+    return (np.min(counts, axis=0) >= MIN_GROUPS).astype(float)[:, None]
+
+
+def _spread_of_buckets(found: Plasticity, usable: Float[np.ndarray, "1 8"]) -> Float[np.ndarray, "buckets"]:
+    """Standard error of ap in each bucket; NaN where leaving out a group leaves no queries."""
+    again = np.where(usable[..., None] > 0, found.again, 0.0)
+    filled = {"ap": np.nan_to_num(again)}
+    spread = interval_columns({"ap": Scale.SHARE}, {"ap": np.nan_to_num(found.ap)}, filled, usable)["ap_se"][0]
+    return np.where(np.isnan(again).any((0, 1)), np.nan, spread)
 
 
 PAIR_KEY = ["model", "family", "layer", "inter_key", "key_to_query"]
@@ -248,6 +292,7 @@ def _ends(
     scales: dict[str, Scale], values: Columns, again: dict[str, Float[np.ndarray, "heads groups"]]
 ) -> dict[str, float]:
     present = ~np.isnan(next(iter(again.values())))
+    present &= ~np.isnan(next(iter(values[name] for name in scales)))[:, None]
     filled = {name: np.nan_to_num(rows) for name, rows in again.items()}
     columns = interval_columns(scales, values, filled, present.astype(float))
     return {name: float(column[0]) for name, column in columns.items()}

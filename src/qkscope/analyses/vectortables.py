@@ -77,6 +77,8 @@ KEY = ["model", "layer", "head"]
 def with_active_planes(heads: pd.DataFrame, planes: pd.DataFrame) -> pd.DataFrame:
     """The table ``heads`` with ``active_planes`` and ``active_share`` as the table ``planes`` has them."""
     key = KEY
+    if planes.empty:
+        return heads.assign(active_planes=pd.array([None] * len(heads), dtype="Int64"), active_share=np.nan)
     planes = planes[planes["view"] == "svd"]
     active = planes.assign(active_share=planes["var_share"] * planes["active"].astype(float))
     counted = active.groupby(key, as_index=False).agg(

@@ -87,12 +87,29 @@ def prepare_depth_curves(study: Study) -> pd.DataFrame:
     table = rows(study, models(study), "distance", "measured", "predicted")
     first = table[table["model"] == table["model"].iloc[0]]
     last = max(study.last_layer[str(first["model"].iloc[0])], 1)
+    first = _on_one_grid(first)
     third = np.minimum(3 * first["layer"] // (last + 1), 2)
     grouped = first.assign(third=third).groupby(["third", "distance_low", "distance_high"])
     table = grouped[["measured", "predicted"]].mean()
-    spread = grouped["measured"].quantile([0.25, 0.75]).unstack().set_axis(["measured_q1", "measured_q3"], axis=1)
+    spread = (
+        grouped["measured"].quantile(np.array([0.25, 0.75])).unstack().set_axis(["measured_q1", "measured_q3"], axis=1)
+    )
     found = table.join(spread).join(grouped.size().rename("n_heads")).reset_index()
     return found.assign(model=first["model"].iloc[0])
+
+
+def _on_one_grid(curves: pd.DataFrame) -> pd.DataFrame:
+    """Every head's curve at the bins of the head that has most; bins follow windows, which may be each head's own."""
+    heads = {key: part.sort_values("distance_low") for key, part in curves.groupby(["layer", "head"])}
+    grid = max(heads.values(), key=len)
+    at = np.log(grid["distance_low"] * grid["distance_high"]) / 2
+    parts = []
+    for (layer, head), part in heads.items():
+        own = np.log(part["distance_low"] * part["distance_high"]) / 2
+        there = grid[(at >= own.min()) & (at <= own.max())]
+        values = {name: np.interp(at[there.index], own, part[name]) for name in ("measured", "predicted")}
+        parts.append(there[["distance_low", "distance_high"]].assign(layer=layer, head=head, **values))
+    return pd.concat(parts, ignore_index=True).assign(model=curves["model"].iloc[0])
 
 
 def draw_depth_curves(data: pd.DataFrame) -> Drawing:

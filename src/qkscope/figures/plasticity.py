@@ -177,6 +177,8 @@ def say_pairs(data: pd.DataFrame) -> list[str]:
 
 # ---- by class of heads --------------------------------------------------------------------------
 
+MOST_MODELS = 4
+"""Models that sentences are written about."""
 RANKED = ("bias_full_window", "posvar_q", "posvar_k", "amplification_window")
 
 
@@ -212,21 +214,31 @@ def draw_classes(data: pd.DataFrame) -> Drawing:
 
 
 def say_classes(data: pd.DataFrame) -> list[str]:
-    """Means by class, and ranks."""
+    """Means by class, and ranks, model by model: pooled over models they could say the opposite."""
+    models = list(dict.fromkeys(data["model"]))
+    named = len(models) > 1
+    return [
+        f"{model}: {line}" if named else line
+        for model in models[:MOST_MODELS]
+        for line in _say_model(data[data["model"] == model])
+    ]
+
+
+def _say_model(data: pd.DataFrame) -> list[str]:
     said = []
     for kind in TAXONOMY:
         part = data[data["taxonomy"] == kind]
         if len(part):
             mean = mean_over_heads(part, ["ap_overall"])
             said.append(f"{kind} {mean['ap_overall']:.2f}{_range(mean, 'ap_overall')}")
-    lines = [f"Mean plasticity by class: {', '.join(said)}."]
+    lines = [f"mean plasticity by class: {', '.join(said)}."]
     ranks = []
     for name in RANKED:
         part = data.dropna(subset=[name]) if name in data else data.iloc[:0]
         if len(part) > 2:
             found = rank_correlation(part, "ap_overall", name)
             ranks.append(f"{name} {found['rho']:+.2f}{_range(found, 'rho')}")
-    return lines + ([f"Rank correlation with plasticity: {', '.join(ranks)}."] if ranks else [])
+    return lines + ([f"rank correlation with plasticity: {', '.join(ranks)}."] if ranks else [])
 
 
 def _range(found: dict[str, float], name: str) -> str:

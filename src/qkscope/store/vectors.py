@@ -52,7 +52,8 @@ def read_sliding_window(path: Path) -> int | None:
     except (pa.ArrowException, OSError):
         return None  # reading its vectors will say what is wrong with it
     value = batch[0][0].as_py() if batch is not None and len(batch) else None
-    return value if isinstance(value, int) and value > 0 else None
+    # pandas turns whole numbers into fractions where some are missing.
+    return int(value) if isinstance(value, int | float) and 0 < value < INT32 else None
 
 
 def write_rows(
