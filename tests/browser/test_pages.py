@@ -76,7 +76,7 @@ def test_the_report_opens_quietly_and_fits(tab, pages, width):
     tab.goto((pages / "report.html").as_uri())
     expect(tab.locator("h1")).to_have_text("Browser test")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert tab.locator("figure img").count() == 23
+    assert tab.locator("figure img").count() == 28
     assert tab.evaluate("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
     assert tab.title() == "Browser test · qkscope"
     assert len(tab.asked) == 1

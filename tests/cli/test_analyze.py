@@ -21,12 +21,11 @@ from qkscope.cli.main import app
 from qkscope.cli.published import pca_app, rotate_app
 from qkscope.core.rows import Rows
 from qkscope.heads import HeadId
+from qkscope.store import columns
 from qkscope.store.vectors import read_rows, write_rows
 from tests.helpers import small_dataset
 
-TABLES = tuple(
-    f"{name}.{suffix}" for name in ("qk", "heads", "rotated", "planes", "distance") for suffix in ("csv", "parquet")
-)
+TABLES = tuple(f"{name}.{suffix}" for name in columns.TABLES for suffix in ("csv", "parquet"))
 
 
 def run(*arguments: object, on=app):
@@ -55,7 +54,7 @@ def test_analyze_writes_all_tables_and_a_summary(tmp_path):
     dataset = small_dataset(tmp_path / "my-model", window=512)
     done = run("analyze", dataset, "-o", tmp_path / "out", "--family", "F")
     assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([*TABLES, "summary.json"])
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([*TABLES, "axes.parquet", "summary.json"])
     rotated = pd.read_csv(tmp_path / "out" / "rotated.csv")
     assert rotated[["model", "family", "window"]].drop_duplicates().to_numpy().tolist() == [["my-model", "F", 512]]
     assert len(rotated) == 8
@@ -119,7 +118,13 @@ def test_max_samples_limits_the_rows_and_does_not_depend_on_their_order(tmp_path
 def test_only_one_analysis_and_no_intervals(tmp_path):
     dataset = small_dataset(tmp_path / "data")
     run("analyze", dataset, "-o", tmp_path / "out", "--only", "rotation", "--no-intervals")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["rotated.csv", "rotated.parquet", "summary.json"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "rotated.csv",
+        "rotated.parquet",
+        "runs.csv",
+        "runs.parquet",
+        "summary.json",
+    ]
     assert pd.read_csv(tmp_path / "out" / "rotated.csv")["alpha_k_se"].isna().all()
     assert run("analyze", dataset, "-o", tmp_path / "out", "--only", "magic").exit_code == 2
 
@@ -129,8 +134,8 @@ def test_published_commands_write_their_tables_into_the_configs_folder(tmp_path)
     path = config(tmp_path / "tiny.yaml", dataset)
     assert run("--config", path, on=pca_app).exit_code == 0
     assert run("--config", path, on=rotate_app).exit_code == 0
-    published = {name for name in TABLES if not name.startswith(("planes", "distance"))}
-    assert {p.name for p in (tmp_path / "results").iterdir()} == {*published, "summary.json"}
+    published = {name for name in TABLES if not name.startswith(("planes", "distance", "plasticity"))}
+    assert {p.name for p in (tmp_path / "results").iterdir()} == {*published, "axes.parquet", "summary.json"}
     run("analyze", dataset, "-o", tmp_path / "both", "--model", "tiny", "--family", "Tiny", "--only", "pca,rotation")
     for name in published:
         assert (tmp_path / "results" / name).read_bytes() == (tmp_path / "both" / name).read_bytes()

@@ -49,8 +49,15 @@ def test_a_report_of_a_dataset_holds_tables_figures_and_two_pages(dataset, tmp_p
     assert done.exit_code == 0, done.output
     assert str(tmp_path / "report" / "report.html") in done.output
     assert "left out qk-pca/07_position_signal: the study has no ordered checkpoints" in done.output
-    assert {p.name for p in (tmp_path / "report").iterdir()} == {"figures", "tables", "report.html", "explorer.html"}
-    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 15
+    assert {p.name for p in (tmp_path / "report").iterdir()} == {
+        "figures",
+        "tables",
+        "report.html",
+        "explorer.html",
+        "runs.csv",
+    }
+    assert run("report", dataset, "-o", tmp_path / "report").exit_code == 0, "a report can be written again"
+    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 19
     points = pd.read_parquet(next((tmp_path / "report" / "tables").glob("*/points.parquet")))
     assert points.groupby(["layer", "head"]).ngroups == 8
     full = points.groupby(["layer", "head"])["svd_5"].count()

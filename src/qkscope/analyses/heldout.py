@@ -67,7 +67,7 @@ def lda_accuracy(
     return whole, np.array([_both_ways(on, rows, kept) for kept in DELETE_ONE])
 
 
-Scored = list[tuple[Float[np.ndarray, "n 2"], np.ndarray]]
+Scored = list[tuple[Float[np.ndarray, "_ 2"], np.ndarray]]
 
 
 def _both_ways(on: tuple[Moments, Moments], rows: Scored, kept: Float[np.ndarray, "8"]) -> float:
