@@ -26,6 +26,7 @@ from qkscope.capture.attention import Attention, backbone, watching
 from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
 from qkscope.capture.rope import describe, embeddings
 from qkscope.core.moments import Moments
+from qkscope.core.rope import Rope
 
 SHAPES: dict[str, dict[str, Any]] = {
     "135m": {
@@ -86,7 +87,11 @@ class Bench:
             self.model(self.ids, use_cache=False)
 
     def error(self) -> float:
-        """Largest relative error of one layer's query moments against float64 on the same vectors."""
+        """Largest relative error of one layer's moments against float64 on the same vectors.
+
+        Scatter of queries by group and in one bucket and of keys, as a share of the spread; and means with the rotation
+        undone, as a share of the mean length of vectors.
+        """
         last: list[Attention] = []
         self.start()
 
@@ -97,11 +102,20 @@ class Bench:
 
         with torch.no_grad(), watching(self.model, add):
             self.model(self.ids, use_cache=False)
-        got = finish(self.sums[2]).q[1].merged()
-        x = last[0].q[0, 1, 4:].double().cpu().numpy()
-        exact = Moments.from_rows(x, np.arange(4, 4 + len(x)))
-        spread = np.sqrt(np.diag(exact.scatter))
-        return float(np.abs((got.scatter - exact.scatter) / np.outer(spread, spread)).max())
+        found, rope = finish(self.sums[2]), self.ropes[2]
+        assert rope is not None
+        q, k = (x[0, 1, 4:].double().cpu().numpy() for x in (last[0].q, last[0].k))
+        t = np.arange(4, 4 + len(q))
+        inside = t // self.plan.width == 3
+        worst = [
+            _apart(found.q[1].merged(), Moments.from_rows(q, t)),
+            _apart(found.k[1].merged(), Moments.from_rows(k, t)),
+            _apart(found.q_buckets[1, 3], Moments.from_rows(q[inside], t[inside])),
+        ]
+        turned = Rope(np.array(rope.frequencies), rope.layout, rope.start, rope.sign).unrotated(q, t)
+        mean = found.unrotated_q[1].sum(0) / len(q)
+        worst.append(np.abs(mean[:, 0] + 1j * mean[:, 1] - turned.mean(0)).max() / np.abs(turned).mean())
+        return float(max(worst))
 
     def timed(self, way: Any) -> float:
         self.synchronize()
@@ -113,6 +127,11 @@ class Bench:
     def synchronize(self) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize()
+
+
+def _apart(got: Moments, exact: Moments) -> float:
+    spread = np.sqrt(np.diag(exact.scatter))
+    return float(np.abs((got.scatter - exact.scatter) / np.outer(spread, spread)).max())
 
 
 def measure(model: tf.PreTrainedModel, tokens: int, device: str, repeats: int) -> dict[str, float]:

@@ -79,7 +79,7 @@ class HalfSums:
         self.by_cell = zeros(self.heads, N_GROUPS, plan.buckets, self.columns)
         self.turned = zeros(self.heads, N_GROUPS, self.planes, 4)
         self.angles: list[tuple[int, torch.Tensor]] = []
-        """Σ cos and Σ sin of the tokens of each document that count, with its group."""
+        """Σ of cosines and sines by bucket, and of what the table rounds off, for each document, with its group."""
         self.places = np.zeros((N_GROUPS, plan.buckets, 3))
         if q.is_cuda:
             _side(q.device).wait_stream(torch.cuda.current_stream(q.device))
@@ -93,7 +93,7 @@ class HalfSums:
             for first in range(0, q.shape[2], step):
                 self._add_part(q, k, slice(first, min(first + step, q.shape[2])), tokens, turning)
             if turning is not None:
-                self.angles += zip(tokens.groups.tolist(), turning.sums(tokens, self.plan), strict=True)
+                self.angles += zip(tokens.groups.tolist(), turning.sums(tokens, self.plan, q.dtype), strict=True)
             if q.is_cuda:
                 for x in (q, k):
                     x.record_stream(torch.cuda.current_stream(q.device))
@@ -169,19 +169,24 @@ class HalfSums:
             _assembled(groups, moved, places.sum(1), d),
             np.concatenate([cells[..., :d], ends], -1),
             buckets,
-            self._unrotated(heads, shift),
+            self._unrotated(heads, shift, cells[..., :d]),
         )
 
-    def _unrotated(self, heads: slice, shift: np.ndarray) -> np.ndarray:
+    def _unrotated(self, heads: slice, shift: np.ndarray, cells: np.ndarray) -> np.ndarray:
         if self.rope is None:
             return np.zeros((len(shift), N_GROUPS, 0, 2))
-        sums, angle_sums = self.turned[heads].double().cpu().numpy(), np.zeros((N_GROUPS, self.planes, 2))
+        sums = self.turned[heads].double().cpu().numpy()
+        angles = np.zeros((N_GROUPS, self.plan.buckets, self.planes, 4))
         for group, part in self.angles:
-            angle_sums[group] += part.cpu().numpy()
-        cos, sin = np.moveaxis(angle_sums, -1, 0)
+            angles[group] += part.cpu().numpy()
+        cos, sin = np.moveaxis(angles[..., :2].sum(1), -1, 0)
         first, second = self._coordinates
         u, v = shift[:, None, first], shift[:, None, second]
-        cos_u, cos_v, sin_u, sin_v = np.moveaxis(sums, -1, 0)
+        # What the table rounds off meets vectors that within a bucket are their mean, or turn so fast that it cancels.
+        mean = cells / np.maximum(self.places[..., :1], 1.0)
+        lost = [np.einsum("hgbp,gbp->hgp", mean[..., rows], angles[..., which])
+                for which in (2, 3) for rows in (first, second)]  # fmt: skip
+        cos_u, cos_v, sin_u, sin_v = np.moveaxis(sums + np.stack(lost, -1), -1, 0)
         cos_u, cos_v, sin_u, sin_v = cos_u + u * cos, cos_v + v * cos, sin_u + u * sin, sin_v + v * sin
         turned = np.stack([cos_u + self.rope.sign * sin_v, cos_v - self.rope.sign * sin_u], -1)
         return turned / self.rope.attention_factor
@@ -202,11 +207,22 @@ class Turning:
             self._table = torch.cat([self.cos, self.sin], -1).to(dtype)
         return self._table
 
-    def sums(self, tokens: Tokens, plan: Plan) -> torch.Tensor:
-        """Σ cos and Σ sin over the tokens of each row that count (B, planes, 2), in float64."""
+    def sums(self, tokens: Tokens, plan: Plan, dtype: torch.dtype) -> torch.Tensor:
+        """Sums over the tokens of each row that count, by bucket (B, buckets, planes, 4), in float64.
+
+        Of cosines, sines, and what the table rounds off of each.
+        """
         if self._sums is None:
-            both = torch.stack([self.cos, self.sin], -1).double()
-            self._sums = torch.stack([both[begin:end].sum(0) for begin, end in tokens.counted(plan)])
+            exact = torch.stack([self.cos, self.sin], -1).double()
+            coarse = torch.stack(self.table(dtype).double().chunk(2, -1), -1)
+            both = torch.cat([exact, exact - coarse], -1)
+            bucket = (tokens.first + torch.arange(len(both), device=both.device)) // plan.width
+            found = torch.zeros(
+                len(tokens.lengths), plan.buckets, *both.shape[1:], dtype=both.dtype, device=both.device
+            )
+            for row, (begin, end) in enumerate(tokens.counted(plan)):
+                found[row].index_add_(0, bucket[begin:end], both[begin:end])
+            self._sums = found
         return self._sums
 
 
