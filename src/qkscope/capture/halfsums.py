@@ -16,6 +16,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -216,13 +217,12 @@ class Turning:
             exact = torch.stack([self.cos, self.sin], -1).double()
             coarse = torch.stack(self.table(dtype).double().chunk(2, -1), -1)
             both = torch.cat([exact, exact - coarse], -1)
-            bucket = (tokens.first + torch.arange(len(both), device=both.device)) // plan.width
-            found = torch.zeros(
-                len(tokens.lengths), plan.buckets, *both.shape[1:], dtype=both.dtype, device=both.device
-            )
-            for row, (begin, end) in enumerate(tokens.counted(plan)):
-                found[row].index_add_(0, bucket[begin:end], both[begin:end])
-            self._sums = found
+            edges = [bucket * plan.width - tokens.first for bucket in range(plan.buckets + 1)]
+            rows = [
+                [both[max(a, begin) : max(min(b, end), 0)].sum(0) for a, b in pairwise(edges)]
+                for begin, end in tokens.counted(plan)
+            ]
+            self._sums = torch.stack([torch.stack(row) for row in rows])
         return self._sums
 
 
