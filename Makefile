@@ -24,6 +24,7 @@ bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks.dataset
 	$(BIN)/python -m benchmarks.capture
 	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.plasticity
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -53,7 +53,7 @@ PICTURES = (
     "qk-pca/07_position_signal", "qk-pca/08_taxonomy_evolution", "qk-pca/09_explained_variance_over_training",
     "qk-pca/10_checkpoint_heatmap_rq", "qk-pca/11_checkpoint_heatmap_rk", "qk-pca/12_phase_portraits",
     "qk-rotation/09_training_trajectory", "qk-rotation/10_bias_decomposition", "rope/01_plane_spectrum",
-    "distance/01_distance_curves",
+    "distance/01_distance_curves", "plasticity/01_profile", "plasticity/05_over_training",
 )  # fmt: skip
 
 
