@@ -14,8 +14,9 @@ from qkscope.analyses.causal import bias_causal
 from qkscope.analyses.distance import distance_curve, mean_field, score_pairs
 from qkscope.analyses.headvariance import head_variance
 from qkscope.analyses.heldout import lda_accuracy
+from qkscope.analyses.keypairs import key_pairs
 from qkscope.analyses.pca import components
-from qkscope.analyses.plasticity import along, key_pairs, over_window, reversible, spread_along
+from qkscope.analyses.plasticity import along, over_window, reversible, spread_along
 from qkscope.analyses.rotation import linearity_r2, rotation
 from qkscope.analyses.scoretables import AP, HeadScores, causal_columns, distance_tables, plasticity_tables
 from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS, pca_tables, rotation_tables

@@ -11,7 +11,8 @@ import time
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from qkscope.analyses.plasticity import key_pairs, plasticity
+from qkscope.analyses.keypairs import key_pairs
+from qkscope.analyses.plasticity import plasticity
 from qkscope.core.headmoments import BucketMeans
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Rows

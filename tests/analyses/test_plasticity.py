@@ -7,11 +7,11 @@ import pytest
 from scipy.stats import ortho_group
 from sklearn.covariance import oas
 
+from qkscope.analyses.keypairs import key_pairs
 from qkscope.analyses.plasticity import (
     MIN_QUERIES,
     ap_fixed,
     fixed_queries,
-    key_pairs,
     over_window,
     parts_of_window,
     plasticity,

@@ -10,73 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from scipy.special import ndtr
 
+from qkscope.analyses.keypairs import KeyPairs
 from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_of, bucket_width
 from qkscope.core.linalg import ratio, unit
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Rows
 
-MOST_PAIRS = 256
-"""Pairs of keys per bucket, at most."""
 MIN_QUERIES = 10
 """Buckets with fewer queries have no row."""
 SHRINK_BELOW = 5
 """With fewer queries per dimension the covariance of a bucket is shrunk."""
-
-
-@dataclass(frozen=True)
-class KeyPairs:
-    """For each bucket of queries, pairs of earlier keys of one document; buckets are padded to equal length."""
-
-    delta: Float[np.ndarray, "buckets pairs d"]
-    """The later key less the earlier one."""
-    weight: Float[np.ndarray, "buckets pairs"]
-    """1 for a pair, 0 for padding."""
-    group: Int[np.ndarray, "buckets pairs"]
-    """Document group of the pair."""
-    inter_key: Int[np.ndarray, "buckets pairs"]
-    """Tokens between the two keys."""
-    key_to_query: Int[np.ndarray, "buckets pairs"]
-    """Tokens from the later key to the middle of the bucket."""
-
-    @property
-    def n(self) -> Int[np.ndarray, "buckets"]:
-        """Pairs of each bucket."""
-        return self.weight.sum(-1).astype(np.int64)
-
-
-def key_pairs(
-    keys: Rows, window: int, buckets: int, *, sliding_window: int | None = None, most: int = MOST_PAIRS, seed: int = 0
-) -> KeyPairs:
-    """Draw pairs uniformly for every bucket, without repetition; the same ones for the same tokens.
-
-    Keys stand before the bucket and, where queries see only so far, within reach of its last query.
-    """
-    order = _Documents(keys)
-    width = bucket_width(window, buckets)
-    drawn = [
-        order.draw(0 if sliding_window is None else (b + 1) * width - sliding_window, b * width, most, seed + b)
-        for b in range(buckets)
-    ]
-    longest = max((len(first) for first, _ in drawn), default=0)
-    first, second = (
-        np.array([np.pad(pair[side], (0, longest - len(pair[side]))) for pair in drawn], dtype=np.int64)
-        for side in (0, 1)
-    )
-    real = np.arange(longest) < np.array([len(pair[0]) for pair in drawn])[:, None]
-    x = keys.x.astype(np.float64)
-    delta = x[second] - x[first]
-    centre = np.arange(buckets) * width + (width - 1) // 2
-    return KeyPairs(
-        delta,
-        (real & (delta != 0).any(-1)).astype(float),
-        keys.example_id[first] % N_GROUPS,
-        keys.position[second] - keys.position[first],
-        centre[:, None] - keys.position[second],
-    )
 
 
 @dataclass(frozen=True)
@@ -233,44 +180,6 @@ def _over_pairs(
     pp: Float[np.ndarray, "*heads buckets pairs"], weight: Float[np.ndarray, "buckets pairs"]
 ) -> Float[np.ndarray, "*heads buckets"]:
     return ratio((pp * weight).sum(-1), np.broadcast_to(weight.sum(-1), pp.shape[:-1]))
-
-
-class _Documents:
-    """Keys by document and position, and uniform pairs among those of a range of positions."""
-
-    def __init__(self, keys: Rows) -> None:
-        self.position = keys.position
-        changes = np.flatnonzero(keys.example_id[1:] != keys.example_id[:-1]) + 1
-        edges = np.r_[0, changes, len(keys)] if len(keys) else np.zeros(1, dtype=np.int64)
-        self.starts, self.ends = edges[:-1], edges[1:]
-
-    def draw(self, low: int, high: int, most: int, seed: int) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:
-        """Indices of at most ``most`` pairs of keys with low ≤ position < high, the earlier key first."""
-        ranges = [
-            start + np.searchsorted(self.position[start:end], [low, high])
-            for start, end in zip(self.starts, self.ends, strict=True)
-        ]
-        bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
-        n = np.maximum(bounds[:, 1] - bounds[:, 0], 0)
-        cumulative = np.cumsum(n * (n - 1) // 2)
-        total = int(cumulative[-1]) if len(cumulative) else 0
-        rank = np.sort(np.random.default_rng(seed).choice(total, min(most, total), replace=False))
-        document = np.searchsorted(cumulative, rank, side="right")
-        within = rank - np.r_[0, cumulative[:-1]][document] if total else rank
-        later = _triangle(within)
-        first = bounds[document, 0] if total else rank
-        return first + within - later * (later - 1) // 2, first + later
-
-
-def _triangle(rank: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """The j of the rank-th pair (i, j), i < j, counted 01, 02, 12, 03 and so on.
-
-    >>> _triangle(np.arange(6)).tolist()
-    [1, 2, 2, 3, 3, 3]
-    """
-    later = ((1 + np.sqrt(1 + 8.0 * rank)) / 2).astype(np.int64)
-    later -= later * (later - 1) // 2 > rank
-    return later + ((later + 1) * later // 2 <= rank)
 
 
 # ---- over the window ----------------------------------------------------------------------------

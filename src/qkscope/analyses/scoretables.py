@@ -11,12 +11,11 @@ from jaxtyping import Float, Int
 
 from qkscope.analyses.causal import bias_causal
 from qkscope.analyses.distance import MeanField, distance_curve, score_pairs
+from qkscope.analyses.keypairs import KeyPairs, key_pairs
 from qkscope.analyses.plasticity import (
-    KeyPairs,
     Plasticity,
     ap_fixed,
     fixed_queries,
-    key_pairs,
     over_window,
     parts_of_window,
     plasticity,

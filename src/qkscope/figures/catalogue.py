@@ -11,6 +11,7 @@ from qkscope.figures import (
     distance,
     drift,
     plasticity,
+    plasticityheads,
     scatter,
     training,
     trajectory,
@@ -49,8 +50,8 @@ CATALOGUE: tuple[Figure, ...] = (
     distance.BY_DEPTH,
     plasticity.PROFILE,
     plasticity.PAIRS,
-    plasticity.BY_CLASS,
-    plasticity.DROP,
+    plasticityheads.BY_CLASS,
+    plasticityheads.DROP,
     plasticity.TRAINING,
     beyond.AUDIT,
 )

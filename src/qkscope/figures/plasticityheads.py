@@ -1,0 +1,148 @@
+"""Plasticity head by head: by class, and by depth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.analyses.overheads import mean_over_heads, rank_correlation
+from qkscope.analyses.pca import TAXONOMY
+from qkscope.figures.depth import BINS, NOPE, by_depth, heat_map
+from qkscope.figures.figure import Figure
+from qkscope.figures.select import models, rows
+from qkscope.figures.style import CLASSES, canvas, error_bars, grid, panels
+from qkscope.study import Study
+
+# ---- by class of heads --------------------------------------------------------------------------
+
+MOST_MODELS = 4
+"""Models that sentences are written about."""
+RANKED = ("bias_full_window", "posvar_q", "posvar_k", "amplification_window")
+
+
+def prepare_classes(study: Study) -> pd.DataFrame:
+    """Each head's plasticity, its class, and what plasticity is ranked against."""
+    frame = rows(study, models(study), "heads", "ap_overall", "taxonomy")
+    rotated = study.table("rotated", "bias_full_window")
+    if rotated is not None:
+        frame = frame.merge(rotated[["model", "layer", "head", "bias_full_window"]], on=["model", "layer", "head"],
+                            how="left")  # fmt: skip
+    key = ["k_head"] if "k_head" in frame else []
+    columns = [name for name in RANKED if name in frame]
+    return frame[["model", "layer", "head", *key, "taxonomy", "ap_overall", *columns]].reset_index(drop=True)
+
+
+def draw_classes(data: pd.DataFrame) -> Drawing:
+    """Every head as a point beside its class's mean and interval."""
+    there = [kind for kind in TAXONOMY if (data["taxonomy"] == kind).any()]
+    figure = canvas(6.6, 3.2)
+    axes = figure.subplots()
+    rng = np.random.default_rng(0)
+    for x, kind in enumerate(there):
+        part = data[data["taxonomy"] == kind]
+        axes.scatter(x + rng.uniform(-0.28, 0.28, len(part)), part["ap_overall"], s=7, color=CLASSES[kind], alpha=0.65,
+                     linewidths=0, rasterized=True)  # fmt: skip
+        mean = mean_over_heads(part, ["ap_overall"])
+        error_bars(axes, [x + 0.38], [mean["ap_overall"]], [mean["ap_overall_low"]], [mean["ap_overall_high"]])
+    counts = data["taxonomy"].value_counts()
+    axes.set_xticks(range(len(there)), [f"{kind}\n{counts[kind]} heads" for kind in there])
+    axes.set(ylim=(0, 1), ylabel="attention plasticity of the head", xlim=(-0.6, len(there) - 0.4))
+    grid(axes)
+    return figure
+
+
+def say_classes(data: pd.DataFrame) -> list[str]:
+    """Means by class, and ranks, model by model: pooled over models they could say the opposite."""
+    models = list(dict.fromkeys(data["model"]))
+    named = len(models) > 1
+    return [
+        f"{model}: {line}" if named else line
+        for model in models[:MOST_MODELS]
+        for line in _say_model(data[data["model"] == model])
+    ]
+
+
+def _say_model(data: pd.DataFrame) -> list[str]:
+    said = []
+    for kind in TAXONOMY:
+        part = data[data["taxonomy"] == kind]
+        if len(part):
+            mean = mean_over_heads(part, ["ap_overall"])
+            said.append(f"{kind} {mean['ap_overall']:.2f}{_range(mean, 'ap_overall')}")
+    lines = [f"mean plasticity by class: {', '.join(said)}."]
+    ranks = []
+    for name in RANKED:
+        part = data.dropna(subset=[name]) if name in data else data.iloc[:0]
+        if len(part) > 2:
+            found = rank_correlation(part, "ap_overall", name)
+            ranks.append(f"{name} {found['rho']:+.2f}{_range(found, 'rho')}")
+    return lines + ([f"rank correlation with plasticity: {', '.join(ranks)}."] if ranks else [])
+
+
+def _range(found: dict[str, float], name: str) -> str:
+    low, high = found[f"{name}_low"], found[f"{name}_high"]
+    return "" if np.isnan(low) else f" ({low:.2f} to {high:.2f})"
+
+
+# ---- by depth -----------------------------------------------------------------------------------
+
+
+def prepare_drop(study: Study) -> pd.DataFrame:
+    """Plasticity and its drop along the window, by depth."""
+    frame = rows(study, models(study), "heads", "ap_overall")
+    return by_depth(frame, study, [name for name in ("ap_overall", "ap_drop") if name in frame])
+
+
+def draw_drop(data: pd.DataFrame) -> Drawing:
+    """Two maps, one above the other."""
+    n = data["model"].nunique()
+    figure = canvas(6.8, 1.5 + 0.5 * n)
+    above, below = panels(figure, 2, 1)[:, 0]
+    image = heat_map(above, data, "ap_overall", "cividis", Normalize(0, 1), "{:.2f}")
+    above.set_title("mean plasticity over the window")
+    figure.colorbar(image, ax=above, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]).outline.set_visible(False)
+    most = max(float(data["ap_drop"].abs().max()), 1e-3)
+    image = heat_map(below, data, "ap_drop", "PuOr_r", TwoSlopeNorm(0, -most, most), "{:+.2f}")
+    below.set_title("drop from the first fifth of the window to the last; positive: later queries are less divided")
+    figure.colorbar(image, ax=below, fraction=0.04, pad=0.015).outline.set_visible(False)
+    return figure
+
+
+def say_drop(data: pd.DataFrame) -> list[str]:
+    """Where plasticity is lowest, and where it falls most."""
+    deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)].dropna(subset=["ap_overall"])
+    if deep.empty:
+        return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
+    low = deep.loc[deep["ap_overall"].idxmin()]
+    said = [f"Lowest: {low['ap_overall']:.2f} in {low['model']} at depth bin {int(low['bin']) + 1} of {BINS}."]
+    falls = deep.dropna(subset=["ap_drop"])
+    if len(falls):
+        most = falls.loc[falls["ap_drop"].idxmax()]
+        mean = float(np.average(falls["ap_drop"], weights=falls["n_heads"]))
+        said.append(
+            f"Over all heads it falls by {mean:+.3f} along the window, most ({most['ap_drop']:+.2f}) in "
+            f"{most['model']} at depth bin {int(most['bin']) + 1}."
+        )
+    return said
+
+
+BY_CLASS = Figure(
+    "plasticity/03_by_taxonomy",
+    "Plasticity by class of heads",
+    "Every head's plasticity over the window by its class on PC0; at the right of each class its mean, with a "
+    "bootstrap interval over key heads.",
+    prepare_classes,
+    draw_classes,
+    say_classes,
+)
+DROP = Figure(
+    "plasticity/04_ap_drop_by_depth",
+    "Plasticity and its drop, by depth",
+    "Above, plasticity over the window; below, how much it falls from the first fifth of the window to the last, by "
+    "model and depth. Hatched: no heads there.",
+    prepare_drop,
+    draw_drop,
+    say_drop,
+)
