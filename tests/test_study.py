@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from qkscope.errors import TableError
-from qkscope.study import Entry, build, is_results, read_folder
+from qkscope.study import Entry, build
+from qkscope.tablefolder import is_results, read_folder
 from tests.studies import write_model
 
 

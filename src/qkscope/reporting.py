@@ -28,7 +28,8 @@ from qkscope.run import Run, open_run
 from qkscope.runrow import run_row
 from qkscope.store.atomic import write_together
 from qkscope.store.columns import SUMMED_UP, column_names
-from qkscope.study import Entry, Study, build, is_results
+from qkscope.study import Entry, Study, build
+from qkscope.tablefolder import is_results
 
 REPORT, EXPLORER, FIGURES, TABLES = "report.html", "explorer.html", "figures", "tables"
 RUNS, TRACKS = "runs.csv", "tracks.csv"

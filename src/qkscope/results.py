@@ -34,7 +34,7 @@ from qkscope.store.axes import AXES, axes_bytes
 from qkscope.store.columns import TABLES
 from qkscope.store.points import POINTS, points_bytes
 from qkscope.store.tables import read_table, write_tables
-from qkscope.study import merged_headline
+from qkscope.tablefolder import merged_headline
 
 SUMMARY = "summary.json"
 HEADLINES = {

@@ -85,14 +85,14 @@ def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadErr
 def _of_components(task: Task, loaded: Loaded) -> Tables:
     """The combined PCA, with the line between queries and keys scored on vectors."""
     moments = HeadMoments.stack([one.moments for one in loaded])
-    lines = [_line(one) for one in loaded]
-    return pca_tables(_index(task.job.run, loaded), moments, task.job.pca, lines, intervals=task.intervals)
+    pcs = components(moments.total_q, moments.total_k, task.job.pca.n_components)
+    lines = [_line(one, axes[:2]) for one, axes in zip(loaded, pcs.axes, strict=True)]
+    return pca_tables(_index(task.job.run, loaded), moments, task.job.pca, pcs, lines, intervals=task.intervals)
 
 
-def _line(one: LoadedHead) -> tuple[float, np.ndarray]:
+def _line(one: LoadedHead, axes: np.ndarray) -> tuple[float, np.ndarray]:
     if one.vectors is None:
         return float("nan"), np.full(N_GROUPS, np.nan)
-    axes = components(one.moments.total_q, one.moments.total_k, 2).axes
     return lda_accuracy(one.moments.q, one.moments.k, one.vectors, axes)
 
 

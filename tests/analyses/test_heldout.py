@@ -66,3 +66,12 @@ def test_the_line_is_scikit_learns_on_the_other_half():
     assert accuracy == pytest.approx(np.mean(scores), abs=2e-3)
     assert again.shape == (8,)
     assert np.abs(again - accuracy).max() < 0.05
+
+
+def test_one_component_has_a_line_too():
+    """With one axis the line is a threshold on it; position plays no part."""
+    head = plant(8, mu_q=(0.5, 1.5), mu_k=(0.0, -1.5), n=2000, documents=16)
+    accuracy, _ = lda_accuracy(group_moments(head.q), group_moments(head.k), Pair(head.q, head.k), head.truth.b[None])
+    on_q, on_k = head.q.x @ head.truth.b, head.k.x @ head.truth.b
+    middle = (on_q.mean() + on_k.mean()) / 2
+    assert accuracy == pytest.approx(((on_q > middle).mean() + (on_k <= middle).mean()) / 2, abs=0.01)

@@ -127,3 +127,12 @@ def test_the_last_pc0_is_followed_back_by_direction():
     assert data["already_pc0"].tolist() == [0, 1]
     assert "was PC0 at the first one in 0% of heads" in training.say_signal(data)[-1]
     assert followed(study(runs, qk=qk), runs) is None
+
+
+def test_without_both_ends_of_the_window_there_is_no_map_of_the_drop():
+    rows = [{"head": i, "ap_overall": 0.5, "ap_drop": np.nan} for i in range(3)]
+    with pytest.raises(NotApplicable, match="more buckets"):
+        plasticityheads.prepare_drop(study(heads=rows))
+    data = plasticityheads.prepare_drop(study(heads=[row | {"ap_drop": 0.1} for row in rows]))
+    assert data.query("n_heads > 0")["ap_drop"].tolist() == pytest.approx([0.1])
+    plasticityheads.draw_drop(data)

@@ -54,9 +54,9 @@ def _fold(
 
 
 def lda_accuracy(
-    q: Moments, k: Moments, pair: Pair, axes: Float[np.ndarray, "2 d"]
+    q: Moments, k: Moments, pair: Pair, axes: Float[np.ndarray, "m d"]
 ) -> tuple[float, Float[np.ndarray, "8"]]:
-    """Share of vectors on their own side of Fisher's line on two axes, and with each document group left out.
+    """Share of vectors on their own side of Fisher's line on one or two axes, and with each document group left out.
 
     ``q`` and ``k`` are one head's moments by document group: the line is fitted to all tokens of one half of the
     documents, and scored on the sampled vectors of the other.
@@ -67,7 +67,7 @@ def lda_accuracy(
     return whole, np.array([_both_ways(on, rows, kept) for kept in DELETE_ONE])
 
 
-Scored = list[tuple[Float[np.ndarray, "_ 2"], np.ndarray]]
+Scored = list[tuple[Float[np.ndarray, "_ m"], np.ndarray]]
 
 
 def _both_ways(on: tuple[Moments, Moments], rows: Scored, kept: Float[np.ndarray, "8"]) -> float:
@@ -82,7 +82,7 @@ def _accuracy(
     if min(float(q.n), float(k.n)) < 2:
         return float("nan")
     apart = q.mean_x - k.mean_x
-    within = q.scatter[:2, :2] + k.scatter[:2, :2]
+    within = q.scatter[:-1, :-1] + k.scatter[:-1, :-1]
     w = np.linalg.pinv(within, hermitian=True) @ apart if np.trace(within) > 0 else apart
     threshold = w @ (q.mean_x + k.mean_x) / 2
     chosen = [x[score[group]] for x, group in rows]

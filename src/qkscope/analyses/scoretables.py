@@ -236,12 +236,12 @@ def _spread_of_buckets(found: Plasticity, usable: Float[np.ndarray, "1 8"]) -> F
 PAIR_KEY = ["model", "family", "layer", "inter_key", "key_to_query"]
 
 
-def merged_pairs(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Rows of ``plasticity_pairs`` of several heads added up, each weighted by its pairs."""
+def merged_pairs(parts: Sequence[pd.DataFrame], by: Sequence[str] = PAIR_KEY) -> pd.DataFrame:
+    """Rows of ``plasticity_pairs`` that agree in these columns added up, each weighted by its pairs."""
     frame = pd.concat(parts, ignore_index=True)
-    means = ["ap", "ap_published"]
+    means = [name for name in ("ap", "ap_published") if name in frame]
     weighted = frame.assign(**{name: frame[name] * frame["n_pairs"] for name in means})
-    summed = weighted.groupby(PAIR_KEY, as_index=False, sort=True)[["n_pairs", *means]].sum()
+    summed = weighted.groupby(list(by), as_index=False, sort=True)[["n_pairs", *means]].sum()
     return summed.assign(**{name: summed[name] / summed["n_pairs"] for name in means})
 
 

@@ -111,18 +111,20 @@ def pca_tables(
     index: pd.DataFrame,
     moments: HeadMoments,
     options: PcaOptions | None = None,
+    pcs: Components | None = None,
     lines: Sequence[tuple[float, Float[np.ndarray, "8"]]] | None = None,
     *,
     intervals: bool = True,
 ) -> Tables:
     """``qk`` (one row per head and component) and ``heads`` (one row per head).
 
-    ``index`` names each head of the batch: model, family, layer, head, k_head; ``lines`` are the accuracies of the
-    line between queries and keys on held-out documents, and with each document group left out.
+    ``index`` names each head of the batch: model, family, layer, head, k_head; ``pcs`` spares computing them again;
+    ``lines`` are the accuracies of the line between queries and keys on held-out documents, and with each document
+    group left out.
     """
     options = options or PcaOptions()
     q, k = moments.total_q, moments.total_k
-    pcs = components(q, k, options.n_components)
+    pcs = pcs or components(q, k, options.n_components)
     whole = head_variance(q, k, pcs)
     again_pcs, again_whole = _pca_again(moments, options, pcs) if intervals else (None, None)
     kind = np.array(TAXONOMY)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from qkscope.capture.attention import Attention
-from qkscope.capture.halfsums import HalfSums, HostSums, Turning, takes
+from qkscope.capture.halfsums import HalfSums, HostSums, takes
 from qkscope.capture.rope import LayerRope, temperature
+from qkscope.capture.turning import Turning
 from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_width
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments

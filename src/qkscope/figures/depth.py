@@ -108,15 +108,23 @@ def prepare_rotation(study: Study) -> pd.DataFrame:
 
 def draw_rotation(data: pd.DataFrame) -> Drawing:
     """The two maps, one above the other."""
-    n = data["model"].nunique()
-    figure = canvas(6.8, 1.4 + 0.5 * n)
+    return two_maps(
+        data,
+        ("abs_r_k_a", "Reds", "mean |r_k_a|: how closely keys follow position on axis a"),
+        ("bias_window", "{:.2g}", "mean recency bias over the window (score); positive: later keys score higher"),
+    )
+
+
+def two_maps(data: pd.DataFrame, share: tuple[str, str, str], signed: tuple[str, str, str]) -> Drawing:
+    """A share (column, colours, title) above something signed (column, format, title), each with its scale."""
+    figure = canvas(6.8, 1.4 + 0.5 * data["model"].nunique())
     above, below = panels(figure, 2, 1)[:, 0]
-    image = heat_map(above, data, "abs_r_k_a", "Reds", Normalize(0, 1), "{:.2f}")
-    above.set_title("mean |r_k_a|: how closely keys follow position on axis a")
+    image = heat_map(above, data, share[0], share[1], Normalize(0, 1), "{:.2f}")
+    above.set_title(share[2])
     figure.colorbar(image, ax=above, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]).outline.set_visible(False)
-    most = max(float(data["bias_window"].abs().max()), 1e-12)
-    image = heat_map(below, data, "bias_window", "PuOr_r", TwoSlopeNorm(0, -most, most), "{:.2g}")
-    below.set_title("mean recency bias over the window (score); positive: later keys score higher")
+    most = max(float(data[signed[0]].abs().max()), 1e-12)
+    image = heat_map(below, data, signed[0], "PuOr_r", TwoSlopeNorm(0, -most, most), signed[1])
+    below.set_title(signed[2])
     figure.colorbar(image, ax=below, fraction=0.04, pad=0.015).outline.set_visible(False)
     return figure
 

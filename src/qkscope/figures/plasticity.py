@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.analyses.scoretables import merged_pairs
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import checkpoints, is_checkpoint, models, rows, timeline
 from qkscope.figures.style import (
@@ -117,14 +118,11 @@ def prepare_pairs(study: Study) -> pd.DataFrame:
     """Plasticity of pairs of keys of the first model by their distance from each other and from the query."""
     frame = rows(study, models(study), "plasticity_pairs", "ap", "n_pairs")
     first = frame[frame["model"] == frame["model"].iloc[0]]
-    columns = [name for name in ("ap", "ap_published") if name in first]
-    weighted = first.assign(**{name: first[name] * first["n_pairs"] for name in columns})
-    table = weighted.groupby(["inter_key", "key_to_query"], as_index=False)[["n_pairs", *columns]].sum()
-    table = table[table["n_pairs"] >= MIN_PAIRS]
+    table = merged_pairs([first], ["model", "inter_key", "key_to_query"])
+    table = table[table["n_pairs"] >= MIN_PAIRS].reset_index(drop=True)
     if table.empty:
         raise NotApplicable(f"no pair of octaves holds {MIN_PAIRS} pairs of keys")
-    table = table.assign(**{name: table[name] / table["n_pairs"] for name in columns})
-    return table.assign(model=first["model"].iloc[0])[["model", "inter_key", "key_to_query", "n_pairs", *columns]]
+    return table
 
 
 def draw_pairs(data: pd.DataFrame) -> Drawing:

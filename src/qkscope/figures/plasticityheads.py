@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.overheads import mean_over_heads, rank_correlation
 from qkscope.analyses.pca import TAXONOMY
-from qkscope.figures.depth import BINS, NOPE, by_depth, heat_map
-from qkscope.figures.figure import Figure
+from qkscope.figures.depth import BINS, NOPE, by_depth, two_maps
+from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import models, rows
-from qkscope.figures.style import CLASSES, canvas, error_bars, grid, panels
+from qkscope.figures.style import CLASSES, canvas, error_bars, grid
 from qkscope.study import Study
 
 # ---- by class of heads --------------------------------------------------------------------------
@@ -92,22 +91,18 @@ def _range(found: dict[str, float], name: str) -> str:
 def prepare_drop(study: Study) -> pd.DataFrame:
     """Plasticity and its drop along the window, by depth."""
     frame = rows(study, models(study), "heads", "ap_overall")
-    return by_depth(frame, study, [name for name in ("ap_overall", "ap_drop") if name in frame])
+    if "ap_drop" not in frame or frame["ap_drop"].isna().all():
+        raise NotApplicable("no head has plasticity at both ends of the window; take more buckets")
+    return by_depth(frame, study, ["ap_overall", "ap_drop"])
 
 
 def draw_drop(data: pd.DataFrame) -> Drawing:
     """Two maps, one above the other."""
-    n = data["model"].nunique()
-    figure = canvas(6.8, 1.5 + 0.5 * n)
-    above, below = panels(figure, 2, 1)[:, 0]
-    image = heat_map(above, data, "ap_overall", "cividis", Normalize(0, 1), "{:.2f}")
-    above.set_title("mean plasticity over the window")
-    figure.colorbar(image, ax=above, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]).outline.set_visible(False)
-    most = max(float(data["ap_drop"].abs().max()), 1e-3)
-    image = heat_map(below, data, "ap_drop", "PuOr_r", TwoSlopeNorm(0, -most, most), "{:+.2f}")
-    below.set_title("drop from the first fifth of the window to the last; positive: later queries are less divided")
-    figure.colorbar(image, ax=below, fraction=0.04, pad=0.015).outline.set_visible(False)
-    return figure
+    return two_maps(
+        data,
+        ("ap_overall", "cividis", "mean plasticity over the window"),
+        ("ap_drop", "{:+.2f}", "drop from the first fifth of the window to the last; positive: later is less divided"),
+    )
 
 
 def say_drop(data: pd.DataFrame) -> list[str]:

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from qkscope.errors import TableError
+from qkscope.store.points import read_beside
 
 AXES = "axes.parquet"
 _COLUMNS = ["model", "layer", "head", "pc", "axis"]
@@ -21,16 +21,7 @@ _COLUMNS = ["model", "layer", "head", "pc", "axis"]
 
 def read_axes(folder: Path) -> pd.DataFrame | None:
     """The axes written earlier, or None."""
-    path = folder / AXES
-    if not path.exists():
-        return None
-    try:
-        frame = pd.read_parquet(path)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise TableError(f"{path} cannot be read ({' '.join(str(error).split())}); move it away") from None
-    if list(frame.columns) != _COLUMNS:
-        raise TableError(f"{path} has the columns {', '.join(frame.columns)}; it is not a file of axes, move it away")
-    return frame
+    return read_beside(folder / AXES, _COLUMNS)
 
 
 def axes_bytes(folder: Path, new: pd.DataFrame) -> bytes:

@@ -57,7 +57,10 @@ class Dataset:
             if given is not None and not 0 < given < 2**31:
                 raise DatasetError(f"expected {name} to be a positive 32-bit number, got {given}")
         ratio = q_per_kv or said.get("q_per_kv") or derive_q_per_kv(heads)
-        rotary = parse_rotary(said.get("rope") if rope is None else dict(rope), CARD if rope is None else "rope")
+        if rope is None:
+            rotary = parse_rotary(said.get("rope"), f"{os.fspath(location)}: {CARD}")
+        else:
+            rotary = parse_rotary(dict(rope), "rope")
         return cls(located.files, heads, ratio, window or said.get("window"), said.get("scaling"), rotary)
 
     @property

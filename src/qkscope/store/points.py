@@ -22,16 +22,20 @@ _INDEX = [*POINT_KEYS, "kind", "example_id", "position"]
 
 def read_points(folder: Path) -> pd.DataFrame | None:
     """The points written earlier, or None."""
-    path = folder / POINTS
+    return read_beside(folder / POINTS, _INDEX)
+
+
+def read_beside(path: Path, columns: list[str]) -> pd.DataFrame | None:
+    """A parquet file that stands beside tables, with at least these columns; None if there is none."""
     if not path.exists():
         return None
     try:
         frame = pd.read_parquet(path)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise TableError(f"{path} cannot be read ({' '.join(str(error).split())}); move it away") from None
-    missing = [name for name in _INDEX if name not in frame]
+    missing = [name for name in columns if name not in frame]
     if missing:
-        raise TableError(f"{path} has no column {', '.join(missing)}; it is not a file of points, move it away")
+        raise TableError(f"{path} has no column {', '.join(missing)}; it is not a file of ours, move it away")
     return frame
 
 

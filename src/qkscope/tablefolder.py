@@ -1,0 +1,160 @@
+"""A results folder as it is read: our tables, or somebody else's with only the columns that a figure draws."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from qkscope.analyses.scoretables import heads_from
+from qkscope.core.linalg import SIGN_ANCHOR
+from qkscope.errors import TableError
+from qkscope.store.axes import read_axes
+from qkscope.store.columns import KEYS
+from qkscope.store.points import read_points
+
+TABLE_NAMES = ("qk", "heads", "rotated", "planes", "distance", "plasticity", "plasticity_pairs")
+NEEDED = {
+    "qk": ["layer", "head", "pc", "r_q", "r_k"],
+    "heads": ["layer", "head"],
+    "rotated": ["layer", "head"],
+    "planes": ["layer", "head", "plane"],
+    "distance": ["layer", "head", "distance_low"],
+    "plasticity": ["layer", "head", "q_bucket", "ap"],
+    "plasticity_pairs": ["layer", "inter_key", "key_to_query"],
+}
+"""Without these a table says nothing about heads."""
+VECTORS = ("points", "axes")
+"""What a results folder may hold beside tables."""
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The tables of a results folder as they are."""
+
+    path: Path
+    tables: dict[str, pd.DataFrame]
+    summary: dict[str, Any]
+
+    @property
+    def models(self) -> list[str]:
+        """Models in order of appearance."""
+        seen = (str(model) for frame in self.tables.values() for model in frame["model"].unique())
+        return list(dict.fromkeys(seen))
+
+
+def is_results(path: Path) -> bool:
+    """Whether a folder holds tables."""
+    return any((path / f"{name}.{suffix}").is_file() for name in TABLE_NAMES for suffix in ("parquet", "csv"))
+
+
+def read_folder(path: Path) -> Folder:
+    """Read what tables there are: the parquet file, or else the csv."""
+    tables = {name: frame for name in TABLE_NAMES if (frame := _read(path, name)) is not None}
+    told = heads_from(tables)
+    if "heads" not in tables and told is not None:
+        tables["heads"] = told
+    if not tables:
+        raise TableError(
+            f"{path} holds none of {', '.join(f'{name}.csv' for name in TABLE_NAMES)}; analyse a run first"
+        )
+    vectors = {"points": read_points(path), "axes": read_axes(path)}
+    known = {name: frame for name, frame in vectors.items() if frame is not None}
+    return Folder(path, tables | known, _summary(path))
+
+
+def _read(path: Path, name: str) -> pd.DataFrame | None:
+    parquet, csv = path / f"{name}.parquet", path / f"{name}.csv"
+    file = parquet if parquet.is_file() else csv
+    if not file.is_file():
+        return None
+    try:
+        frame = pd.read_parquet(file) if file is parquet else pd.read_csv(file, low_memory=False)
+    except (OSError, ValueError, pa.ArrowException, pd.errors.ParserError) as error:
+        raise TableError(f"{file} cannot be read as a table ({' '.join(str(error).split())})") from None
+    missing = [column for column in NEEDED[name] if column not in frame]
+    if missing:
+        raise TableError(f"{file} has no column {', '.join(missing)}, which a table of heads needs")
+    return _checked(_typed(frame, file, path), name, file) if len(frame) else None
+
+
+def _checked(frame: pd.DataFrame, name: str, file: Path) -> pd.DataFrame:
+    """Each head once; indices from 0; infinities as what they are, not known; signs as the sign rule has them."""
+    for column in INDICES:
+        if column in frame and frame[column].min() < 0:
+            raise TableError(f"{file}: column {column} holds {frame[column].min()}; layers and heads count from 0")
+    keys = ["model", *(key for key in (*KEYS[name],) if key in frame)]
+    twice = frame[frame.duplicated(keys)]
+    if len(twice):
+        row = twice.iloc[0]
+        what = ", ".join(f"{key} {row[key]}" for key in keys if key in ("model", "layer", "head"))
+        raise TableError(f"{file} has {what} more than once")
+    frame = frame.replace([np.inf, -np.inf], np.nan)
+    if name == "qk":
+        turned = np.where(frame["r_q"] <= -SIGN_ANCHOR, -1.0, 1.0)
+        frame = frame.assign(r_q=frame["r_q"] * turned, r_k=frame["r_k"] * turned)
+    return frame
+
+
+def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
+    """Labels as text, indices as integers, everything that describes a head as numbers."""
+    frame = frame.assign(model=frame["model"].astype(str) if "model" in frame else path.absolute().name)
+    for column in INDICES:
+        if column in frame:
+            try:
+                frame[column] = _whole(pd.to_numeric(frame[column]))
+            except (ValueError, TypeError) as error:
+                raise TableError(f"{file}: column {column} should hold whole numbers ({error})") from None
+    texts = {"model", "family", "taxonomy", "flags", "view", "kind"}
+    truths = {"concordant", "degenerate", "nope", "omega_at_edge", "active"}
+    kept = {}
+    for column in frame.columns:
+        if column in texts or column in INDICES:
+            kept[column] = frame[column]
+            continue
+        if column in truths:
+            kept[column] = frame[column].astype(object).map(TRUTHS).astype("float64")
+            continue
+        try:
+            kept[column] = pd.to_numeric(frame[column]).astype("float64")
+        except (ValueError, TypeError):
+            continue  # not a number, so not one of ours
+    return pd.DataFrame(kept)
+
+
+def _whole(column: pd.Series) -> pd.Series:
+    if not (column == column.round()).all():
+        raise ValueError(f"found {column[column != column.round()].iloc[0]}")
+    return column.astype("int64")
+
+
+TRUTHS = {True: 1.0, False: 0.0, "True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
+"""Truth values as numbers, as parquet and csv spell them; anything else is not known."""
+INDICES = ("layer", "head", "pc", "plane", "k_head")
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    try:
+        models = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["models"]
+        return models if isinstance(models, dict) else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}  # a foreign folder has none, and tables are enough
+
+
+def merged_headline(summary: Any) -> dict[str, dict[str, float]]:
+    """Means and intervals of all analyses of one model; whatever is not of that form is left out."""
+    found: dict[str, dict[str, float]] = {}
+    parts: Iterable[Any] = summary.values() if isinstance(summary, dict) else ()
+    for part in parts:
+        said = part.get("headline") if isinstance(part, dict) else None
+        for name, value in (said or {}).items():
+            if isinstance(value, dict) and all(isinstance(x, int | float) for x in value.values()) and "mean" in value:
+                found[str(name)] = {key: float(x) for key, x in value.items()}
+    return found
