@@ -36,8 +36,7 @@ def interval_note(study: Study) -> str:
     if first is not None and first.over == DOCUMENTS:
         return (
             "Intervals are 95%: over documents (jackknife, centred at the bias-corrected value) for correlations, "
-            "variance "
-            f"and bias; {heads} for classes, separability and planes."
+            f"variance, bias, separability and plasticity; {heads} for classes and planes."
         )
     marked = " ᵈ marks intervals over documents." if any(run.headline for run in study.runs) else ""
     return f"Intervals are 95%: {heads}.{marked}"
