@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from qkscope.analyses.rotation import Centering, drift_covariance
 from qkscope.core.headmoments import DELETE_ONE, N_GROUPS, HeadMoments
@@ -61,31 +61,53 @@ def lda_accuracy(
     ``q`` and ``k`` are one head's moments by document group: the line is fitted to all tokens of one half of the
     documents, and scored on the sampled vectors of the other.
     """
-    on = q.project(axes), k.project(axes)
-    rows = [(r.x @ axes.T, r.example_id % N_GROUPS) for r in (pair.q, pair.k)]
-    whole = _both_ways(on, rows, np.ones(N_GROUPS))
-    return whole, np.array([_both_ways(on, rows, kept) for kept in DELETE_ONE])
+    kinds = [_Projected(m.project(axes), r.x @ axes.T, r.example_id % N_GROUPS) for m, r in ((q, pair.q), (k, pair.k))]
+    folds = []
+    for fit, score in HALVES:
+        # A line for the whole half, and one without each group; those of the other half change only what is scored.
+        lines = _Lines.fitted(*(kind.on for kind in kinds), np.vstack([fit, DELETE_ONE * fit]))
+        folds.append(
+            np.mean([_right(kind, lines, score, above) for kind, above in zip(kinds, (True, False), strict=True)], 0)
+        )
+    both = np.mean(folds, axis=0)
+    return float(both[0]), both[1:]
 
 
-Scored = list[tuple[Float[np.ndarray, "_ m"], np.ndarray]]
+@dataclass(frozen=True)
+class _Projected:
+    """One class on the axes: its moments by group, and its rows with their groups."""
+
+    on: Moments
+    x: Float[np.ndarray, "n m"]
+    group: Int[np.ndarray, "n"]
 
 
-def _both_ways(on: tuple[Moments, Moments], rows: Scored, kept: Float[np.ndarray, "8"]) -> float:
-    folds = [_accuracy(on, rows, fit & (kept > 0), score & (kept > 0)) for fit, score in HALVES]
-    return float(np.mean(folds))
+@dataclass(frozen=True)
+class _Lines:
+    """Fisher's lines of several choices of groups; NaN where a class has fewer than two rows."""
+
+    w: Float[np.ndarray, "lines m"]
+    threshold: Float[np.ndarray, "lines"]
+
+    @classmethod
+    def fitted(cls, on_q: Moments, on_k: Moments, chosen: Float[np.ndarray, "lines 8"]) -> _Lines:
+        q, k = on_q.merged(chosen), on_k.merged(chosen)
+        apart = q.mean_x - k.mean_x
+        within = q.scatter[..., :-1, :-1] + k.scatter[..., :-1, :-1]
+        w = np.einsum("lij,lj->li", np.linalg.pinv(within, hermitian=True), apart)
+        w = np.where(np.trace(within, axis1=-2, axis2=-1)[:, None] > 0, w, apart)
+        threshold = (w * (q.mean_x + k.mean_x)).sum(-1) / 2
+        return cls(w, np.where(np.minimum(q.n, k.n) < 2, np.nan, threshold))
 
 
-def _accuracy(
-    on: tuple[Moments, Moments], rows: Scored, fit: Bool[np.ndarray, "8"], score: Bool[np.ndarray, "8"]
-) -> float:
-    q, k = (m.merged(fit.astype(float)) for m in on)
-    if min(float(q.n), float(k.n)) < 2:
-        return float("nan")
-    apart = q.mean_x - k.mean_x
-    within = q.scatter[:-1, :-1] + k.scatter[:-1, :-1]
-    w = np.linalg.pinv(within, hermitian=True) @ apart if np.trace(within) > 0 else apart
-    threshold = w @ (q.mean_x + k.mean_x) / 2
-    chosen = [x[score[group]] for x, group in rows]
-    if not min(len(x) for x in chosen):
-        return float("nan")
-    return float(((chosen[0] @ w > threshold).mean() + (chosen[1] @ w <= threshold).mean()) / 2)
+def _right(kind: _Projected, lines: _Lines, score: Bool[np.ndarray, "8"], above: bool) -> Float[np.ndarray, "lines"]:
+    """Share of the scored groups' rows on their side of each line; the line without a group is not scored on it."""
+    value = kind.x @ lines.w.T
+    right = value > lines.threshold if above else value <= lines.threshold
+    membership = kind.group == np.arange(N_GROUPS)[:, None]
+    counted = np.vstack([score, DELETE_ONE * score])
+    n = counted @ membership.sum(-1)
+    share = np.divide(
+        (counted.T * (membership.astype(float) @ right)).sum(0), n, out=np.full(len(n), np.nan), where=n > 0
+    )
+    return np.where(np.isnan(lines.threshold), np.nan, share)

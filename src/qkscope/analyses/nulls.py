@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import sparse
 
 from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair, Rows
@@ -24,28 +25,44 @@ def null_r95(pair: Pair, cov: Float[np.ndarray, "d d"], seed: int = 0, *, within
     ``cov`` is the pooled covariance of queries and keys, about the common mean or, ``within`` classes, about each
     one's own. NaN with fewer than two documents.
     """
-    rows = pair.q.concat(pair.k)
-    names, which = np.unique(rows.example_id, return_inverse=True)
+    names = np.unique(np.concatenate([pair.q.example_id, pair.k.example_id]))
     if len(names) < 2:
         return float("nan")
-    middle = _middles(rows, which, len(names))
-    off = rows.position - middle[which]
-    kinds = [pair.q.x, pair.k.x] if within else [rows.x]
-    x = np.concatenate([kind - kind.mean(0, dtype=np.float64) for kind in kinds])
-    order = np.argsort(which, kind="stable")
-    starts = np.searchsorted(which[order], np.arange(len(names)))
-    turning = np.add.reduceat((off[:, None] * x)[order], starts)
+    kinds = [(rows, np.searchsorted(names, rows.example_id)) for rows in (pair.q, pair.k)]
+    middle = _middles(kinds, len(names))
+    which = np.concatenate([at for _, at in kinds])
+    off = np.concatenate([rows.position - middle[at] for rows, at in kinds])
+    sums = [_sums(rows, at, rows.position - middle[at], len(names)) for rows, at in kinds]
+    n = [np.bincount(at, minlength=len(names)) for _, at in kinds]
+    away = [np.bincount(at, rows.position - middle[at], len(names)) for rows, at in kinds]
+    means = [of.sum(0) / len(rows) for (of, _), (rows, _) in zip(sums, kinds, strict=True)]
+    if not within:
+        means = [sum(of.sum(0) for of, _ in sums) / len(which)] * 2
+    by_document = zip(sums, n, away, means, strict=True)
+    centred = [(of - np.outer(c, mu), turned - np.outer(a, mu)) for (of, turned), c, a, mu in by_document]
+    staying, turning = (sum(parts) for parts in zip(*centred, strict=True))
     sign = np.where(np.random.default_rng(seed).random((DRAWS, len(names))) < 0.5, -1.0, 1.0)
-    c = (middle[which] @ x + sign @ turning) / len(rows)
+    c = (middle @ staying + sign @ turning) / len(which)
     var_t = _variances(middle, which, off, sign)
     along = np.einsum("sd,sd->s", c @ cov, c)
     return float(np.quantile(np.minimum(ratio((c**2).sum(-1), np.sqrt(along * var_t)), 1.0), QUANTILE))
 
 
-def _middles(rows: Rows, which: Int[np.ndarray, "n"], n: int) -> Float[np.ndarray, "documents"]:
+def _sums(
+    rows: Rows, which: Int[np.ndarray, "n"], off: Float[np.ndarray, "n"], documents: int
+) -> tuple[Float[np.ndarray, "documents d"], Float[np.ndarray, "documents d"]]:
+    """Of each document Σ x, and Σ (t − m)·x."""
+    x, column = rows.x.astype(np.float64), np.arange(len(rows))
+    shape = (documents, len(rows))
+    ones, turned = (sparse.csr_array((value, (which, column)), shape=shape) for value in (np.ones(len(rows)), off))
+    return ones @ x, turned @ x
+
+
+def _middles(kinds: list[tuple[Rows, Int[np.ndarray, "_"]]], n: int) -> Float[np.ndarray, "documents"]:
     first, last = np.full(n, np.iinfo(np.int64).max), np.zeros(n, dtype=np.int64)
-    np.minimum.at(first, which, rows.position)
-    np.maximum.at(last, which, rows.position)
+    for rows, which in kinds:
+        np.minimum.at(first, which, rows.position)
+        np.maximum.at(last, which, rows.position)
     return (first + last) / 2
 
 

@@ -1,8 +1,8 @@
 """At which frequency a plane turns with position, and whether that is more than chance.
 
 An angle θ that turns with position has no linear correlation with it, so its frequency is searched for: e^{iθ}, less
-its mean, is summed by position within each class, and one Fourier transform gives the resultant at every ω of a grid of
-step 2π/(4·window), both signs. Classes are added as lengths, for rings in antiphase would cancel.
+its mean, is summed with e^{−iωt} within each class at every ω of a grid. Classes are added as lengths, for rings in
+antiphase would cancel.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Complex, Float, Int
-from scipy import fft
 
+from qkscope.analyses.frequencygrid import Grid, strongest
 from qkscope.core.rows import Pair
 
-OVERSAMPLING = 4
-"""Grid points per 2π/window."""
 NULL_DRAWS = 400
 NULL_QUANTILE = 0.99
 PLANES_AT_ONCE = 2**22
@@ -57,16 +55,6 @@ class Turning:
     """T = |Σ_d F_d|² / Σ_d |F_d|² over documents d, both classes: near 1 by chance, their number for a ring."""
 
 
-def grid_size(window: int) -> int:
-    """Number of frequencies searched: 4·window, rounded up to what transforms fast."""
-    return int(fft.next_fast_len(OVERSAMPLING * window))
-
-
-def frequencies(window: int) -> Float[np.ndarray, "grid"]:
-    """The grid in radians per token, in the order of the transform."""
-    return 2 * np.pi * np.fft.fftfreq(grid_size(window))
-
-
 def turning(
     angle_q: Float[np.ndarray, "planes n_q"],
     angle_k: Float[np.ndarray, "planes n_k"],
@@ -76,12 +64,7 @@ def turning(
 ) -> Turning:
     """The strongest common frequency of queries and keys in each plane."""
     classes = [(_centred(np.exp(1j * angle_q)), tokens_q), (_centred(np.exp(1j * angle_k)), tokens_k)]
-    step = max(1, PLANES_AT_ONCE // grid_size(window))
-    found = [
-        _strongest([(phasor[i : i + step], tokens) for phasor, tokens in classes], window)
-        for i in range(0, len(angle_q), step)
-    ]
-    frequency = np.concatenate(found)
+    frequency = _strongest(classes, Grid(window))
     by_document = [_sums(phasor, tokens, frequency) for phasor, tokens in classes]
     lengths = [np.abs(sums.sum(-1)) for sums in by_document]
     together = np.sum([np.abs(sums.sum(-1)) ** 2 for sums in by_document], axis=0)
@@ -118,19 +101,17 @@ def _centred(phasor: Complex[np.ndarray, "planes n"]) -> Complex[np.ndarray, "pl
     return phasor - phasor.mean(-1, keepdims=True) if phasor.shape[-1] else phasor
 
 
-def _strongest(classes: list[tuple[Complex[np.ndarray, "planes _"], Tokens]], window: int) -> Float[np.ndarray, "p"]:
-    strength = np.sum([np.abs(_transform(phasor, tokens, window)) for phasor, tokens in classes], axis=0)
-    strength[:, 0] = -1.0  # standing still is no rotation
-    return frequencies(window)[strength.argmax(-1)]
+def _strongest(
+    classes: list[tuple[Complex[np.ndarray, "planes _"], Tokens]], grid: Grid
+) -> Float[np.ndarray, "planes"]:
+    def squared_lengths(sums: list[np.ndarray], _: object) -> Float[np.ndarray, "points"]:
+        return np.sum([np.abs(part) for part in sums], axis=0) ** 2
 
-
-def _transform(
-    values: Complex[np.ndarray, "planes n"], tokens: Tokens, window: int
-) -> Complex[np.ndarray, "planes grid"]:
-    """Σ v_j e^{−iωt_j} on the grid; single precision is ample for finding a maximum."""
-    by_position = np.zeros((len(values), grid_size(window)), dtype=np.complex64)
-    np.add.at(by_position.T, tokens.position, values.T.astype(np.complex64))
-    return fft.fft(by_position, axis=-1, overwrite_x=True)
+    found = []
+    for plane in range(len(classes[0][0])):
+        sums = [grid.every_second(phasor[plane : plane + 1], tokens.position)[0] for phasor, tokens in classes]
+        found.append(strongest(grid, sums, squared_lengths))
+    return grid.frequency(np.array(found, dtype=np.int64))
 
 
 def _sums(
@@ -168,14 +149,40 @@ def fit_circle(
     total = sum(float((np.abs(w) ** 2).sum()) for w, _ in classes)
     if total == 0:
         return Circle(float("nan"), float("nan"), False)
-    scale = total**0.5
-    fitted = np.abs(np.sum([_transform(w[None] / scale, tokens, window)[0] for w, tokens in classes], axis=0)) ** 2
-    ones = (_transform(np.ones((1, len(tokens)), complex), tokens, window)[0] for _, tokens in classes)
-    counted = np.sum([np.abs(e) ** 2 / len(tokens) for e, (_, tokens) in zip(ones, classes, strict=True)], axis=0)
-    spread = len(tokens_q) + len(tokens_k) - counted
+    w, position = (
+        np.concatenate(parts) for parts in zip(*((w, tokens.position) for w, tokens in classes), strict=True)
+    )
+    grid = Grid(window)
+    weight = _weights(tokens_q.position.tobytes(), tokens_k.position.tobytes(), tokens_q.position.dtype.str, window)
+
+    def explained(sums: list[np.ndarray], points: slice | Int[np.ndarray, "points"]) -> Float[np.ndarray, "points"]:
+        return (sums[0].real ** 2 + sums[0].imag ** 2) * weight[points]
+
+    best = strongest(grid, list(grid.every_second(w[None] / total**0.5, position)), explained)
+    omega = float(grid.frequency(np.array(best)))
+    return Circle(omega, _r_squared(classes, omega, total), best in (1, grid.size - 1))
+
+
+@lru_cache(maxsize=4)
+def _weights(at_q: bytes, at_k: bytes, dtype: str, window: int) -> Float[np.ndarray, "grid"]:
+    """1 / Σ|ẽ|² at every ω; 0 where e^{iωt} hardly varies over the tokens, which fits anything. Heads share tokens."""
+    grid = Grid(window)
+    spread = np.zeros(grid.size)
+    for position in (np.frombuffer(at_q, dtype), np.frombuffer(at_k, dtype)):
+        even = grid.every_second(np.ones((1, len(position)), complex), position)[0]
+        sums = np.stack([even, grid.between(even, np.arange(len(even)))], axis=-1).reshape(-1)
+        spread += len(position) - np.abs(sums) ** 2 / len(position)
     spread[0] = 0.0
-    # Frequencies at which e^{iωt} hardly varies over the tokens fit anything.
-    share = np.where(spread > 1e-3 * spread.max(), fitted, 0.0) / np.maximum(spread, 1e-12)
-    best = int(share.argmax())
-    omega = float(frequencies(window)[best])
-    return Circle(omega, float(min(share[best], 1.0)), best in (1, len(share) - 1))
+    enough = spread > 1e-3 * spread.max()
+    return np.where(enough, 1.0 / np.where(enough, spread, 1.0), 0.0).astype(np.float32)
+
+
+def _r_squared(classes: list[tuple[Complex[np.ndarray, "_"], Tokens]], omega: float, total: float) -> float:
+    """The share explained at one ω, in double precision."""
+    fitted, spread = 0j, 0.0
+    for w, tokens in classes:
+        turn = np.exp(-1j * omega * tokens.position)
+        turn -= turn.mean()
+        fitted += complex(w @ turn)
+        spread += float((np.abs(turn) ** 2).sum())
+    return min(abs(fitted) ** 2 / (spread * total), 1.0)

@@ -7,6 +7,7 @@ lowest priorities. The same tokens are therefore kept in every head of a run, fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Int, UInt64
@@ -42,8 +43,28 @@ class Sample:
 
 def sample_pair(pair: Pair, size: int, seed: int = 0) -> Pair:
     """At most ``size`` rows of each class, in order; the same tokens in every head."""
-    q, k = (Sample.from_rows(rows, size, seed).rows.ordered() for rows in (pair.q, pair.k))
-    return Pair(q, k)
+    return Pair(*(_ordered_sample(rows, size, seed) for rows in (pair.q, pair.k)))
+
+
+def _ordered_sample(rows: Rows, size: int, seed: int) -> Rows:
+    if len(rows) <= size:
+        return rows.ordered()
+    chosen = _chosen(rows.example_id.tobytes(), rows.position.tobytes(), rows.position.dtype.str, size, seed)
+    return Sample.from_rows(rows, size, seed).rows.ordered() if chosen is None else rows.take(chosen)
+
+
+@lru_cache(maxsize=8)
+def _chosen(example_id: bytes, position: bytes, dtype: str, size: int, seed: int) -> Int[np.ndarray, "size"] | None:
+    """Which rows are sampled, in order; heads of a run share their tokens. None where a token comes twice."""
+    tokens = np.frombuffer(example_id, dtype), np.frombuffer(position, dtype)
+    order = np.lexsort((*tokens[::-1], priority(*tokens, seed)))
+    again = np.ones(len(order) - 1, dtype=bool)
+    for key in tokens:
+        again &= key[order[1:]] == key[order[:-1]]
+    if again.any():
+        return None
+    chosen = order[:size]
+    return chosen[np.lexsort([key[chosen] for key in tokens[::-1]])]
 
 
 def priority(example_id: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"], seed: int) -> UInt64[np.ndarray, "n"]:

@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+
+from qkscope.analyses.frequencygrid import Grid, strongest
+
+
+def by_hand(values: np.ndarray, position: np.ndarray, grid: Grid) -> np.ndarray:
+    """The sums at every point of the grid, from one transform of full length, counted from the middle."""
+    laid = np.zeros(grid.size, complex)
+    np.add.at(laid, position, values)
+    return np.fft.fft(laid) * np.exp(1j * grid.frequencies * grid.middle)
+
+
+@pytest.mark.parametrize("window", [5, 100, 1021, 1024, 4100])
+def test_transforms_and_the_points_between_them_are_the_sums_they_stand_for(window):
+    rng = np.random.default_rng(window)
+    grid, position = Grid(window), rng.integers(0, window, 700)
+    values = rng.standard_normal((2, 700)) + 1j * rng.standard_normal((2, 700))
+    found = grid.every_second(values, position)
+    for row, one in zip(found, values, strict=True):
+        wanted = by_hand(one, position, grid)
+        limit = 2e-5 * np.abs(wanted).max()
+        np.testing.assert_allclose(row, wanted[::2], atol=limit)
+        np.testing.assert_allclose(grid.between(row, np.arange(len(row))), wanted[1::2], atol=limit)
+
+
+def test_the_frequencies_are_those_of_a_transform():
+    grid = Grid(100)
+    np.testing.assert_allclose(grid.frequencies, 2 * np.pi * np.fft.fftfreq(grid.size))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_search_finds_what_looking_everywhere_finds(ends):
+    """Also where all of a sum comes from both ends of the window, which varies fastest between points."""
+    rng = np.random.default_rng(1)
+    grid = Grid(2000)
+    for _ in range(200):
+        position = (
+            np.r_[rng.integers(0, 30, 100), rng.integers(1970, 2000, 100)] if ends else rng.integers(0, 2000, 200)
+        )
+        values = rng.standard_normal((1, 200)) + 1j * rng.standard_normal((1, 200))
+        values -= values.mean()
+        wanted = np.abs(by_hand(values[0], position, grid)) ** 2
+        wanted[0] = 0
+        found = strongest(grid, list(grid.every_second(values, position)), lambda sums, _: np.abs(sums[0]) ** 2)
+        assert wanted[found] > (1 - 1e-4) * wanted.max()
