@@ -98,11 +98,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Task:
-    """The query heads that read one key head: what one worker does at a time."""
+    """The query heads of one or several key heads: what one worker does at a time."""
 
     job: Job
-    heads: tuple[HeadId, ...]
+    groups: tuple[tuple[HeadId, ...], ...]
+    """The query heads of each key head, which is read once."""
     analyses: tuple[Analysis, ...]
     intervals: bool
     chance: float | None
     """What the coherence of structureless planes stays below, from the tokens of the first head."""
+
+    @property
+    def n_heads(self) -> int:
+        """How many query heads it does."""
+        return sum(map(len, self.groups))

@@ -19,7 +19,7 @@ from qkscope.core.headmoments import (
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
-from qkscope.core.sample import Sample, sample_pair
+from qkscope.core.sample import Sample, ordered_sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.heads import HeadId
 from qkscope.store.datasets import Dataset
@@ -58,12 +58,19 @@ class _Kind:
     last: int
     _cells: dict[int, BucketMeans] = field(default_factory=dict)
     _unrotated: list[np.ndarray] = field(default_factory=list)
+    _sample: list[Rows] = field(default_factory=list)
 
     def cells(self, window: int) -> BucketMeans:
         """Means by document group and position bucket; the query heads of a group nearly always share the window."""
         if window not in self._cells:
             self._cells[window] = cell_means(self.rows, window)
         return self._cells[window]
+
+    def sample(self, size: int) -> Rows:
+        """Rows that are analysed one by one, in float64; the query heads of a group share those of their keys."""
+        if not self._sample:
+            self._sample.append(ordered_sample(self.rows, size).as_double())
+        return self._sample[0]
 
     def unrotated(self, rope: Rope) -> np.ndarray:
         """Mean of the rows with their rotation undone; all heads of a layer share it."""
@@ -118,7 +125,7 @@ def load_key_group(dataset: Dataset, heads: Sequence[HeadId], reading: Reading) 
                 raise HeadError(head, f"its key head {key.head} cannot be used: {key.reason}", key.file)
             query = _load(dataset, head, reading)
             moments = _pair(dataset, query, key, reading)
-            vectors = sample_pair(Pair(query.rows, key.rows), reading.sample) if reading.sample else None
+            vectors = Pair(query.sample(reading.sample), key.sample(reading.sample)) if reading.sample else None
             rotary = _rotary(dataset, query, key) if reading.rotary else None
             loaded.append(LoadedHead(head, moments, vectors, rotary))
         except HeadError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -22,6 +22,9 @@ from qkscope.run import Run, open_run
 from qkscope.store.columns import TABLES
 from qkscope.store.tables import arranged
 from qkscope.tabulating import concat_frames, concat_replicates, do_task
+
+HEADS_AT_ONCE = 16
+"""Query heads whose tables are made together, at least: a table costs about as much for one head as for many."""
 
 OnDone = Callable[[int, int, list[Failure]], None]
 """Called with heads done, heads in all and the failures just found."""
@@ -46,13 +49,13 @@ def analyze(
         if own is not None and job.buckets not in (None, own):
             raise ConfigError(f"{job.run.model} was captured with {own} position buckets; leave out --buckets")
     tasks = [task for job in jobs for task in _tasks(job, tuple(analyses), intervals)]
-    total, done = sum(len(task.heads) for task in tasks), 0
+    total, done = sum(task.n_heads for task in tasks), 0
     results: dict[int, tuple[Tables, list[Failure]]] = {}
     if on_done is not None:
         on_done(0, total, [])
     for index, result in for_each(do_task, tasks, workers):
         results[index] = result
-        done += len(tasks[index].heads)
+        done += tasks[index].n_heads
         if strict and result[1]:
             raise result[1][0].error
         if on_done is not None:
@@ -140,7 +143,21 @@ def _tasks(job: Job, analyses: tuple[Analysis, ...], intervals: bool) -> list[Ta
     chosen = job.selection.of(job.run)
     by_key = groupby(chosen, lambda head: head.key_head(job.run.source.q_per_kv))
     chance = _chance(job.run, chosen) if "planes" in analyses else None
-    return [Task(job, tuple(heads), analyses, intervals, chance) for _, heads in by_key]
+    return [
+        Task(job, groups, analyses, intervals, chance) for groups in _batches([tuple(heads) for _, heads in by_key])
+    ]
+
+
+def _batches(groups: list[tuple[HeadId, ...]]) -> Iterator[tuple[tuple[HeadId, ...], ...]]:
+    """Whole groups, so many together that each batch but the last has enough heads."""
+    batch: list[tuple[HeadId, ...]] = []
+    for group in groups:
+        batch.append(group)
+        if sum(map(len, batch)) >= HEADS_AT_ONCE:
+            yield tuple(batch)
+            batch = []
+    if batch:
+        yield tuple(batch)
 
 
 def _outcome(
@@ -163,7 +180,7 @@ def _outcome(
             frames["heads"] = with_scalars(frames["heads"], frames[name], name)
     frames |= {name: found[name] for name in ("points", "axes") if name in found}
     replicates = concat_replicates([tables for tables, _ in mine])
-    n_heads = sum(len(task.heads) for task in tasks if task.job is job)
+    n_heads = sum(task.n_heads for task in tasks if task.job is job)
     return Outcome(
         job, analyses, n_heads, Tables(frames, replicates), [failure for _, failures in mine for failure in failures]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ import numpy as np
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
-from qkscope.core.sample import sample_pair
+from qkscope.core.sample import ordered_sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.heads import HeadId
 from qkscope.load import Loaded, LoadedHead, Reading, load_key_group, read_head
@@ -206,13 +206,16 @@ class CapturedSource:
         except DatasetError as error:
             return [], [HeadError(head, str(error), self.file(head)) for head in heads]
         layer = self._layers[heads[0].layer]
+        keys = cache(partial(self._sampled, size=reading.sample))
         loaded: Loaded = []
         failed: list[HeadError] = []
         for head in heads:
             query, key = layer["query_heads"].index(head.head), layer["key_heads"].index(self.key_head(head).head)
             of_head = moments.head(query, key, int(self.run.manifest["window"]), layer["scaling"])
             try:
-                vectors = self._vectors(head, reading) if reading.sample else None
+                vectors = (
+                    Pair(self._sampled(head, reading.sample), keys(self.key_head(head))) if reading.sample else None
+                )
             except (DatasetError, HeadError) as error:
                 failed.append(HeadError(head, f"its sample cannot be read: {error}", self.run.folder / SAMPLE))
                 vectors = None
@@ -231,8 +234,8 @@ class CapturedSource:
     def _sample(self) -> Dataset:
         return Dataset.open(self.run.folder / SAMPLE)
 
-    def _vectors(self, head: HeadId, reading: Reading) -> Pair:
-        return sample_pair(Pair(self.rows(head, WHOLE), self.rows(self.key_head(head), WHOLE)), reading.sample)
+    def _sampled(self, head: HeadId, size: int) -> Rows:
+        return ordered_sample(self.rows(head, WHOLE), size).as_double()
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:  # noqa: ARG002
         """Documents of the manifest, and their tokens."""

@@ -1,4 +1,4 @@
-"""One task: the heads that read one key head, from what was loaded of them to their rows of every table."""
+"""One task: some key heads and the heads that read them, from what was loaded of them to their rows of every table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pandas as pd
 from qkscope.analyses.distance import mean_field
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.nulls import null_r95
-from qkscope.analyses.pca import components
-from qkscope.analyses.rotation import Centering, centred, has_drift
+from qkscope.analyses.pca import Components, components
+from qkscope.analyses.replicates import Replicates, replicates
+from qkscope.analyses.rotation import Centering, Rotation, centred, has_drift
 from qkscope.analyses.scoretables import (
     SCALARS,
     HeadScores,
@@ -21,7 +22,14 @@ from qkscope.analyses.scoretables import (
     merged_pairs,
     plasticity_tables,
 )
-from qkscope.analyses.tabulate import Tables, pca_tables, rotation_model, rotation_tables
+from qkscope.analyses.tabulate import (
+    Tables,
+    pca_columns_again,
+    pca_tables,
+    rotation_columns_again,
+    rotation_model,
+    rotation_tables,
+)
 from qkscope.analyses.vectortables import (
     PLANE_ROWS,
     HeadVectors,
@@ -41,53 +49,93 @@ from qkscope.run import Run
 
 
 def do_task(task: Task) -> tuple[Tables, list[Failure]]:
-    """Read one key head and the query heads that read it, and tabulate them."""
-    run = task.job.run
-    loaded, errors = run.source.load(task.heads, _reading(task))
-    tables, failed = _tabulate(task, loaded)
-    return tables, [Failure(run.model, error) for error in [*errors, *failed]]
+    """Read each key head and the query heads that read it, and tabulate them all together."""
+    run, reading = task.job.run, _reading(task)
+    loaded: Loaded = []
+    errors: list[HeadError] = []
+    for group in task.groups:
+        some, failed = run.source.load(group, reading)
+        loaded += some
+        errors += failed
+    parts = []
+    for d in dict.fromkeys(one.moments.d for one in loaded):
+        tables, failed = _tabulate(task, [one for one in loaded if one.moments.d == d])
+        parts.append(tables)
+        errors += failed
+    return joined(parts), [Failure(run.model, error) for error in errors]
 
 
 def _tabulate(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
     """All analyses of the heads at once; if the mathematics fails, head by head, to see whose it is."""
     try:
-        return _tabulate_together(task, loaded) if loaded else (Tables({}), [])
+        return _tabulate_together(task, loaded)
     except (np.linalg.LinAlgError, FloatingPointError) as error:
         if len(loaded) == 1:
             head = loaded[0].head
             return Tables({}), [HeadError(head, f"cannot be analysed ({error})", task.job.run.source.file(head))]
     parts = [_tabulate(task, [one]) for one in loaded]
-    frames = concat_frames([tables for tables, _ in parts])
-    return Tables(frames, concat_replicates([tables for tables, _ in parts])), [e for _, es in parts for e in es]
+    return joined([tables for tables, _ in parts]), [error for _, errors in parts for error in errors]
 
 
 def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
     run, job = task.job.run, task.job
+    moments = HeadMoments.stack([one.moments for one in loaded])
     parts, errors = [], []
-    if "pca" in task.analyses:
-        parts.append(_of_components(task, loaded))
-    if {"rotation", "planes"} & set(task.analyses) or job.points is not None:
-        drifting = _drifting(loaded, job.rotation.centering)
-        kept = {one.head for one in drifting}
-        errors = [_no_drift(run, one.head) for one in loaded if one.head not in kept]
+    wants_axes = bool({"rotation", "planes"} & set(task.analyses)) or job.points is not None
+    drifts = np.asarray(has_drift(moments.total_q, moments.total_k, job.rotation.centering))
+    if wants_axes and not drifts.all():
+        # Heads without axis a are told of, and have no part in what follows from it.
+        errors = [_no_drift(run, one.head) for one, drift in zip(loaded, drifts, strict=True) if not drift]
+        if "pca" in task.analyses:
+            parts.append(_of_components(task, loaded, moments, None))
+        drifting = [one for one, drift in zip(loaded, drifts, strict=True) if drift]
         if drifting:
-            parts.append(_off_moments(task, drifting))
+            some = HeadMoments.stack([one.moments for one in drifting])
+            without_pca = replace(task, analyses=tuple(name for name in task.analyses if name != "pca"))
+            parts += _off_moments(without_pca, drifting, some)
+    else:
+        parts += _off_moments(task, loaded, moments)
     scores = [_scores(run, one) for one in loaded]
     if "distance" in task.analyses:
         parts.append(distance_tables(_index(run, loaded), scores, intervals=task.intervals))
     if "plasticity" in task.analyses:
         parts.append(plasticity_tables(_index(run, loaded), scores, intervals=task.intervals))
     frames = {name: frame for tables in parts for name, frame in tables.frames.items()}
-    replicates = {name: values for tables in parts for name, values in tables.replicates.items()}
-    return Tables({name: _with_notes(run, frame, name) for name, frame in frames.items()}, replicates), errors
+    again = {name: values for tables in parts for name, values in tables.replicates.items()}
+    return Tables({name: _with_notes(run, frame, name) for name, frame in frames.items()}, again), errors
 
 
-def _of_components(task: Task, loaded: Loaded) -> Tables:
+def _off_moments(task: Task, loaded: Loaded, moments: HeadMoments) -> list[Tables]:
+    """PCA, rotation model, and what needs the axes a and b, as far as the task wants them."""
+    job, parts = task.job, []
+    pcs = _components(task, moments) if "pca" in task.analyses else None
+    wants_axes = bool({"rotation", "planes"} & set(task.analyses)) or job.points is not None
+    model = rotation_model(moments, job.rotation) if wants_axes else None
+    again: dict[str, Replicates] = {}
+    if task.intervals:
+        wanted = {} if pcs is None else {"pca": pca_columns_again(job.pca, pcs)}
+        if model is not None and "rotation" in task.analyses:
+            wanted["rotation"] = rotation_columns_again(job.rotation, model)
+        again = dict(zip(wanted, replicates(moments, *wanted.values()), strict=True))
+    if pcs is not None:
+        parts.append(_of_components(task, loaded, moments, pcs, again.get("pca")))
+    if model is not None:
+        parts.append(_of_axes(task, loaded, moments, model, again.get("rotation")))
+    return parts
+
+
+def _components(task: Task, moments: HeadMoments) -> Components:
+    return components(moments.total_q, moments.total_k, task.job.pca.n_components, pooled=moments.pooled)
+
+
+def _of_components(
+    task: Task, loaded: Loaded, moments: HeadMoments, pcs: Components | None, again: Replicates | None = None
+) -> Tables:
     """The combined PCA, with the line between queries and keys scored on vectors."""
-    moments = HeadMoments.stack([one.moments for one in loaded])
-    pcs = components(moments.total_q, moments.total_k, task.job.pca.n_components)
+    pcs = pcs or _components(task, moments)
     lines = [_line(one, axes[:2]) for one, axes in zip(loaded, pcs.axes, strict=True)]
-    return pca_tables(_index(task.job.run, loaded), moments, task.job.pca, pcs, lines, intervals=task.intervals)
+    index = _index(task.job.run, loaded)
+    return pca_tables(index, moments, task.job.pca, pcs, lines, again, intervals=task.intervals)
 
 
 def _line(one: LoadedHead, axes: np.ndarray) -> tuple[float, np.ndarray]:
@@ -96,19 +144,17 @@ def _line(one: LoadedHead, axes: np.ndarray) -> tuple[float, np.ndarray]:
     return lda_accuracy(one.moments.q, one.moments.k, one.vectors, axes)
 
 
-def _off_moments(task: Task, loaded: Loaded) -> Tables:
+def _of_axes(task: Task, loaded: Loaded, moments: HeadMoments, model: Rotation, again: Replicates | None) -> Tables:
     """What needs the axes a and b: the rotation model, the planes of its complement, points."""
     job, index = task.job, _index(task.job.run, loaded)
-    moments = HeadMoments.stack([one.moments for one in loaded])
-    model = rotation_model(moments, job.rotation)
     vectors = of_model(model, [one.vectors for one in loaded], moments.window.tolist())
     tables = Tables({})
     if "rotation" in task.analyses:
-        tables = rotation_tables(index, moments, job.rotation, model, intervals=task.intervals)
-        causal, again = causal_columns([_scores(job.run, one) for one in loaded], intervals=task.intervals)
+        tables = rotation_tables(index, moments, job.rotation, model, again, intervals=task.intervals)
+        causal, left_out = causal_columns([_scores(job.run, one) for one in loaded], intervals=task.intervals)
         tables.frames["rotated"] = tables.frames["rotated"].join(omega_columns(vectors)).join(causal)
-        tables.frames["rotated"]["null_r95"] = [_null(one, job.rotation.centering) for one in loaded]
-        tables.replicates.update(again)
+        tables.frames["rotated"]["null_r95"] = _nulls(loaded, moments, job.rotation.centering)
+        tables.replicates.update(left_out)
     if "planes" in task.analyses:
         found = both_views(planes_table(index, vectors, task.chance), _rope_view(index, loaded))
         tables.frames.update({"planes": found} if len(found) else {})
@@ -139,11 +185,15 @@ def _scores(run: Run, one: LoadedHead) -> HeadScores:
     return HeadScores(moments, one.vectors, one.rotary, field, run.source.layer_notes(one.head).sliding_window)
 
 
-def _null(one: LoadedHead, centering: Centering) -> float:
-    if one.vectors is None or not min(len(one.vectors.q), len(one.vectors.k)):
-        return float("nan")
-    cov = centred(one.moments.total_q, one.moments.total_k, centering).cov_x
-    return null_r95(one.vectors, cov, within=centering == "within")
+def _nulls(loaded: Loaded, moments: HeadMoments, centering: Centering) -> list[float]:
+    """``null_r95`` of each head that has vectors."""
+    covs = centred(moments.total_q, moments.total_k, centering).cov_x
+    return [
+        float("nan")
+        if one.vectors is None or not min(len(one.vectors.q), len(one.vectors.k))
+        else null_r95(one.vectors, cov, within=centering == "within")
+        for one, cov in zip(loaded, covs, strict=True)
+    ]
 
 
 def _points(
@@ -158,11 +208,6 @@ def _points(
         for i, (one, head) in enumerate(zip(loaded, vectors, strict=True))
         if head is not None and head.enough and options.of(one.head.layer, one.head.head)[0]
     ]
-
-
-def _drifting(loaded: Loaded, centering: Centering) -> Loaded:
-    """The heads of which axis a is defined."""
-    return [one for one in loaded if has_drift(one.moments.total_q, one.moments.total_k, centering)]
 
 
 def _reading(task: Task) -> Reading:
@@ -189,6 +234,11 @@ def _with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
         noted["active_planes"], noted["active_share"] = pd.array([None] * len(noted), dtype="Int64"), np.nan
         noted = noted.assign(**dict.fromkeys((name for names in SCALARS.values() for name in names), np.nan))
     return noted
+
+
+def joined(parts: list[Tables]) -> Tables:
+    """The tables of several tasks or heads under each other."""
+    return parts[0] if len(parts) == 1 else Tables(concat_frames(parts), concat_replicates(parts))
 
 
 def concat_frames(parts: list[Tables]) -> dict[str, pd.DataFrame]:

@@ -13,7 +13,7 @@ from qkscope.core.headmoments import DELETE_ONE, N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair, Rows
 
-BLOCK = 64
+BLOCK = 128
 """Keys whose scores are formed one by one; those before them in the document enter as two sums."""
 
 
@@ -26,7 +26,8 @@ def bias_causal(pair: Pair, sliding_window: int | None = None) -> tuple[float, F
     n, sum_j, sum_jj = (running[high] - running[low] for running in (_running(v) for v in (np.ones(len(j)), j, j**2)))
     mean_j = ratio(sum_j, n)
     # A constant added to every key changes no slope; without their mean, sums stay small.
-    q, k = pair.q.x.astype(np.float64), pair.k.x - pair.k.x.mean(0, dtype=np.float64)
+    q, k = pair.q.as_double().x, pair.k.as_double().x
+    k = k - np.ones(len(k)) @ k / len(k)
     weights = np.stack([np.ones(len(j)), j], -1)
     starts = np.flatnonzero(np.r_[True, pair.k.example_id[1:] != pair.k.example_id[:-1]])
     score, score_j = _scores_before(q, k, weights, starts, first, high).T
@@ -61,7 +62,8 @@ def _scores_before(
         for low, high, this, last in zip(edges[:-1], edges[1:], queries[:-1], queries[1:], strict=True):
             if this < last:
                 some, block = q[this:last], k[low:high]
-                scores = (some @ block.T) * (np.arange(low, high) < end[this:last, None])
+                scores = some @ block.T
+                scores *= np.arange(low, high) < end[this:last, None]
                 found[this:last] = scores @ weights[low:high] + some @ before.T
             before += weights[low:high].T @ k[low:high]
     found[end <= first] = 0.0

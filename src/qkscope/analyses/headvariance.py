@@ -86,4 +86,4 @@ def _linear_variance(m: Moments) -> PerHead:
 
 
 def _total_variance(m: Moments) -> PerHead:
-    return np.trace(m.cov_x, axis1=-2, axis2=-1)
+    return m.total_variance

@@ -12,15 +12,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from qkscope.analyses.rotation import Centering, drift_covariance
-from qkscope.core.headmoments import DELETE_ONE, N_GROUPS, HeadMoments
+from qkscope.core.headmoments import DELETE_ONE, HALVES, N_GROUPS, HeadMoments
 from qkscope.core.linalg import unit
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Pair
 from qkscope.core.shapes import PerHead
 
-EVEN = np.arange(N_GROUPS) % 2 == 0
-HALVES = ((EVEN, ~EVEN), (~EVEN, EVEN))
-"""Groups fitted on, groups scored."""
+FOLDS = ((0, 1), (1, 0))
+"""Which half is fitted on, which is scored."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,16 @@ class HeldOut:
 
 def held_out(moments: HeadMoments, centering: Centering = "pooled") -> HeldOut:
     """Axis a from half of the documents, r on the others, both ways."""
-    folds = [_fold(moments, fit.astype(float), score.astype(float), centering) for fit, score in HALVES]
+    folds = [_fold(moments, fit, score, centering) for fit, score in FOLDS]
     r_q, r_k = (np.mean([fold[i] for fold in folds], axis=0) for i in (0, 1))
     return HeldOut(r_q, r_k)
 
 
-def _fold(
-    moments: HeadMoments, fit: Float[np.ndarray, "8"], score: Float[np.ndarray, "8"], centering: Centering
-) -> tuple[PerHead, PerHead]:
-    a = unit(drift_covariance(moments.q.merged(fit), moments.k.merged(fit), centering))
+def _fold(moments: HeadMoments, fit: int, score: int, centering: Centering) -> tuple[PerHead, PerHead]:
+    a = unit(drift_covariance(moments.halves_q.part(fit), moments.halves_k.part(fit), centering))
     found = []
-    for kind in (moments.q, moments.k):
-        scored, fitted = kind.merged(score), kind.merged(fit)
+    for kind in (moments.halves_q, moments.halves_k):
+        scored, fitted = kind.part(score), kind.part(fit)
         r = scored.corr_along(a[..., None, :])[..., 0]
         found.append(np.where((scored.n > 1) & (fitted.n > 1), r, np.nan))
     return found[0], found[1]
@@ -61,11 +58,11 @@ def lda_accuracy(
     ``q`` and ``k`` are one head's moments by document group: the line is fitted to all tokens of one half of the
     documents, and scored on the sampled vectors of the other.
     """
-    kinds = [_Projected(m.project(axes), r.x @ axes.T, r.example_id % N_GROUPS) for m, r in ((q, pair.q), (k, pair.k))]
+    kinds = [_Projected(m.project(axes), r.along(axes), r.example_id % N_GROUPS) for m, r in ((q, pair.q), (k, pair.k))]
     folds = []
-    for fit, score in HALVES:
+    for fit, score in ((HALVES[fit], HALVES[score] > 0) for fit, score in FOLDS):
         # A line for the whole half, and one without each group; those of the other half change only what is scored.
-        lines = _Lines.fitted(*(kind.on for kind in kinds), np.vstack([fit, DELETE_ONE * fit]))
+        lines = _Lines.fitted(kinds[0].on, kinds[1].on, np.vstack([fit, DELETE_ONE * fit]))
         folds.append(
             np.mean([_right(kind, lines, score, above) for kind, above in zip(kinds, (True, False), strict=True)], 0)
         )

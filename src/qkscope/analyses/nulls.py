@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import sparse
 
 from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair, Rows
@@ -52,10 +51,13 @@ def _sums(
     rows: Rows, which: Int[np.ndarray, "n"], off: Float[np.ndarray, "n"], documents: int
 ) -> tuple[Float[np.ndarray, "documents d"], Float[np.ndarray, "documents d"]]:
     """Of each document Σ x, and Σ (t − m)·x."""
-    x, column = rows.x.astype(np.float64), np.arange(len(rows))
-    shape = (documents, len(rows))
-    ones, turned = (sparse.csr_array((value, (which, column)), shape=shape) for value in (np.ones(len(rows)), off))
-    return ones @ x, turned @ x
+    weights, x = np.stack([np.ones(len(rows)), off]), rows.as_double().x
+    edges = np.searchsorted(which, np.arange(documents + 1))
+    found = np.zeros((documents, 2, rows.d))
+    for document in np.flatnonzero(edges[1:] > edges[:-1]):
+        one = slice(edges[document], edges[document + 1])
+        found[document] = weights[:, one] @ x[one]
+    return found[:, 0], found[:, 1]
 
 
 def _middles(kinds: list[tuple[Rows, Int[np.ndarray, "_"]]], n: int) -> Float[np.ndarray, "documents"]:

@@ -63,13 +63,15 @@ class Components:
         return self.eigengap < DEGENERATE_GAP
 
 
-def components(q: Moments, k: Moments, n_components: int = 10, near: Components | None = None) -> Components:
+def components(
+    q: Moments, k: Moments, n_components: int = 10, near: Components | None = None, pooled: Moments | None = None
+) -> Components:
     """The leading components of queries and keys pooled, oriented by the sign rule.
 
     With ``near``, q and k have one more batch axis, the groups left out one at a time; the search then starts from
-    the components of the whole, and their orientation is kept.
+    the components of the whole, and their orientation is kept. ``pooled``, q and k together, spares merging them.
     """
-    pooled = q.merge(k)
+    pooled = pooled or q.merge(k)
     n_components = min(n_components, pooled.d)
     if near is None or near.basis is None:
         basis = eigh_descending(pooled.cov_x)
@@ -83,7 +85,7 @@ def components(q: Moments, k: Moments, n_components: int = 10, near: Components 
     return Components(
         axes=axes,
         basis=basis,
-        explained_variance=ratio(values[..., :n_components], np.trace(pooled.cov_x, axis1=-2, axis2=-1)[..., None]),
+        explained_variance=ratio(values[..., :n_components], pooled.total_variance[..., None]),
         eigengap=_eigengap(values)[..., :n_components],
         r_q=q.corr_along(axes),
         r_k=k.corr_along(axes),

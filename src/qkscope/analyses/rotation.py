@@ -83,7 +83,7 @@ def drift_covariance(q: Moments, k: Moments, centering: Centering = "pooled") ->
 def has_drift(q: Moments, k: Moments, centering: Centering = "pooled") -> TruthPerHead:
     """Whether axis a is defined: c is more than rounding."""
     m = centred(q, k, centering)
-    scale = np.sqrt(np.trace(m.cov_x, axis1=-2, axis2=-1) * m.var_t)
+    scale = np.sqrt(m.total_variance * m.var_t)
     return np.linalg.norm(m.cov_xt, axis=-1) > NO_DRIFT * scale
 
 
@@ -93,19 +93,20 @@ def rotation(
     cross: Moments | None = None,
     centering: Centering = "pooled",
     near: Rotation | None = None,
+    pooled: Moments | None = None,
 ) -> Rotation:
     """Construct a and b and measure queries and keys along them.
 
     ``cross`` holds moments of (q, k) at the same token; with it δ pairs them token by token, without it δ runs over
     all pairs. With ``near``, the moments have one more batch axis, the groups left out one at a time; the search for b
-    then starts from the model of the whole, and the orientation of its axes is kept.
+    then starts from the model of the whole, and the orientation of its axes is kept. ``pooled``, q and k together,
+    spares merging them.
     """
-    pooled = q.merge(k)
-    a = unit(drift_covariance(q, k, centering))
+    pooled = pooled or q.merge(k)
+    a = unit((pooled if centering == "pooled" else centred(q, k, centering)).cov_xt)
     c_delta = difference_moment(q, k) if cross is None else paired_difference_moment(cross)
     # A little less than nothing along a keeps the top eigenvector off it even where nothing else varies.
-    least = TIE_BREAK * np.trace(c_delta, axis1=-2, axis2=-1)[..., None, None]
-    off = off_axis_matrix(c_delta, a) - least * a[..., :, None] * a[..., None, :]
+    off = off_axis_matrix(c_delta, a, np.asarray(TIE_BREAK * np.trace(c_delta, axis1=-2, axis2=-1)))
     if near is None or near.off_a is None:
         off_a = eigh_descending(off)
         values, vectors = off_a
@@ -117,7 +118,7 @@ def rotation(
         signs = _sign((a * like_a).sum(-1)), _sign((vectors[..., 0, :] * like_b).sum(-1))
     a, b = a * signs[0], unit(off_axis(vectors[..., 0, :], a)) * signs[1]
     axes = np.stack([a, b], -2)
-    total = np.trace(pooled.cov_x, axis1=-2, axis2=-1)
+    total = pooled.total_variance
     mu_q, mu_k = q.mean_along(axes), k.mean_along(axes)
     var_frac = ratio(pooled.var_along(axes), total[..., None])
     slope_q, slope_k = q.slope_along(axes)[..., 0], k.slope_along(axes)[..., 0]
@@ -145,7 +146,10 @@ def rotation(
 def difference_moment(q: Moments, k: Moments) -> Float[np.ndarray, "*batch d d"]:
     """C_δ = Σ_Q + Σ_K + ΔμΔμᵀ: the exact mean of δδᵀ over all pairs of a query and a key."""
     apart = q.mean_x - k.mean_x
-    return q.cov_x + k.cov_x + apart[..., :, None] * apart[..., None, :]
+    moment = apart[..., :, None] * apart[..., None, :]
+    moment += q.cov_x
+    moment += k.cov_x
+    return moment
 
 
 def paired_difference_moment(cross: Moments) -> Float[np.ndarray, "*batch d d"]:

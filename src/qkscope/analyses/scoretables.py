@@ -153,14 +153,15 @@ def causal_columns(
 def plasticity_tables(index: pd.DataFrame, heads: Sequence[HeadScores], *, intervals: bool = True) -> Tables:
     """``plasticity`` (one row per head and query bucket) and ``plasticity_pairs`` (by the distances of pairs).
 
-    The heads read one key head, so that those of one window share their pairs of keys.
+    Heads that read one key head over one window share their pairs of keys.
     """
-    drawn: dict[tuple[int, int | None], KeyPairs] = {}
+    drawn: dict[tuple[object, ...], KeyPairs] = {}
     parts: list[Tables] = []
     for i, one in enumerate(heads):
         if one.pair is None or one.moments.q_buckets is None:
             continue
-        reach = one.window, one.sliding_window
+        row = index.iloc[i]
+        reach = row["layer"], row["k_head"], one.window, one.sliding_window
         if reach not in drawn:
             buckets = one.moments.q_buckets.n.shape[-1]
             drawn[reach] = key_pairs(one.pair.k, one.window, buckets, sliding_window=one.sliding_window)

@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from qkscope.analyses.headvariance import HeadVariance, head_variance
 from qkscope.analyses.heldout import held_out
 from qkscope.analyses.pca import TAXONOMY, Components, components, taxonomy
-from qkscope.analyses.rotation import Centering, Pairing, Rotation, leftovers, linearity_r2, rotation
+from qkscope.analyses.replicates import Again, Replicates, pca_again, replicates, rotation_again
+from qkscope.analyses.rotation import Centering, Pairing, Rotation, leftovers, rotation
 from qkscope.analyses.uncertainty import Scale, flags, interval_columns, usable_groups
-from qkscope.core.headmoments import DELETE_ONE, HeadMoments
+from qkscope.core.headmoments import HeadMoments
 from qkscope.core.moments import Moments
 
 Columns = dict[str, Float[np.ndarray, "heads *rest"]]
@@ -113,27 +114,29 @@ def pca_tables(
     options: PcaOptions | None = None,
     pcs: Components | None = None,
     lines: Sequence[tuple[float, Float[np.ndarray, "8"]]] | None = None,
+    again: Replicates | None = None,
     *,
     intervals: bool = True,
 ) -> Tables:
     """``qk`` (one row per head and component) and ``heads`` (one row per head).
 
-    ``index`` names each head of the batch: model, family, layer, head, k_head; ``pcs`` spares computing them again;
-    ``lines`` are the accuracies of the line between queries and keys on held-out documents, and with each document
-    group left out.
+    ``index`` names each head of the batch: model, family, layer, head, k_head; ``pcs`` and ``again`` (with each
+    document group left out) spare computing them again; ``lines`` are the accuracies of the line between queries and
+    keys on held-out documents, and with each document group left out.
     """
     options = options or PcaOptions()
     q, k = moments.total_q, moments.total_k
     pcs = pcs or components(q, k, options.n_components)
     whole = head_variance(q, k, pcs)
-    again_pcs, again_whole = _pca_again(moments, options, pcs) if intervals else (None, None)
+    if intervals and again is None:
+        (again,) = replicates(moments, pca_columns_again(options, pcs))
     kind = np.array(TAXONOMY)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
-    qk = _pc_rows(index.assign(taxonomy=kind, flags=flags(moments)), moments, pcs, again_pcs)
-    heads = _head_rows(index.assign(taxonomy=kind), moments, whole, again_whole)
-    replicates = _present(_pca_replicates(again_pcs, again_whole), moments)
+    qk = _pc_rows(index.assign(taxonomy=kind, flags=flags(moments)), moments, pcs, again)
+    heads = _head_rows(index.assign(taxonomy=kind), moments, whole, again)
+    pc0 = {name: values[..., 0] if name in PC_INTERVALS else values for name, values in (again or {}).items()}
     columns, again_line = _line_columns(lines, moments, intervals=intervals)
     frames = {"qk": qk, "heads": heads.assign(**columns), "axes": _axes_rows(index, pcs)}
-    return Tables(frames, replicates | again_line)
+    return Tables(frames, _present(pc0, moments) | again_line)
 
 
 def rotation_tables(
@@ -141,69 +144,48 @@ def rotation_tables(
     moments: HeadMoments,
     options: RotationOptions | None = None,
     model: Rotation | None = None,
+    again: Replicates | None = None,
     *,
     intervals: bool = True,
 ) -> Tables:
-    """``rotated``: one row per head, without ``omega``; ``model`` spares constructing it again."""
+    """``rotated``: one row per head, without ``omega``; ``model`` and ``again`` spare constructing it again."""
     options = options or RotationOptions()
     q, k = moments.total_q, moments.total_k
-    paired = _paired(moments, options)
     model = model or rotation_model(moments, options)
-    again = _rotation_again(moments, paired, options, model) if intervals else None
+    if intervals and again is None:
+        (again,) = replicates(moments, rotation_columns_again(options, model))
     numbers = _numbers(model, _ROTATION_NUMBERS)
     numbers |= _numbers(leftovers(q, k, moments.k_buckets, model, options.centering))
     numbers |= _numbers(held_out(moments, options.centering))
-    replicates = None if again is None else _rotation_replicates(again, moments)
-    numbers |= interval_columns(ROTATION_INTERVALS, numbers, replicates, usable_groups(moments))
+    numbers |= interval_columns(ROTATION_INTERVALS, numbers, again, usable_groups(moments))
     numbers |= over_window(numbers, ("bias_window", "bias_full_window"), moments.window)
     numbers["logit_bias_window"] = numbers["bias_full_window"] * moments.scaling
     counts = {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
     frame = pd.concat([index, pd.DataFrame(counts | numbers, index=index.index)], axis=1)
-    return Tables({"rotated": frame.assign(flags=flags(moments))}, _present(replicates or {}, moments))
+    return Tables({"rotated": frame.assign(flags=flags(moments))}, _present(again or {}, moments))
+
+
+def pca_columns_again(options: PcaOptions, pcs: Components) -> Again:
+    """The columns of ``qk`` and ``heads`` that have intervals, for ``replicates``."""
+    return pca_again(options.n_components, pcs, PC_INTERVALS, HEAD_INTERVALS)
+
+
+def rotation_columns_again(options: RotationOptions, model: Rotation) -> Again:
+    """The columns of ``rotated`` that have intervals, for ``replicates``."""
+    return rotation_again(options.centering, model, ROTATION_INTERVALS, paired=options.pairing == "token")
 
 
 def rotation_model(moments: HeadMoments, options: RotationOptions) -> Rotation:
     """The axes of a batch of heads and what is measured along them."""
     paired = _paired(moments, options)
     cross = None if paired is None else paired.merged()
-    return rotation(moments.total_q, moments.total_k, cross, options.centering)
+    return rotation(moments.total_q, moments.total_k, cross, options.centering, pooled=moments.pooled)
 
 
 def _paired(moments: HeadMoments, options: RotationOptions) -> Moments | None:
     if options.pairing == "token" and moments.cross is None:
         raise ValueError("pairing='token' needs moments with cross statistics")
     return moments.cross if options.pairing == "token" else None
-
-
-# ---- replicates ---------------------------------------------------------------------------------
-
-
-def _pca_again(moments: HeadMoments, options: PcaOptions, pcs: Components) -> tuple[Components, HeadVariance]:
-    """The PCA with each document group left out, oriented as the full one."""
-    q, k = moments.without_q, moments.without_k
-    again = components(q, k, options.n_components, near=pcs)
-    return again, head_variance(q, k, again)
-
-
-def _rotation_again(
-    moments: HeadMoments, paired: Moments | None, options: RotationOptions, model: Rotation
-) -> Rotation:
-    """The rotation model with each document group left out, oriented as the full one."""
-    cross = None if paired is None else paired.merged(DELETE_ONE)
-    return rotation(moments.without_q, moments.without_k, cross, options.centering, near=model)
-
-
-def _rotation_replicates(again: Rotation, moments: HeadMoments) -> Columns:
-    names = [name for name in ROTATION_INTERVALS if name != "linearity_r2"]
-    straight = np.asarray(linearity_r2(moments.k_buckets_without, again.a))
-    return _numbers(again, tuple(names)) | {"linearity_r2": straight}
-
-
-def _pca_replicates(pcs: Components | None, whole: HeadVariance | None) -> dict[str, Float[np.ndarray, "heads groups"]]:
-    if pcs is None or whole is None:
-        return {}
-    pc0 = {name: getattr(pcs, name)[..., 0] for name in ("r_q", "r_k", "explained_variance")}
-    return pc0 | {name: getattr(whole, name) for name in HEAD_INTERVALS}
 
 
 def _present(replicates: Columns, moments: HeadMoments) -> Columns:
@@ -213,12 +195,12 @@ def _present(replicates: Columns, moments: HeadMoments) -> Columns:
 # ---- rows ---------------------------------------------------------------------------------------
 
 
-def _pc_rows(index: pd.DataFrame, moments: HeadMoments, pcs: Components, again: Components | None) -> pd.DataFrame:
+def _pc_rows(index: pd.DataFrame, moments: HeadMoments, pcs: Components, again: Columns | None) -> pd.DataFrame:
     n_q, n_k = (m.n.sum(-1).astype(np.int64) for m in (moments.q, moments.k))
     n_heads, n_pcs = pcs.r_q.shape
     numbers = _numbers(pcs, _PC_NUMBERS) | {"eigengap": pcs.eigengap}
-    replicates = None if again is None else _numbers(again, PC_INTERVALS)
-    ranges = interval_columns(PC_INTERVALS, numbers, replicates, usable_groups(moments))
+    of_pcs = None if again is None else {name: again[name] for name in PC_INTERVALS}
+    ranges = interval_columns(PC_INTERVALS, numbers, of_pcs, usable_groups(moments))
     for name in ranges:
         if name.startswith(("r_q", "r_k")):
             ranges[name] = np.where(np.arange(n_pcs) == 0, ranges[name], np.nan)
@@ -242,13 +224,11 @@ def _axes_rows(index: pd.DataFrame, pcs: Components) -> pd.DataFrame:
     return frame.assign(pc=np.tile(np.arange(n_pcs), n_heads), axis=list(pcs.axes.reshape(-1, d).astype(np.float32)))
 
 
-def _head_rows(
-    index: pd.DataFrame, moments: HeadMoments, whole: HeadVariance, again: HeadVariance | None
-) -> pd.DataFrame:
+def _head_rows(index: pd.DataFrame, moments: HeadMoments, whole: HeadVariance, again: Columns | None) -> pd.DataFrame:
     numbers = _numbers(whole, _HEAD_NUMBERS)
     numbers["amplification_window"] = whole.amplification * moments.window
-    replicates = None if again is None else _numbers(again, HEAD_INTERVALS)
-    ranges = interval_columns(HEAD_INTERVALS, numbers, replicates, usable_groups(moments))
+    of_heads = None if again is None else {name: again[name] for name in HEAD_INTERVALS}
+    ranges = interval_columns(HEAD_INTERVALS, numbers, of_heads, usable_groups(moments))
     for part in ENDS:
         ranges[f"amplification_window{part}"] = ranges[f"amplification{part}"] * moments.window
     return pd.concat([index, pd.DataFrame(numbers | ranges, index=index.index)], axis=1)

@@ -7,8 +7,8 @@ All of it merges, and all of it batches over heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,8 @@ from qkscope.core.rows import Rows
 N_GROUPS = 8
 N_BUCKETS = 16
 DELETE_ONE = 1.0 - np.eye(N_GROUPS)
+HALVES = np.stack([np.arange(N_GROUPS) % 2 == 0, np.arange(N_GROUPS) % 2 == 1]).astype(float)
+"""Even and odd groups."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,14 @@ class HeadMoments:
             q_cells=BucketMeans.stack(q_cells) if len(q_cells) == len(heads) else None,
         )
 
+    def few(self, count: int) -> Iterator[tuple[slice, HeadMoments]]:
+        """Consecutive parts of a batch, at most ``count`` heads each, and where they stand."""
+        for start in range(0, len(self.window), count):
+            some = slice(start, start + count)
+            parts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+            chosen: dict[str, Any] = {name: None if part is None else part[some] for name, part in parts.items()}
+            yield some, HeadMoments(**chosen)
+
     @property
     def d(self) -> int:
         """Head dimension."""
@@ -121,14 +131,24 @@ class HeadMoments:
         return self.k_cells.merged(DELETE_ONE)
 
     @cached_property
+    def halves_q(self) -> Moments:
+        """Queries of the even and of the odd document groups (…, 2)."""
+        return self.q.merged(HALVES)
+
+    @cached_property
+    def halves_k(self) -> Moments:
+        """Keys of the even and of the odd document groups (…, 2)."""
+        return self.k.merged(HALVES)
+
+    @cached_property
     def total_q(self) -> Moments:
         """Queries of all documents."""
-        return self.q.merged()
+        return self.halves_q.part(0).merge(self.halves_q.part(1))
 
     @cached_property
     def total_k(self) -> Moments:
         """Keys of all documents."""
-        return self.k.merged()
+        return self.halves_k.part(0).merge(self.halves_k.part(1))
 
     @cached_property
     def without_q(self) -> Moments:
@@ -139,6 +159,16 @@ class HeadMoments:
     def without_k(self) -> Moments:
         """Keys with each document group left out in turn (…, 8)."""
         return self.k.merged(DELETE_ONE)
+
+    @cached_property
+    def pooled(self) -> Moments:
+        """Queries and keys of all documents together."""
+        return self.total_q.merge(self.total_k)
+
+    @cached_property
+    def pooled_without(self) -> Moments:
+        """Queries and keys together with each document group left out in turn (…, 8)."""
+        return self.without_q.merge(self.without_k)
 
     @property
     def groups_present(self) -> Float[np.ndarray, "*batch 8"]:

@@ -41,8 +41,10 @@ def eigh_descending(matrix: Float[np.ndarray, "*batch d d"]) -> Eigen:
     return Eigen(np.maximum(values[..., ::-1], 0.0), vectors[..., ::-1].swapaxes(-1, -2))
 
 
-NEAR_BLOCK = 22
+NEAR_BLOCK = 14
 """Neighbours beyond the wanted eigenvectors that ``eigh_near`` treats without approximation."""
+NEAR_ENOUGH = 3e-5
+"""Residual ‖Mu − λu‖ / λ from which on ``eigh_near`` improves no further."""
 NEAR_LIMIT = 1e-3
 """Largest residual ‖Mu − λu‖ / λ that ``eigh_near`` lets pass; beyond it the matrix is decomposed in full."""
 
@@ -51,31 +53,55 @@ def eigh_near(matrix: Float[np.ndarray, "*batch g d d"], known: Eigen, k: int) -
     """The k leading eigenpairs of g matrices close to one whose eigenpairs are all known.
 
     The block of leading axes is decomposed exactly. Two corrections follow, each a Rayleigh–Ritz step: one by what
-    couples the block to the remaining axes, one by the residual that is left (Davidson's step). A matrix is taken to
-    be near only if no remaining axis carries as much as the k-th eigenvalue and the residuals end up small; the others
-    are decomposed in full.
+    couples the block to the remaining axes and, where needed, one by the residual that is left (Davidson's step). A
+    matrix is taken to be near only if no remaining axis carries as much as the k-th eigenvalue and the residuals end
+    up small; the others are decomposed in full.
     """
-    axes = known.axes[..., None, :, :]
-    block = min(matrix.shape[-1], k + NEAR_BLOCK)
-    turned = axes @ matrix
-    diagonal = np.einsum("...ij,...ij->...i", turned, np.broadcast_to(axes, turned.shape))
-    rows = turned[..., :block, :] @ axes.swapaxes(-1, -2)
+    axes, block = known.axes[..., None, :, :], min(matrix.shape[-1], k + NEAR_BLOCK)
+    rows = axes[..., :block, :] @ matrix @ axes.swapaxes(-1, -2)
     values, mix = eigh_descending(rows[..., :block])
     values, mix = values[..., :k], mix[..., :k, :]
-    gap = values[..., None] - diagonal[..., None, block:]
-    inside = (gap > 0).all((-2, -1))
-    span = np.concatenate([mix, ratio(mix @ rows[..., block:], gap)], -1) @ axes
+    inside = _nothing_beyond(matrix, rows, known, values[..., -1])
+    before = known.values[..., None, None, :]
+    span = np.concatenate([mix, ratio(mix @ rows[..., block:], values[..., None] - before[..., block:])], -1) @ axes
     values, found = _ritz(matrix, span, k)
-    residual = (found @ matrix - values[..., None] * found) @ axes.swapaxes(-1, -2)
-    distance = values[..., None] - diagonal[..., None, :]
-    step = np.where(np.abs(distance) > 0.05 * values[..., None], residual, 0.0) / np.where(distance == 0, 1.0, distance)
-    values, found = _ritz(matrix, np.concatenate([found, step @ axes], -2), k)
-    left = np.linalg.norm(found @ matrix - values[..., None] * found, axis=-1)
-    near = inside & (left <= NEAR_LIMIT * values).all(-1)
+    residual = found @ matrix - values[..., None] * found
+    if (np.linalg.norm(residual, axis=-1) > NEAR_ENOUGH * values).any():
+        on, distance = residual @ axes.swapaxes(-1, -2), values[..., None] - before
+        step = np.where(np.abs(distance) > 0.05 * values[..., None], on, 0.0) / np.where(distance == 0, 1.0, distance)
+        values, found = _ritz(matrix, np.concatenate([found, step @ axes], -2), k)
+        residual = found @ matrix - values[..., None] * found
+    near = inside & (np.linalg.norm(residual, axis=-1) <= NEAR_LIMIT * values).all(-1)
     if not near.all():
         full = eigh_descending(matrix[~near])
         values[~near], found[~near] = full.values[..., :k], full.axes[..., :k, :]
     return Eigen(values, found)
+
+
+def _nothing_beyond(
+    matrix: Float[np.ndarray, "*batch g d d"],
+    rows: Float[np.ndarray, "*batch g block d"],
+    known: Eigen,
+    least: Float[np.ndarray, "*batch g"],
+) -> Bool[np.ndarray, "*batch g"]:
+    """Whether the axes beyond the block carry less than ``least``; ``rows`` are the block's, on the known axes.
+
+    By Weyl, they carry at most what they did plus the norm of the change among them, which is what the change of the
+    whole leaves when that of the block's rows and columns is taken off. Where that decides nothing, each is tried.
+    """
+    *_, block, d = rows.shape
+    if block == d:
+        return np.ones(least.shape, dtype=bool)
+    before = (known.axes.swapaxes(-1, -2) * known.values[..., None, :]) @ known.axes
+    now, before = (m.reshape(*m.shape[:-2], d * d) for m in (matrix, before[..., None, :, :]))
+    changed_rows = rows - known.values[..., None, :block, None] * np.eye(block, d)
+    change = np.vecdot(now, now) - 2 * np.vecdot(now, before) + (known.values**2).sum(-1)[..., None]
+    change -= 2 * (changed_rows**2).sum((-2, -1)) - (changed_rows[..., :block] ** 2).sum((-2, -1))
+    inside = np.asarray(known.values[..., None, block] + np.sqrt(np.maximum(change, 0.0)) < least * (1 - 1e-6))
+    if not inside.all():
+        beyond = np.broadcast_to(known.axes[..., None, block:, :], (*least.shape, d - block, d))[~inside]
+        inside[~inside] = (((beyond @ matrix[~inside]) * beyond).sum(-1) < least[~inside][..., None]).all(-1)
+    return inside
 
 
 def _ritz(matrix: Float[np.ndarray, "*batch d d"], span: Float[np.ndarray, "*batch m d"], k: int) -> Eigen:
@@ -114,13 +140,17 @@ def off_axis(
 
 
 def off_axis_matrix(
-    matrix: Float[np.ndarray, "*batch d d"], axis: Float[np.ndarray, "*batch d"]
+    matrix: Float[np.ndarray, "*batch d d"],
+    axis: Float[np.ndarray, "*batch d"],
+    along: Float[np.ndarray, "*#batch"] | float = 0.0,
 ) -> Float[np.ndarray, "*batch d d"]:
-    """(I − aaᵀ)M(I − aaᵀ) for a symmetric M and a unit axis a."""
-    on = np.einsum("...ij,...j->...i", matrix, axis)
-    half = on - axis * ((on * axis).sum(-1, keepdims=True) / 2)
+    """(I − aaᵀ)M(I − aaᵀ) for a symmetric M and a unit axis a; less ``along``·aaᵀ."""
+    on = (matrix @ axis[..., None])[..., 0]
+    half = on - axis * ((on * axis).sum(-1, keepdims=True) / 2 - np.asarray(along)[..., None] / 2)
     cross = axis[..., :, None] * half[..., None, :]
-    return matrix - cross - cross.swapaxes(-1, -2)
+    off = matrix - cross
+    off -= cross.swapaxes(-1, -2)
+    return off
 
 
 def householder(axis: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch d d"]:

@@ -68,8 +68,10 @@ class Moments:
         share = ratio(other.n, n)
         delta = other.mean - self.mean
         mean = self.mean + share[..., None] * delta
-        between = (self.n * share)[..., None, None] * delta[..., :, None] * delta[..., None, :]
-        return Moments(n, mean, self.scatter + other.scatter + between)
+        scatter = ((self.n * share)[..., None] * delta)[..., :, None] * delta[..., None, :]
+        scatter += self.scatter
+        scatter += other.scatter
+        return Moments(n, mean, scatter)
 
     __add__ = merge
 
@@ -94,17 +96,21 @@ class Moments:
         away = np.where(self.n[..., None] > 0, self.mean - shift[..., None, :], 0.0)
         mean = np.einsum("...p,...pz->...z", ratio(n_parts, n[..., None]), away[(..., *sets, slice(None), slice(None))])
         flat = self.scatter.reshape(*self.scatter.shape[:-2], -1)
-        within = (weights @ flat).reshape(*n.shape, *self.scatter.shape[-2:])
+        scatter = (weights @ flat).reshape(*n.shape, *self.scatter.shape[-2:])
         apart = away[(..., *sets, slice(None), slice(None))] - mean[..., None, :]
-        between = (apart * n_parts[..., None]).swapaxes(-1, -2) @ apart
+        scatter += (apart * n_parts[..., None]).swapaxes(-1, -2) @ apart
         centre = shift[(..., *sets, slice(None))]
-        return Moments(n, mean + np.where(n[..., None] > 0, centre, 0.0), within + between)
+        return Moments(n, mean + np.where(n[..., None] > 0, centre, 0.0), scatter)
 
     # ---- looking ------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Moments:
         """Index the batch axes."""
         return Moments(*(np.asarray(part[index]) for part in (self.n, self.mean, self.scatter)))
+
+    def part(self, index: int) -> Moments:
+        """One part along the last batch axis."""
+        return Moments(np.asarray(self.n[..., index]), self.mean[..., index, :], self.scatter[..., index, :, :])
 
     def subset(self, coordinates: Any) -> Moments:
         """Moments of some coordinates of x, with t; ``subset([])`` are those of t alone."""
@@ -141,6 +147,11 @@ class Moments:
         return self._per_row(self.scatter[..., :-1, :-1])
 
     @property
+    def total_variance(self) -> Float[np.ndarray, "*batch"]:
+        """Trace of Σ."""
+        return self._per_row(np.asarray(np.trace(self.scatter[..., :-1, :-1], axis1=-2, axis2=-1)))
+
+    @property
     def cov_xt(self) -> Float[np.ndarray, "*batch d"]:
         """C = Cov(x, t), the direction in which the mean drifts with position."""
         return self._per_row(self.scatter[..., :-1, -1])
@@ -156,7 +167,8 @@ class Moments:
 
     def var_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
         """Variance uᵀΣu for each axis u."""
-        return np.maximum(np.einsum("...md,...md->...m", axes @ self.cov_x, axes), 0.0)
+        squared = np.einsum("...md,...md->...m", axes @ self.scatter[..., :-1, :-1], axes)
+        return np.maximum(self._per_row(squared), 0.0)
 
     def slope_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
         """Regression slope of uᵀx on t, per token."""
@@ -165,7 +177,7 @@ class Moments:
     def corr_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
         """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where either does not vary beyond rounding."""
         cov = np.einsum("...md,...d->...m", axes, self.cov_xt)
-        along, total = self.var_along(axes), np.trace(self.cov_x, axis1=-2, axis2=-1)[..., None]
+        along, total = self.var_along(axes), self.total_variance[..., None]
         scale = np.sqrt(np.where(along > ROUNDING * total, along, 0.0) * self.var_t[..., None])
         return np.clip(ratio(cov, scale), -1.0, 1.0)
 
@@ -175,8 +187,9 @@ class Moments:
 
 
 def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:
+    n = x.shape[-2]
     z = np.empty((*x.shape[:-1], x.shape[-1] + 1))
     z[..., :-1], z[..., -1] = x, t
-    mean = z.mean(-2)
+    mean = np.ones(n) @ z / max(n, 1)
     z -= mean[..., None, :]
-    return Moments(np.full(z.shape[:-2], float(z.shape[-2])), mean, z.swapaxes(-1, -2) @ z)
+    return Moments(np.full(z.shape[:-2], float(n)), mean, z.swapaxes(-1, -2) @ z)

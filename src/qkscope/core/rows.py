@@ -33,6 +33,15 @@ class Rows:
         """The rows at these indices, in this order."""
         return Rows(self.x[index], self.position[index], self.example_id[index])
 
+    def as_double(self) -> Rows:
+        """The same rows in float64."""
+        return Rows(self.x.astype(np.float64, copy=False), self.position, self.example_id)
+
+    def along(self, axes: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "n m"]:
+        """uᵀx for each of a few axes u."""
+        # One product per axis: a matrix of two columns takes twice as long as two vectors.
+        return np.stack([self.x @ axis for axis in axes], -1)
+
     def concat(self, other: Rows) -> Rows:
         """These rows, then the others."""
         return Rows(

@@ -43,10 +43,11 @@ class Sample:
 
 def sample_pair(pair: Pair, size: int, seed: int = 0) -> Pair:
     """At most ``size`` rows of each class, in order; the same tokens in every head."""
-    return Pair(*(_ordered_sample(rows, size, seed) for rows in (pair.q, pair.k)))
+    return Pair(*(ordered_sample(rows, size, seed) for rows in (pair.q, pair.k)))
 
 
-def _ordered_sample(rows: Rows, size: int, seed: int) -> Rows:
+def ordered_sample(rows: Rows, size: int, seed: int = 0) -> Rows:
+    """At most ``size`` rows, by (example_id, position); the same tokens in every head."""
     if len(rows) <= size:
         return rows.ordered()
     chosen = _chosen(rows.example_id.tobytes(), rows.position.tobytes(), rows.position.dtype.str, size, seed)

@@ -1,0 +1,74 @@
+"""PCA and rotation model with each document group left out in turn: what intervals are made of.
+
+The eight models of a head start from the one of all documents and keep its orientation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from jaxtyping import Float
+
+from qkscope.analyses.headvariance import head_variance
+from qkscope.analyses.pca import Components, components
+from qkscope.analyses.rotation import Centering, Rotation, linearity_r2, rotation
+from qkscope.core.headmoments import DELETE_ONE, HeadMoments
+from qkscope.core.linalg import Eigen
+
+HEADS_AT_ONCE = 2
+"""Eight matrices of a head fill a processor's cache; more heads at a time are slower, not faster."""
+
+Replicates = dict[str, Float[np.ndarray, "heads groups *rest"]]
+Again = Callable[[HeadMoments, slice], Replicates]
+"""An analysis of some heads of a batch, given their moments and where they stand in it."""
+Model = TypeVar("Model", Components, Rotation)
+
+
+def replicates(moments: HeadMoments, *analyses: Again) -> list[dict[str, np.ndarray]]:
+    """What each analysis gives with each group left out; they share the moments of the seven groups that remain."""
+    parts = [[again(few, some) for again in analyses] for some, few in moments.few(HEADS_AT_ONCE)]
+    return [_joined([part[i] for part in parts]) for i in range(len(analyses))]
+
+
+def pca_again(n_components: int, pcs: Components, of_pcs: Iterable[str], of_heads: Iterable[str]) -> Again:
+    """Columns of each component and of each head."""
+
+    def again(few: HeadMoments, some: slice) -> Replicates:
+        q, k = few.without_q, few.without_k
+        found = components(q, k, n_components, near=_at(pcs, some), pooled=few.pooled_without)
+        whole = head_variance(q, k, found)
+        return {name: getattr(found, name) for name in of_pcs} | {name: getattr(whole, name) for name in of_heads}
+
+    return again
+
+
+def rotation_again(centering: Centering, model: Rotation, names: Iterable[str], *, paired: bool) -> Again:
+    """Columns of each head; ``paired``: δ over tokens."""
+
+    def again(few: HeadMoments, some: slice) -> Replicates:
+        cross = few.cross.merged(DELETE_ONE) if paired and few.cross is not None else None
+        found = rotation(
+            few.without_q, few.without_k, cross, centering, near=_at(model, some), pooled=few.pooled_without
+        )
+        straight = {"linearity_r2": np.asarray(linearity_r2(few.k_buckets_without, found.a))}
+        return {name: straight[name] if name in straight else getattr(found, name) for name in names}
+
+    return again
+
+
+def _at(model: Model, some: slice) -> Model:
+    """The model of some heads of a batch."""
+
+    def part(value: Any) -> Any:
+        if isinstance(value, Eigen):
+            return Eigen(value.values[some], value.axes[some])
+        return None if value is None else value[some]
+
+    return replace(model, **{field.name: part(getattr(model, field.name)) for field in fields(model)})
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
