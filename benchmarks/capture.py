@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers as tf
 
-from qkscope.capture.attention import Attention, backbone, watching
+from qkscope.capture.attention import Attention, backbone, self_attentions, watching
 from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
 from qkscope.capture.rope import describe, embeddings
 from qkscope.core.moments import Moments
@@ -59,7 +59,7 @@ class Bench:
 
     def __init__(self, model: tf.PreTrainedModel, tokens: int, device: str) -> None:
         self.model, self.device = model, device
-        self.plan = Plan(tokens, 16, 4)
+        self.plan, self.attentions = Plan(tokens, 16, 4), self_attentions(model)
         self.ids = torch.randint(0, 32_000, (1, tokens), device=device)
         self.tokens = Tokens(0, np.array([tokens]), np.array([3]), [np.arange(0)])
         seen: list[Attention] = []
@@ -83,7 +83,7 @@ class Bench:
         def add(seen: Attention) -> None:
             self.sums[seen.layer].add(seen, self.tokens, self.angles)
 
-        with torch.no_grad(), watching(self.model, add):
+        with torch.no_grad(), watching(self.model, add, modules=self.attentions):
             self.model(self.ids, use_cache=False)
 
     def error(self) -> float:

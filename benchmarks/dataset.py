@@ -31,11 +31,12 @@ from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
 from qkscope.engine import for_each
 from qkscope.heads import HeadId
-from qkscope.jobs import Job, Selection
+from qkscope.jobs import Analysis, Job, Selection
 from qkscope.pipeline import analyze
 from qkscope.store.datasets import Dataset, write_dataset
 
 Q_PER_KV = 4
+BOTH: tuple[Analysis, ...] = ("pca", "rotation")
 
 
 def make_dataset(folder: Path, n_heads: int, n_rows: int, d: int) -> None:
@@ -109,7 +110,7 @@ def by_groups(work: Callable[[Sequence[HeadId]], object], groups: list[list[Head
 def check(run: qkscope.Run, dataset: Dataset, head: HeadId) -> float:
     """Largest relative difference between the plain way and the tables on one head."""
     job = Job(run, Selection(layers=frozenset([head.layer]), heads=frozenset([head.head])))
-    frames = analyze([job])[0].tables.frames
+    frames = analyze([job], BOTH)[0].tables.frames
     ours = {**frames["rotated"].iloc[0].to_dict(), **frames["qk"].iloc[0].to_dict()}
     theirs = _plain_head(dataset, head)
     return max(abs(ours[name] - value) / abs(value) for name, value in theirs.items())
@@ -122,8 +123,8 @@ def measure(folder: Path, workers: int, repeats: int, plain_groups: int) -> dict
     n_heads, few = len(run.heads), groups[:plain_groups]
     ways: dict[str, tuple[Callable[[], object], int]] = {
         "read only": (lambda: by_groups(partial(read_only, dataset), groups, workers), n_heads),
-        "read + both analyses": (lambda: analyze([Job(run)], workers=workers, intervals=False), n_heads),
-        "read + both analyses + intervals": (lambda: analyze([Job(run)], workers=workers), n_heads),
+        "read + both analyses": (lambda: analyze([Job(run)], BOTH, workers=workers, intervals=False), n_heads),
+        "read + both analyses + intervals": (lambda: analyze([Job(run)], BOTH, workers=workers), n_heads),
         "plain": (lambda: by_groups(partial(plain, dataset), few, workers), sum(map(len, few))),
     }
     worst = check(run, dataset, run.heads[0])

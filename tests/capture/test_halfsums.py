@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from qkscope.capture import halfsums, reduce
+from qkscope.capture import reduce
+from qkscope.capture.gramsums import GramSums
 from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
+from qkscope.capture.rowsums import RowSums
 
 HEADS, KEY_HEADS, D = 4, 2, 16
 
@@ -32,26 +34,30 @@ def passes(rng: np.random.Generator, dtype: torch.dtype) -> list[tuple[torch.Ten
     return found
 
 
-def moments(plan: Plan, calls, turns, *, half: bool, monkeypatch):
+def moments(plan: Plan, calls, turns, *, half: bool, monkeypatch, way: type = RowSums):
     monkeypatch.setattr(reduce, "takes", lambda _q, _k: half)
+    if way is GramSums:
+        monkeypatch.setattr(reduce, "trusted", lambda *_: True)
+        monkeypatch.setattr(reduce, "far_means", lambda q, k, _: torch.zeros(q.shape[1] + k.shape[1], q.shape[-1]))
     sums = LayerSums(plan, turns)
     for q, k, tokens in calls:
         t = torch.arange(tokens.first, tokens.first + q.shape[2])[:, None]
         angle = t * 100.0 ** (-torch.arange(turns.planes) / turns.planes)
         seen = SimpleNamespace(q=q if half else q.float(), k=k if half else k.float())
         sums.add(seen, tokens, (1.25 * angle.cos(), 1.25 * angle.sin()))
-    assert (sums.half is not None) == half
+    assert (type(sums.half) is way) if half else sums.half is None
     return finish(sums)
 
 
+@pytest.mark.parametrize("way", [RowSums, GramSums])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", [("half", 1, 0, 8), ("interleaved", -1, 4, 4)])
-def test_sums_agree_with_those_in_full_precision(dtype, options, monkeypatch):
+def test_sums_agree_with_those_in_full_precision(way, dtype, options, monkeypatch):
     layout, sign, start, planes = options
     plan, turns = Plan(150, 5, 4), rope(layout, sign, start, planes)
     calls = passes(np.random.default_rng(0), dtype)
     exact = moments(plan, calls, turns, half=False, monkeypatch=monkeypatch)
-    found = moments(plan, calls, turns, half=True, monkeypatch=monkeypatch)
+    found = moments(plan, calls, turns, half=True, monkeypatch=monkeypatch, way=way)
     for name in ("q", "k", "q_buckets"):
         one, two = getattr(found, name), getattr(exact, name)
         np.testing.assert_array_equal(one.n, two.n)
@@ -74,25 +80,27 @@ def test_sums_agree_with_those_in_full_precision(dtype, options, monkeypatch):
         np.testing.assert_allclose(getattr(found, name) / counts, getattr(exact, name) / counts, atol=2e-3)
 
 
-def test_positions_are_exact_in_wide_buckets(monkeypatch):
+@pytest.mark.parametrize("way", [RowSums, GramSums])
+def test_positions_are_exact_in_wide_buckets(way, monkeypatch):
     """8,192 positions in a bucket: more than half precision can count."""
     length, plan = 16_384, Plan(16_384, 2, 4)
     q = torch.ones(1, 1, length, 2, dtype=torch.bfloat16)
     q[..., 0] = torch.arange(length) % 2
     tokens = Tokens(0, np.array([length]), np.array([0]), [np.arange(0)])
-    found = moments(plan, [(q, q, tokens)], rope(planes=1), half=True, monkeypatch=monkeypatch)
+    found = moments(plan, [(q, q, tokens)], rope(planes=1), half=True, monkeypatch=monkeypatch, way=way)
     t = np.arange(4, length)
     assert float(found.q.var_t[0, 0]) == pytest.approx(t.var(), rel=1e-12)
     exact = np.cov(t % 2, t, bias=True)[0, 1]
     assert float(found.q.cov_xt[0, 0, 0]) == pytest.approx(exact, abs=0.02)
 
 
-def test_long_calls_are_cut_into_parts(monkeypatch):
+@pytest.mark.parametrize("way", [RowSums, GramSums])
+def test_long_calls_are_cut_into_parts(way, monkeypatch):
     calls = passes(np.random.default_rng(1), torch.bfloat16)
     plan = Plan(150, 5, 4)
-    whole = moments(plan, calls, rope(), half=True, monkeypatch=monkeypatch)
-    monkeypatch.setattr(halfsums, "TOKENS_AT_ONCE", 60)
-    parts = moments(plan, calls, rope(), half=True, monkeypatch=monkeypatch)
+    whole = moments(plan, calls, rope(), half=True, monkeypatch=monkeypatch, way=way)
+    monkeypatch.setattr(way, "tokens_at_once", 60)
+    parts = moments(plan, calls, rope(), half=True, monkeypatch=monkeypatch, way=way)
     np.testing.assert_allclose(parts.q.scatter, whole.q.scatter, rtol=1e-4, atol=1e-2)
     np.testing.assert_allclose(parts.unrotated_k, whole.unrotated_k, rtol=1e-4, atol=1e-2)
     np.testing.assert_array_equal(parts.k_cells.n, whole.k_cells.n)

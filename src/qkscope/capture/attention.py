@@ -63,13 +63,18 @@ OnOutput = Callable[[Attention, torch.Tensor], None]
 
 
 @contextmanager
-def watching(model: nn.Module, on_attention: OnAttention, on_output: OnOutput | None = None) -> Iterator[None]:
+def watching(
+    model: nn.Module,
+    on_attention: OnAttention,
+    on_output: OnOutput | None = None,
+    modules: list[nn.Module] | None = None,
+) -> Iterator[None]:
     """Call ``on_attention`` at every self-attention of the model's text decoder while the context lasts.
 
-    ``on_output`` is also called, after the attention function, with what it returned. Compiled models run
-    uncompiled meanwhile.
+    ``on_output`` is also called, after the attention function, with what it returned; ``modules`` spares finding the
+    ``self_attentions`` again. Compiled models run uncompiled meanwhile.
     """
-    modules = self_attentions(model)
+    modules = modules or self_attentions(model)
     watch = _Watch({id(module) for module in modules}, on_attention, on_output)
     with ExitStack() as undo:
         undo.enter_context(torch.compiler.set_stance("force_eager"))

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 
 from qkscope.capture.attention import Attention
-from qkscope.capture.halfsums import HalfSums, HostSums, takes
+from qkscope.capture.gramsums import GramSums, trusted
+from qkscope.capture.halfsums import HalfSums, HostSums, far_means, takes
 from qkscope.capture.rope import LayerRope, temperature
+from qkscope.capture.rowsums import RowSums
 from qkscope.capture.turning import Turning
 from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_width
 from qkscope.core.layermoments import LayerMoments
@@ -155,7 +157,7 @@ class LayerSums:
         turned = self.rope is not None and self.rope.temperature
         if takes(seen.q, seen.k) and not turned:
             if self.half is None:
-                self.half = HalfSums(seen.q, seen.k, tokens, self.plan, self.rope)
+                self.half = _half_sums(seen, tokens, self.plan, self.rope)
             both = None if self.rope is None or angles is None else angles
             turning = None if both is None else tokens.once(("turning", id(both[0])), lambda: Turning(*both))
             self.half.add(seen.q, seen.k, tokens, turning)
@@ -186,6 +188,13 @@ class LayerSums:
             self.temperature = torch.zeros(2, self.plan.window, dtype=torch.float64, device=factor.device)
         span = slice(tokens.first, tokens.first + factor.shape[1])
         self.temperature[:, span] += torch.stack([(factor * weights).sum(0), weights.sum(0)]).double()
+
+
+def _half_sums(seen: Attention, tokens: Tokens, plan: Plan, rope: LayerRope | None) -> HalfSums:
+    """Vectors are read where they lie, unless their mean has to be taken off first or the kernel cannot be trusted."""
+    shift = far_means(seen.q, seen.k, tokens.counted(plan)[0][0])
+    where_they_lie = trusted(seen.q.device, seen.q.dtype, seen.q.shape[-1]) and not bool(shift.any())
+    return (GramSums if where_they_lie else RowSums)(seen.q, seen.k, shift, plan, rope)
 
 
 def finish(sums: LayerSums) -> LayerMoments:

@@ -16,7 +16,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from qkscope.capture import parity
-from qkscope.capture.attention import Attention, backbone, watching
+from qkscope.capture.attention import Attention, backbone, self_attentions, watching
 from qkscope.capture.choose import sample_tokens, vector_tokens
 from qkscope.capture.kept import VECTORS, KeptVectors, write_datasets, write_kept
 from qkscope.capture.layers import Layer, describe_layer
@@ -101,6 +101,7 @@ class CaptureRun:
     def __init__(self, model: PreTrainedModel, ids: list[np.ndarray], options: CaptureOptions) -> None:
         assert options.window is not None
         self.model, self.decoder, self.ids, self.options = model, backbone(model), ids, options
+        self.attentions = self_attentions(model)
         self.any_local = self.one_pass = False
         # Documents must not depend on those before them, not even through what an embedding remembers.
         self.forget = [embedding.remembered() for embedding in embeddings(model)]
@@ -187,7 +188,7 @@ class CaptureRun:
                     here = None if turn is None else (turn[0].to(seen.q.device), turn[1].to(seen.q.device))
                     sums[seen.layer].add(self._chosen(seen, layer), tokens, here)
 
-            with torch.no_grad(), watching(self.model, add):
+            with torch.no_grad(), watching(self.model, add, modules=self.attentions):
                 self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
         for part_sums in sums.values():
             part_sums.kept = [(q.cpu(), k.cpu()) for q, k in part_sums.kept]
