@@ -11,15 +11,14 @@ import torch
 from qkscope.capture import reduce
 from qkscope.capture.gramsums import GramSums
 from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
+from qkscope.capture.rope import LayerRope
 from qkscope.capture.rowsums import RowSums
 
 HEADS, KEY_HEADS, D = 4, 2, 16
 
 
-def rope(layout: str = "half", sign: int = 1, start: int = 0, planes: int = 8) -> SimpleNamespace:
-    return SimpleNamespace(
-        planes=planes, start=start, layout=layout, sign=sign, attention_factor=1.25, temperature=False
-    )
+def rope(layout: str = "half", sign: int = 1, start: int = 0, planes: int = 8) -> LayerRope:
+    return LayerRope([0.1] * planes, 1.25, layout, start, sign, False, False, None)
 
 
 def passes(rng: np.random.Generator, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, Tokens]]:

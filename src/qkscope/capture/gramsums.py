@@ -82,7 +82,7 @@ class GramSums(HalfSums):
         if self.rope is None:
             return np.zeros((*products.shape[:2], 0, 4))
         tables = products[..., : self.planes], products[..., self.planes : 2 * self.planes]
-        parts = [np.diagonal(at[:, :, rows], 0, 2, 3) for at in tables for rows in self.coordinates]
+        parts = [np.diagonal(at[:, :, rows], 0, 2, 3) for at in tables for rows in self.rope.coordinates]
         return np.stack(parts, -1)
 
 

@@ -131,15 +131,6 @@ class HalfSums(ABC):
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
         """The sums of these heads, on the host."""
 
-    @property
-    def coordinates(self) -> tuple[slice, slice]:
-        """First and second coordinate of every plane."""
-        assert self.rope is not None
-        start, planes = self.rope.start, self.planes
-        if self.rope.layout == "half":
-            return slice(start, start + planes), slice(start + planes, start + 2 * planes)
-        return slice(start, start + 2 * planes, 2), slice(start + 1, start + 2 * planes, 2)
-
     # ---- to the host ----------------------------------------------------------------------------
 
     def host(self) -> tuple[HostSums, HostSums]:
@@ -174,7 +165,7 @@ class HalfSums(ABC):
         for group, part in self.angles:
             angles[group] += part.cpu().numpy()
         cos, sin = np.moveaxis(angles[..., :2].sum(1), -1, 0)
-        first, second = self.coordinates
+        first, second = self.rope.coordinates
         u, v = shift[:, None, first], shift[:, None, second]
         # What the table rounds off meets vectors that within a bucket are their mean, or turn so fast that it cancels.
         mean = cells / np.maximum(self.places[..., :1], 1.0)

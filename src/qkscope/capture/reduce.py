@@ -111,18 +111,17 @@ class KindSums:
     ) -> None:
         """Add the rotated coordinates of x with their rotation undone; weights (B, T) may divide by a temperature."""
         assert self.unrotated is not None
-        part = x[..., rope.start : rope.start + 2 * rope.planes].float()
-        if rope.layout == "half":
-            u, v = part[..., : rope.planes], part[..., rope.planes :]
-        else:
-            u, v = part[..., 0::2], part[..., 1::2]
+        first, second = rope.coordinates
         cos, sin = (a / rope.attention_factor * weights[..., None] for a in angles)
-        sin = sin * rope.sign
-        real = (u * cos[:, None] + v * sin[:, None]).sum(2)
-        imaginary = (v * cos[:, None] - u * sin[:, None]).sum(2)
-        groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
-        sums = torch.stack([real, imaginary], -1).double()
-        self.unrotated.index_add_(1, groups, sums.transpose(0, 1))
+        table = torch.cat([cos, rope.sign * sin], -1)
+        for row, group in enumerate(tokens.groups.tolist()):
+            # All coordinates with all planes, of which those that match are taken: less work than it seems, and no
+            # copies of the vectors.
+            of_all = torch.bmm(x[row].float().transpose(1, 2), table[row].expand(x.shape[1], *table.shape[1:])).double()
+            (cos_u, cos_v), (sin_u, sin_v) = (
+                [torch.diagonal(part[:, rows], 0, 1, 2) for rows in (first, second)] for part in of_all.chunk(2, -1)
+            )
+            self.unrotated[:, group] += torch.stack([cos_u + sin_v, cos_v - sin_u], -1)
 
     def host(self) -> HostSums:
         """The same on the host."""
@@ -253,8 +252,8 @@ def _products(x: torch.Tensor, shift: torch.Tensor, tokens: Tokens, plan: Plan) 
     for row, (begin, end) in enumerate(tokens.counted(plan)):
         z[row, :, :begin] = 0.0
         z[row, :, end:] = 0.0
-    z = z.view(batch, heads, n, plan.width, d + 2)
-    products = (z.transpose(-1, -2) @ z).double()
+    flat = z.view(batch * heads * n, plan.width, d + 2)
+    products = torch.bmm(flat.transpose(1, 2), flat).view(batch, heads, n, d + 2, d + 2).double()
     # From the bucket's centre to the middle of the window, the same for all buckets.
     centre = (torch.arange(first, first + n, device=x.device) + 0.5) * plan.width - 0.5 - plan.window / 2
     products[..., d, :] += centre.double()[:, None] * products[..., d + 1, :]

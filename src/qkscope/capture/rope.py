@@ -95,6 +95,14 @@ class LayerRope:
         """Number of rotated planes."""
         return len(self.frequencies)
 
+    @property
+    def coordinates(self) -> tuple[slice, slice]:
+        """First and second coordinate of every plane."""
+        start, planes = self.start, self.planes
+        if self.layout == "half":
+            return slice(start, start + planes), slice(start + planes, start + 2 * planes)
+        return slice(start, start + 2 * planes, 2), slice(start + 1, start + 2 * planes, 2)
+
     def as_dict(self) -> dict[str, Any]:
         """What the manifest records."""
         return {key: value for key, value in vars(self).items() if key != "embedding"}

@@ -73,7 +73,7 @@ class RowSums(HalfSums):
         flat = z.reshape(batch * self.heads, *z.shape[2:]) if batch > 1 else z[0]
         found = _product(flat.transpose(1, 2), table.expand(len(flat), *table.shape))
         tables = found[..., : self.planes], found[..., self.planes :]
-        parts = [torch.diagonal(at[:, rows], 0, 1, 2) for at in tables for rows in self.coordinates]
+        parts = [torch.diagonal(at[:, rows], 0, 1, 2) for at in tables for rows in self.rope.coordinates]
         both = torch.stack(parts, -1).view(batch, self.heads, self.planes, 4)
         for row, group in enumerate(tokens.groups.tolist()):
             self.turned[:, group] += both[row]
