@@ -21,10 +21,7 @@ test: .venv/installed-dev
 	$(BIN)/python -m pytest
 
 bench: .venv/installed-dev
-	$(BIN)/python -m benchmarks.dataset
-	$(BIN)/python -m benchmarks.capture
-	$(BIN)/python -m benchmarks.report
-	$(BIN)/python -m benchmarks.plasticity
+	$(BIN)/python -m benchmarks
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

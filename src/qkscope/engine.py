@@ -19,27 +19,30 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 ITEMS_PER_WORKER = 8
-"""With fewer items than this per worker, starting it costs more than it saves."""
+"""With fewer items than this per worker, starting it costs more than it saves; unless they are large ones."""
 
 
-def resolve_workers(workers: int | None, n_items: int) -> int:
+def resolve_workers(workers: int | None, n_items: int, per_worker: int = ITEMS_PER_WORKER) -> int:
     """How many workers to use: as asked, or as many as there are cores and enough work for.
 
     >>> resolve_workers(4, 2), resolve_workers(None, 3)
     (2, 1)
     """
     if workers is None:
-        workers = min(_cores(), math.ceil(n_items / ITEMS_PER_WORKER))
+        workers = min(_cores(), math.ceil(n_items / per_worker))
     return max(1, min(workers, n_items))
 
 
 def for_each(
-    work: Callable[[Item], Result], items: Sequence[Item], workers: int | None = None
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    workers: int | None = None,
+    per_worker: int = ITEMS_PER_WORKER,
 ) -> Iterator[tuple[int, Result]]:
     """Yield (index, result) of each item as it is done. Linear algebra uses one thread per process throughout,
     so that neither speed nor rounding depends on how many processes there are.
     """  # noqa: D205
-    count = resolve_workers(workers, len(items))
+    count = resolve_workers(workers, len(items), per_worker)
     if count == 1:
         for index, item in enumerate(items):
             with threadpool_limits(1):

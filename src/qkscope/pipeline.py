@@ -25,6 +25,8 @@ from qkscope.tabulating import concat_frames, concat_replicates, do_task
 
 HEADS_AT_ONCE = 16
 """Query heads whose tables are made together, at least: a table costs about as much for one head as for many."""
+BATCHES_PER_WORKER = 2
+"""With fewer than this, starting a worker costs more than it saves."""
 
 OnDone = Callable[[int, int, list[Failure]], None]
 """Called with heads done, heads in all and the failures just found."""
@@ -53,7 +55,7 @@ def analyze(
     results: dict[int, tuple[Tables, list[Failure]]] = {}
     if on_done is not None:
         on_done(0, total, [])
-    for index, result in for_each(do_task, tasks, workers):
+    for index, result in for_each(do_task, tasks, workers, BATCHES_PER_WORKER):
         results[index] = result
         done += tasks[index].n_heads
         if strict and result[1]:

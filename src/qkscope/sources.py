@@ -202,7 +202,7 @@ class CapturedSource:
             reason = f"{what} needs vectors, and a captured run holds moments; analyse its vectors instead"
             return [], [HeadError(head, reason, self.file(head)) for head in heads]
         try:
-            moments = _layer_moments(str(self.run.folder), heads[0].layer)
+            moments = _layer_moments(str(self.run.folder), heads[0].layer, bool(reading.buckets))
         except DatasetError as error:
             return [], [HeadError(head, str(error), self.file(head)) for head in heads]
         layer = self._layers[heads[0].layer]
@@ -266,6 +266,6 @@ def _rope(layer: dict[str, Any]) -> Rope | None:
 
 
 @lru_cache(maxsize=2)
-def _layer_moments(folder: str, layer: int) -> LayerMoments:
+def _layer_moments(folder: str, layer: int, buckets: bool) -> LayerMoments:
     """The heads of a layer are asked for group by group; its file is read once."""
-    return RunFolder(Path(folder), {}).layer(layer)
+    return RunFolder(Path(folder), {}).layer(layer, buckets=buckets)

@@ -110,7 +110,7 @@ def _off_moments(task: Task, loaded: Loaded, moments: HeadMoments) -> list[Table
     job, parts = task.job, []
     pcs = _components(task, moments) if "pca" in task.analyses else None
     wants_axes = bool({"rotation", "planes"} & set(task.analyses)) or job.points is not None
-    model = rotation_model(moments, job.rotation) if wants_axes else None
+    model = rotation_model(moments, job.rotation, intervals=task.intervals) if wants_axes else None
     again: dict[str, Replicates] = {}
     if task.intervals:
         wanted = {} if pcs is None else {"pca": pca_columns_again(job.pca, pcs)}
@@ -125,7 +125,8 @@ def _off_moments(task: Task, loaded: Loaded, moments: HeadMoments) -> list[Table
 
 
 def _components(task: Task, moments: HeadMoments) -> Components:
-    return components(moments.total_q, moments.total_k, task.job.pca.n_components, pooled=moments.pooled)
+    count = task.job.pca.n_components
+    return components(moments.total_q, moments.total_k, count, pooled=moments.pooled, whole_basis=task.intervals)
 
 
 def _of_components(
@@ -226,14 +227,14 @@ def _with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
     firsts = frame.drop_duplicates("layer")
     heads = [HeadId(int(a), int(b), "q") for a, b in zip(firsts["layer"], firsts["head"], strict=True)]
     notes = {head.layer: run.source.layer_notes(head) for head in heads}
-    noted = frame.assign(
-        nope=pd.array([notes[layer].nope for layer in frame["layer"]], dtype="boolean"),
-        sliding_window=pd.array([notes[layer].sliding_window for layer in frame["layer"]], dtype="Int64"),
-    )
+    noted: dict[str, object] = {
+        "nope": pd.array([notes[layer].nope for layer in frame["layer"]], dtype="boolean"),
+        "sliding_window": pd.array([notes[layer].sliding_window for layer in frame["layer"]], dtype="Int64"),
+    }
     if table == "heads":
-        noted["active_planes"], noted["active_share"] = pd.array([None] * len(noted), dtype="Int64"), np.nan
-        noted = noted.assign(**dict.fromkeys((name for names in SCALARS.values() for name in names), np.nan))
-    return noted
+        noted["active_planes"] = pd.array([None] * len(frame), dtype="Int64")
+        noted |= dict.fromkeys(("active_share", *(name for names in SCALARS.values() for name in names)), np.nan)
+    return pd.concat([frame, pd.DataFrame(noted, index=frame.index)], axis=1)
 
 
 def joined(parts: list[Tables]) -> Tables:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from qkscope.core.linalg import Eigen, canonical_signs, eigh_descending, eigh_near, ratio, sign_is_anchored_on_k
+from qkscope.core.linalg import (
+    Eigen,
+    canonical_signs,
+    eigh_descending,
+    eigh_leading,
+    eigh_near,
+    ratio,
+    sign_is_anchored_on_k,
+)
 from qkscope.core.moments import Moments
 from qkscope.core.shapes import PerHead
 
@@ -64,18 +72,26 @@ class Components:
 
 
 def components(
-    q: Moments, k: Moments, n_components: int = 10, near: Components | None = None, pooled: Moments | None = None
+    q: Moments,
+    k: Moments,
+    n_components: int = 10,
+    near: Components | None = None,
+    pooled: Moments | None = None,
+    *,
+    whole_basis: bool = True,
 ) -> Components:
     """The leading components of queries and keys pooled, oriented by the sign rule.
 
     With ``near``, q and k have one more batch axis, the groups left out one at a time; the search then starts from
     the components of the whole, and their orientation is kept. ``pooled``, q and k together, spares merging them.
+    Without ``whole_basis`` only the components asked for are computed; nothing can start from them then.
     """
     pooled = pooled or q.merge(k)
     n_components = min(n_components, pooled.d)
     if near is None or near.basis is None:
-        basis = eigh_descending(pooled.cov_x)
-        values, axes = basis.values, basis.axes[..., :n_components, :]
+        found = eigh_descending(pooled.cov_x) if whole_basis else eigh_leading(pooled.cov_x, n_components + 1)
+        basis = found if whole_basis else None
+        values, axes = found.values, found.axes[..., :n_components, :]
         signs = canonical_signs(q.corr_along(axes), k.corr_along(axes))
     else:
         basis = None

@@ -14,7 +14,17 @@ import numpy as np
 from jaxtyping import Float
 
 from qkscope.core.headmoments import BucketMeans
-from qkscope.core.linalg import Eigen, eigh_descending, eigh_near, householder, off_axis, off_axis_matrix, ratio, unit
+from qkscope.core.linalg import (
+    Eigen,
+    eigh_descending,
+    eigh_leading,
+    eigh_near,
+    householder,
+    off_axis,
+    off_axis_matrix,
+    ratio,
+    unit,
+)
 from qkscope.core.moments import Moments
 from qkscope.core.shapes import PerHead, TruthPerHead
 
@@ -94,13 +104,15 @@ def rotation(
     centering: Centering = "pooled",
     near: Rotation | None = None,
     pooled: Moments | None = None,
+    *,
+    whole_basis: bool = True,
 ) -> Rotation:
     """Construct a and b and measure queries and keys along them.
 
     ``cross`` holds moments of (q, k) at the same token; with it δ pairs them token by token, without it δ runs over
     all pairs. With ``near``, the moments have one more batch axis, the groups left out one at a time; the search for b
     then starts from the model of the whole, and the orientation of its axes is kept. ``pooled``, q and k together,
-    spares merging them.
+    spares merging them. Without ``whole_basis`` only b is computed; nothing can start from it then.
     """
     pooled = pooled or q.merge(k)
     a = unit((pooled if centering == "pooled" else centred(q, k, centering)).cov_xt)
@@ -108,8 +120,8 @@ def rotation(
     # A little less than nothing along a keeps the top eigenvector off it even where nothing else varies.
     off = off_axis_matrix(c_delta, a, np.asarray(TIE_BREAK * np.trace(c_delta, axis1=-2, axis2=-1)))
     if near is None or near.off_a is None:
-        off_a = eigh_descending(off)
-        values, vectors = off_a
+        values, vectors = eigh_descending(off) if whole_basis else eigh_leading(off, 1)
+        off_a = Eigen(values, vectors) if whole_basis else None
         signs = np.ones((*a.shape[:-1], 1)), _sign((vectors[..., 0, :] * (q.mean_x - k.mean_x)).sum(-1))
     else:
         off_a = None

@@ -285,7 +285,7 @@ def _repeated(index: pd.DataFrame, i: int, times: int) -> pd.DataFrame:
 
 def _usable(again: Float[np.ndarray, "8"], moments: HeadMoments, *, intervals: bool) -> Float[np.ndarray, "8"]:
     """Replicates of the groups that the jackknife deletes; NaN for the others."""
-    return np.where((usable_groups(HeadMoments.stack([moments]))[0] > 0) & intervals, again, np.nan)
+    return np.where((usable_groups(moments) > 0) & intervals, again, np.nan)
 
 
 def _ends(

@@ -126,7 +126,7 @@ def pca_tables(
     """
     options = options or PcaOptions()
     q, k = moments.total_q, moments.total_k
-    pcs = pcs or components(q, k, options.n_components)
+    pcs = pcs or components(q, k, options.n_components, pooled=moments.pooled, whole_basis=intervals)
     whole = head_variance(q, k, pcs)
     if intervals and again is None:
         (again,) = replicates(moments, pca_columns_again(options, pcs))
@@ -151,7 +151,7 @@ def rotation_tables(
     """``rotated``: one row per head, without ``omega``; ``model`` and ``again`` spare constructing it again."""
     options = options or RotationOptions()
     q, k = moments.total_q, moments.total_k
-    model = model or rotation_model(moments, options)
+    model = model or rotation_model(moments, options, intervals=intervals)
     if intervals and again is None:
         (again,) = replicates(moments, rotation_columns_again(options, model))
     numbers = _numbers(model, _ROTATION_NUMBERS)
@@ -175,11 +175,13 @@ def rotation_columns_again(options: RotationOptions, model: Rotation) -> Again:
     return rotation_again(options.centering, model, ROTATION_INTERVALS, paired=options.pairing == "token")
 
 
-def rotation_model(moments: HeadMoments, options: RotationOptions) -> Rotation:
+def rotation_model(moments: HeadMoments, options: RotationOptions, *, intervals: bool = True) -> Rotation:
     """The axes of a batch of heads and what is measured along them."""
     paired = _paired(moments, options)
     cross = None if paired is None else paired.merged()
-    return rotation(moments.total_q, moments.total_k, cross, options.centering, pooled=moments.pooled)
+    return rotation(
+        moments.total_q, moments.total_k, cross, options.centering, pooled=moments.pooled, whole_basis=intervals
+    )
 
 
 def _paired(moments: HeadMoments, options: RotationOptions) -> Moments | None:

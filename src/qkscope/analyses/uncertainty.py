@@ -84,9 +84,9 @@ def interval_columns(
     return columns
 
 
-def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "heads 8"]:
+def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "*batch 8"]:
     """1 for each group that the jackknife deletes; none where either class would be left with too few."""
-    return moments.groups_present * (moments.n_groups >= MIN_GROUPS)[..., None]
+    return moments.groups_present * np.asarray(moments.n_groups >= MIN_GROUPS)[..., None]
 
 
 def flags(moments: HeadMoments) -> list[str]:

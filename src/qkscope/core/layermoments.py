@@ -21,8 +21,8 @@ class LayerMoments:
     """Queries by document group (Hq, 8)."""
     k: Moments
     """Keys by document group (Hkv, 8)."""
-    q_buckets: Moments
-    """Queries by position bucket (Hq, buckets)."""
+    q_buckets: Moments | None
+    """Queries by position bucket (Hq, buckets), unless they were left on disk."""
     q_cells: BucketMeans
     """Query means by document group and position bucket (Hq, 8, buckets)."""
     k_cells: BucketMeans
@@ -39,7 +39,7 @@ class LayerMoments:
         return LayerMoments(
             self.q.merge(other.q),
             self.k.merge(other.k),
-            self.q_buckets.merge(other.q_buckets),
+            None if self.q_buckets is None or other.q_buckets is None else self.q_buckets.merge(other.q_buckets),
             self.q_cells.merge(other.q_cells),
             self.k_cells.merge(other.k_cells),
             self.unrotated_q + other.unrotated_q,
@@ -66,6 +66,6 @@ class LayerMoments:
             scaling=np.asarray(scaling),
             dropped_q=np.asarray(0),
             dropped_k=np.asarray(0),
-            q_buckets=self.q_buckets[query],
+            q_buckets=None if self.q_buckets is None else self.q_buckets[query],
             q_cells=self.q_cells[query],
         )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy import linalg
 
 SIGN_ANCHOR = 0.05
 """Below this |r_q| the sign of a component is anchored on r_k instead."""
@@ -39,6 +40,26 @@ def eigh_descending(matrix: Float[np.ndarray, "*batch d d"]) -> Eigen:
     """
     values, vectors = np.linalg.eigh(matrix)
     return Eigen(np.maximum(values[..., ::-1], 0.0), vectors[..., ::-1].swapaxes(-1, -2))
+
+
+def eigh_leading(matrix: Float[np.ndarray, "*batch d d"], k: int) -> Eigen:
+    """The k leading eigenpairs of a covariance alone: half the work where a few are wanted.
+
+    >>> eigh_leading(np.diag([1.0, 4.0, 2.0]), 2).values.tolist()
+    [4.0, 2.0]
+    """
+    d = matrix.shape[-1]
+    if 3 * k > d:
+        values, axes = eigh_descending(matrix)
+        return Eigen(values[..., :k], axes[..., :k, :])
+    flat = matrix.reshape(-1, d, d)
+    found = [linalg.eigh(one, subset_by_index=(d - k, d - 1), check_finite=False) for one in flat]
+    values, vectors = np.stack([pair[0] for pair in found]), np.stack([pair[1] for pair in found])
+    batch = matrix.shape[:-2]
+    return Eigen(
+        np.maximum(values[:, ::-1], 0.0).reshape(*batch, k),
+        vectors[:, :, ::-1].swapaxes(-1, -2).reshape(*batch, k, d),
+    )
 
 
 NEAR_BLOCK = 14

@@ -14,13 +14,14 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from qkscope.core.headmoments import BucketMeans
 from qkscope.core.layermoments import LayerMoments
@@ -55,9 +56,9 @@ class RunFolder:
             raise DatasetError(f"{path} has format {found}, this version reads {FORMAT}; capture the run again")
         return cls(folder, manifest)
 
-    def layer(self, layer: int) -> LayerMoments:
-        """The moments of one layer."""
-        return read_layer(self.folder / MOMENTS / layer_file(layer))
+    def layer(self, layer: int, *, buckets: bool = True) -> LayerMoments:
+        """The moments of one layer; those of queries by bucket, two thirds of its file, only if wanted."""
+        return read_layer(self.folder / MOMENTS / layer_file(layer), buckets=buckets)
 
 
 def layer_file(layer: int) -> str:
@@ -72,8 +73,8 @@ def write_layer(path: Path, moments: LayerMoments) -> None:
         "unrotated_k": moments.unrotated_k,
         "temperature": moments.temperature,
     }
-    for name in ("q", "k", "q_buckets"):
-        part: Moments = getattr(moments, name)
+    assert moments.q_buckets is not None
+    for name, part in (("q", moments.q), ("k", moments.k), ("q_buckets", moments.q_buckets)):
         tensors |= {f"{name}.n": part.n, f"{name}.mean": part.mean, f"{name}.scatter": _packed(part.scatter)}
     for name in ("q_cells", "k_cells"):
         cells: BucketMeans = getattr(moments, name)
@@ -82,13 +83,15 @@ def write_layer(path: Path, moments: LayerMoments) -> None:
         save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, temporary)
 
 
-def read_layer(path: Path) -> LayerMoments:
-    """Read one layer's moments."""
+def read_layer(path: Path, *, buckets: bool = True) -> LayerMoments:
+    """Read one layer's moments, those of queries by bucket only if wanted."""
+    wanted = ("q", "k", "q_buckets") if buckets else ("q", "k")
     try:
-        found = load_file(path)
+        with safe_open(path, framework="numpy") as file:
+            found = {name: file.get_tensor(name) for name in file.keys() if buckets or "q_buckets" not in name}  # noqa: SIM118
         parts = {
             name: Moments(found[f"{name}.n"], found[f"{name}.mean"], _unpacked(found[f"{name}.scatter"]))
-            for name in ("q", "k", "q_buckets")
+            for name in wanted
         }
         q_cells, k_cells = (
             BucketMeans(*(found[f"{kind}.{name}"] for name in ("n", "mean_x", "mean_t")))
@@ -97,7 +100,7 @@ def read_layer(path: Path) -> LayerMoments:
         rest = found["unrotated_q"], found["unrotated_k"], found["temperature"]
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
-    return LayerMoments(parts["q"], parts["k"], parts["q_buckets"], q_cells, k_cells, *rest)
+    return LayerMoments(parts["q"], parts["k"], parts.get("q_buckets"), q_cells, k_cells, *rest)
 
 
 class Checkpoints:
@@ -185,8 +188,13 @@ def _packed(scatter: Float[np.ndarray, "*batch z z"]) -> Float[np.ndarray, "*bat
 
 def _unpacked(packed: Float[np.ndarray, "*batch p"]) -> Float[np.ndarray, "*batch z z"]:
     size = int((np.sqrt(8 * packed.shape[-1] + 1) - 1) / 2)
+    return np.take(packed, _places(size), axis=-1).reshape(*packed.shape[:-1], size, size)
+
+
+@lru_cache(maxsize=8)
+def _places(size: int) -> Int[np.ndarray, "zz"]:
+    """Where each entry of a symmetric matrix stands in its packed triangle."""
     rows, columns = np.triu_indices(size)
-    full = np.empty((*packed.shape[:-1], size, size))
-    full[..., rows, columns] = packed
-    full[..., columns, rows] = packed
-    return full
+    places = np.empty((size, size), dtype=np.intp)
+    places[rows, columns] = places[columns, rows] = np.arange(len(rows))
+    return places.reshape(-1)
