@@ -1,14 +1,16 @@
-"""Rewrite the column tables of README.md from their descriptions in the code.
+"""Rewrite what README.md and docs/speed.md take from elsewhere: column tables from the code, measurements from results.
 
 python -m tools.readme
 """
 
 from pathlib import Path
 
+from benchmarks import growth, results
+
 from qkscope.store.columns import STATISTICS, SUMMED_UP, TABLES
 
 ROOT = Path(__file__).parent.parent
-START, END = "<!-- columns: written by tools/readme.py -->", "<!-- end of columns -->"
+PAGES = ("README.md", "docs/speed.md")
 
 
 def columns_markdown() -> str:
@@ -34,13 +36,32 @@ def _table(name: str) -> list[str]:
     return [*lines, "", *([f"and {sets} ({what}) for X in {listed}.", ""] if of else [])]
 
 
+def speed_markdown() -> str:
+    """What was measured, and on what."""
+    found = results.load()
+    return f"{results.markdown(*found)}\n\n{results.machine(*found)}.\n"
+
+
+def growth_markdown() -> str:
+    """How time and memory grow."""
+    return growth.markdown(results.load()[0]["growth"]) + "\n"
+
+
+PARTS = {"columns": columns_markdown, "speed": speed_markdown, "growth": growth_markdown}
+
+
 def updated(text: str) -> str:
-    """The text with its column tables brought up to date."""
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    return f"{before}{START}\n\n{columns_markdown()}\n{END}{after}"
+    """The text with every part it has brought up to date."""
+    for name, write in PARTS.items():
+        start, end = f"<!-- {name}: written by tools/readme.py -->", f"<!-- end of {name} -->"
+        if start in text:
+            before, _, rest = text.partition(start)
+            _, _, after = rest.partition(end)
+            text = f"{before}{start}\n\n{write()}\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":
-    page = ROOT / "README.md"
-    page.write_text(updated(page.read_text()))
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(updated(path.read_text()))

@@ -23,6 +23,7 @@ from qkscope.core.sample import Sample, ordered_sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.heads import HeadId
 from qkscope.store.datasets import Dataset
+from qkscope.store.manifests import MOST_TOKENS
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,9 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadM
         raise HeadError(query.head, reason, file)
     last = max(query.last, key.last)
     window = dataset.window or last + 1
+    if window > MOST_TOKENS:
+        reason = f"a window of {window:,} tokens is beyond what can be searched for frequencies ({MOST_TOKENS:,})"
+        raise HeadError(query.head, reason, file)
     if last >= window:
         raise HeadError(query.head, f"has positions up to {last}, which a window of {window} does not hold", file)
     cross = cross_moments(query.rows, key.rows) if reading.paired else None

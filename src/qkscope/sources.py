@@ -268,4 +268,4 @@ def _rope(layer: dict[str, Any]) -> Rope | None:
 @lru_cache(maxsize=2)
 def _layer_moments(folder: str, layer: int, buckets: bool) -> LayerMoments:
     """The heads of a layer are asked for group by group; its file is read once."""
-    return RunFolder(Path(folder), {}).layer(layer, buckets=buckets)
+    return RunFolder.open(Path(folder)).layer(layer, buckets=buckets)

@@ -29,6 +29,7 @@ from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import CaptureError
 from qkscope.store.atomic import held
+from qkscope.store.checksums import CHECKSUMS, write_checksums
 from qkscope.store.runs import MANIFEST, MOMENTS, PROGRESS, SAMPLE, Checkpoints
 
 DOCUMENTS_PER_SHARD = 8
@@ -82,6 +83,8 @@ def capture(
             run.go(state, on_progress)
             _write_vectors(run, folder, found)
             state.finish()
+        if not (folder / CHECKSUMS).exists():  # also after a kill between the two
+            write_checksums(folder)
     return folder
 
 
@@ -89,7 +92,7 @@ def _check_folder(folder: Path) -> None:
     """A run has a folder of its own: new, empty, or with an earlier attempt at the same run."""
     if folder.exists() and not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder")
-    ours = (MANIFEST, PROGRESS, MOMENTS, SAMPLE, VECTORS, "shards", "tables")
+    ours = (MANIFEST, PROGRESS, MOMENTS, SAMPLE, VECTORS, CHECKSUMS, "shards", "tables")
     strange = [p.name for p in folder.glob("*") if not p.name.startswith(("moments-", *ours))]
     if strange:
         raise CaptureError(f"{folder} holds other things ({', '.join(sorted(strange)[:3])}); choose another folder")

@@ -31,6 +31,7 @@ from qkscope.cli.common import (
 )
 from qkscope.cli.demo import demo
 from qkscope.cli.report import report, view
+from qkscope.cli.trust import doctor, verify
 from qkscope.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ app.command(epilog="Example: qkscope capture HuggingFaceTB/SmolLM2-135M --texts 
 )
 app.command(epilog="Example: qkscope report study.yaml -o report")(report)
 app.command(epilog="Example: qkscope view runs/base runs/tuned")(view)
+app.command(epilog="Example: qkscope verify runs/smollm2 --tables results/smollm2")(verify)
+app.command(epilog="Example: qkscope doctor results")(doctor)
 app.command(epilog="Example: qkscope plan HuggingFaceTB/SmolLM2-135M --texts books/")(plan)
 
 

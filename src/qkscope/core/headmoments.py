@@ -179,7 +179,7 @@ class HeadMoments:
     def n_groups(self) -> Int[np.ndarray, "*batch"]:
         """Document groups with rows, of the class (or the pairs) that has fewest."""
         parts = [self.q, self.k] + ([] if self.cross is None else [self.cross])
-        return np.min([(part.n > 0).sum(-1) for part in parts], axis=0)
+        return np.asarray(np.min([(part.n > 0).sum(-1) for part in parts], axis=0))
 
 
 def group_moments(rows: Rows) -> Moments:

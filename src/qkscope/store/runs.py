@@ -23,11 +23,12 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from qkscope.core.headmoments import BucketMeans
+from qkscope.core.headmoments import N_GROUPS, BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.errors import DatasetError
 from qkscope.store.atomic import atomic_path, write_together
+from qkscope.store.manifests import problem
 
 FORMAT = 2
 MANIFEST = "run.json"
@@ -49,16 +50,30 @@ class RunFolder:
         path = folder / MANIFEST
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DatasetError(f"{path} cannot be read ({error}); capture the run again") from None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             found = manifest.get("format") if isinstance(manifest, dict) else None
             raise DatasetError(f"{path} has format {found}, this version reads {FORMAT}; capture the run again")
+        wrong = problem(manifest)
+        if wrong:
+            raise DatasetError(f"{path} is no manifest of a capture ({wrong}); capture the run again")
         return cls(folder, manifest)
 
     def layer(self, layer: int, *, buckets: bool = True) -> LayerMoments:
         """The moments of one layer; those of queries by bucket, two thirds of its file, only if wanted."""
-        return read_layer(self.folder / MOMENTS / layer_file(layer), buckets=buckets)
+        path = self.folder / MOMENTS / layer_file(layer)
+        moments = read_layer(path, buckets=buckets)
+        said = next((one for one in self.manifest["layers"] if one["layer"] == layer), None)
+        wrong = "its manifest has no such layer" if said is None else self._misfit(moments, said)
+        if wrong:
+            raise DatasetError(f"{path} does not fit ({wrong}); capture the run again")
+        return moments
+
+    def _misfit(self, moments: LayerMoments, said: dict[str, Any]) -> str | None:
+        # Vectors before the rotation have no means with it undone.
+        plain = said if self.manifest["stage"] == "post-rope" else said | {"rope": None}
+        return misfit(moments, plain, self.manifest["options"]["buckets"])
 
 
 def layer_file(layer: int) -> str:
@@ -101,6 +116,27 @@ def read_layer(path: Path, *, buckets: bool = True) -> LayerMoments:
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
     return LayerMoments(parts["q"], parts["k"], parts.get("q_buckets"), q_cells, k_cells, *rest)
+
+
+def misfit(moments: LayerMoments, said: dict[str, Any], buckets: int) -> str | None:
+    """What of a layer's moments is not as its manifest says; None if all is."""
+    n_q, n_k, d = len(said["query_heads"]), len(said["key_heads"]), moments.q.d
+    planes = 0 if said["rope"] is None else len(said["rope"]["frequencies"])
+    shapes = {
+        "q": (moments.q.scatter.shape, (n_q, N_GROUPS, d + 1, d + 1)),
+        "k": (moments.k.scatter.shape, (n_k, N_GROUPS, d + 1, d + 1)),
+        "q_cells": (moments.q_cells.mean_x.shape, (n_q, N_GROUPS, buckets, d)),
+        "k_cells": (moments.k_cells.mean_x.shape, (n_k, N_GROUPS, buckets, d)),
+        "unrotated_q": (moments.unrotated_q.shape, (n_q, N_GROUPS, planes, 2)),
+        "unrotated_k": (moments.unrotated_k.shape, (n_k, N_GROUPS, planes, 2)),
+    }
+    if moments.q_buckets is not None:
+        shapes["q_buckets"] = (moments.q_buckets.scatter.shape, (n_q, buckets, d + 1, d + 1))
+    for name, (found, expected) in shapes.items():
+        if found != expected:
+            return f"{name} has shape {found}, its manifest says {expected}"
+    finite = all(np.isfinite(part.scatter).all() and np.isfinite(part.mean).all() for part in (moments.q, moments.k))
+    return None if finite else "some of its moments are not finite"
 
 
 class Checkpoints:

@@ -1,0 +1,85 @@
+"""What run.json may say, checked before anything is made of it: types, ranges, and sizes that no capture has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+MOST_TOKENS = 2**24
+"""Longest window: a search over frequencies takes memory in proportion."""
+Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class RopeSaid(_Said):
+    """The rotary encoding of a layer."""
+
+    frequencies: Annotated[list[Finite], Field(min_length=1, max_length=4096)]
+    layout: Literal["half", "interleaved"]
+    start: Annotated[int, Field(ge=0, lt=100_000, strict=True)]
+    sign: Literal[-1, 1]
+
+
+class LayerSaid(_Said):
+    """One layer."""
+
+    layer: Index
+    query_heads: Annotated[list[Index], Field(min_length=1, max_length=10_000)]
+    key_heads: Annotated[list[Index], Field(min_length=1, max_length=10_000)]
+    scaling: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    sliding_window: Annotated[int, Field(gt=0, lt=2**31, strict=True)] | None
+    rope: RopeSaid | None
+
+
+class OptionsSaid(_Said):
+    """Choices of the capture that analyses depend on."""
+
+    buckets: Annotated[int, Field(ge=1, le=4096, strict=True)]
+
+
+class DocumentSaid(_Said):
+    """One document."""
+
+    tokens: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+
+
+class RunSaid(_Said):
+    """A whole manifest."""
+
+    window: Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
+    q_per_kv: Annotated[int, Field(ge=1, lt=10_000, strict=True)]
+    stage: Literal["post-rope", "pre-rope"]
+    model: dict[str, Any]
+    corpus: str
+    options: OptionsSaid
+    documents: list[DocumentSaid]
+    layers: Annotated[list[LayerSaid], Field(min_length=1, max_length=10_000)]
+
+
+def problem(manifest: dict[str, Any]) -> str | None:
+    """What is wrong with a manifest, with the place in it; None if nothing is."""
+    try:
+        said = RunSaid.model_validate(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        found = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
+        return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}{found}"
+    numbers = [layer.layer for layer in said.layers]
+    if len(set(numbers)) < len(numbers):
+        return f"layers: layer {max(numbers, key=numbers.count)} is there twice"
+    for layer in said.layers:
+        missing = {head // said.q_per_kv for head in layer.query_heads} - set(layer.key_heads)
+        if missing:
+            return f"layers: layer {layer.layer} lacks key head {min(missing)}, which one of its query heads reads"
+    return None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."

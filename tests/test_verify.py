@@ -1,0 +1,109 @@
+"""Damage to a run and tables that do not follow from it are found, and said with the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from qkscope.cli.main import app
+from qkscope.store.runs import RunFolder
+from tests.capture.families import build, families
+from tests.capture.test_run import do
+
+
+def invoke(*arguments: object) -> tuple[int, list[str]]:
+    done = CliRunner().invoke(app, [str(one) for one in arguments])
+    return done.exit_code, done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A small run with tables."""
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(3, 96, 60) for _ in range(16)]
+    folder = do(build(families()["llama"]), ids, tmp_path_factory.mktemp("verify") / "run")
+    code, _ = invoke("analyze", folder, "-o", folder / "tables", "-q")
+    assert code == 0
+    return folder
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def test_a_run_as_it_was_captured_passes(run):
+    assert invoke("verify", run) == (0, [f"{run}: 0 differences; tables in {run / 'tables'} compared"])
+
+
+def test_one_flipped_byte_is_found(run):
+    file = run / "moments" / "layer-001.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    code, lines = invoke("verify", run)
+    assert code == 1
+    assert lines[0] == f"{file} is not what was captured; copy or capture the run again"
+
+
+def test_missing_and_foreign_files_are_found(run):
+    (run / "sample" / "l00h00q" / "data.parquet").unlink()
+    (run / "moments" / "notes.txt").write_text("hello")
+    code, lines = invoke("verify", run)
+    assert code == 1
+    assert f"{run / 'sample/l00h00q/data.parquet'} is missing; copy the run again" in lines
+    assert f"{run / 'moments/notes.txt'} is no file of this run" in lines
+
+
+def test_moments_of_another_shape_are_found_and_stop_an_analysis(run):
+    file = run / "moments" / "layer-000.safetensors"
+    found = load_file(file)
+    save_file({name: value[:1] if name.startswith("q") else value for name, value in found.items()}, file)
+    code, lines = invoke("verify", run)
+    assert code == 1
+    assert any("layer-000.safetensors does not fit (q has shape (1, 8," in line for line in lines)
+    code, _ = invoke("analyze", run, "-o", run / "again", "-q", "--only", "pca")
+    assert code == 1, "the heads of the other layers were analysed"
+
+
+def test_a_changed_number_in_a_table_is_found(run):
+    table = run / "tables" / "rotated.parquet"
+    import pandas as pd
+
+    frame = pd.read_parquet(table)
+    frame.loc[2, "alpha_k"] *= 1.001
+    frame.to_parquet(table, index=False)
+    code, lines = invoke("verify", run)
+    assert code == 1
+    where = f"layer {frame['layer'][2]}, head {frame['head'][2]}"
+    assert lines[0].startswith(f"rotated.alpha_k: 1 of {len(frame)} rows differ, first at {where}: ")
+
+
+def test_a_run_without_checksums_says_so(run):
+    (run / "checksums.json").unlink()
+    code, lines = invoke("verify", run)
+    assert code == 1
+    assert "checksums.json is missing" in lines[0]
+
+
+def test_checksums_of_another_kind_are_refused(run):
+    (run / "checksums.json").write_text(json.dumps([1, 2]))
+    done = CliRunner().invoke(app, ["verify", str(run)])
+    assert done.exit_code == 2
+
+
+def test_a_kill_before_the_checksums_is_made_up_for(made, tmp_path):
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(3, 96, 60) for _ in range(16)]
+    folder = do(build(families()["llama"]), ids, tmp_path / "run")
+    whole = (folder / "checksums.json").read_bytes()
+    (folder / "checksums.json").unlink()
+    do(build(families()["llama"]), ids, folder)
+    assert (folder / "checksums.json").read_bytes() == whole
+    assert RunFolder.open(folder).manifest == RunFolder.open(made).manifest
