@@ -108,8 +108,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
             panels[1, column].set_xlabel(axis)
         panels[0, 0].set_ylabel("seconds")
         panels[1, 0].set_ylabel("peak memory, MiB")
-        panels[0, 0].set_ylim(0.1, None)
-        panels[1, 0].set_ylim(100, 2000)
+        for panel, limits, ticks in (
+            (panels[0, 0], (0.2, 12), (0.3, 1, 3, 10)),
+            (panels[1, 0], (80, 1300), (100, 300, 1000)),
+        ):
+            panel.set_ylim(*limits)
+            panel.set_yticks(ticks, [f"{one:g}" for one in ticks])
         figure.savefig(path, dpi=150)
         plt.close(figure)
 
