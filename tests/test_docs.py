@@ -7,19 +7,20 @@ from pathlib import Path
 import nbformat
 import pytest
 from tools.notebook import NOTEBOOK, build, execute
-from tools.readme import ROOT, updated
+from tools.readme import PAGES, ROOT, updated
 
 from qkscope.store.columns import TABLES
 
 
-def test_the_readme_lists_every_column():
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", PAGES)
+def test_columns_and_measurements_are_those_of_the_code(page):
+    text = (ROOT / page).read_text()
     assert text == updated(text), "run: python -m tools.readme"
 
 
 def test_the_readme_tree_is_the_tree():
     text = (ROOT / "README.md").read_text()
-    tree = text.split("<!-- tree -->")[1]
+    tree = text.split("<!-- tree -->")[1].split("<!-- end of tree -->")[0]
     named = set(re.findall(r"([a-z_]+\.py)", tree))
     there = {p.name for p in (ROOT / "src" / "qkscope").rglob("*.py")} - {"__init__.py", "__main__.py"}
     assert named == there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -58,8 +59,8 @@ def do_task(task: Task) -> tuple[Tables, list[Failure]]:
         loaded += some
         errors += failed
     parts = []
-    for d in dict.fromkeys(one.moments.d for one in loaded):
-        tables, failed = _tabulate(task, [one for one in loaded if one.moments.d == d])
+    for _, some_of_one_d in groupby(loaded, lambda one: one.moments.d):  # neighbours only: rows stay in order
+        tables, failed = _tabulate(task, list(some_of_one_d))
         parts.append(tables)
         errors += failed
     return joined(parts), [Failure(run.model, error) for error in errors]

@@ -52,3 +52,12 @@ def test_without_pairs_there_is_no_slope():
     one = Rows(np.ones((2, 2)), np.array([0, 1]), np.zeros(2, dtype=int))
     assert np.isnan(bias_causal(Pair(one, one))[0])
     assert np.isnan(bias_causal(Pair(one, empty))[0])
+
+
+def test_documents_of_two_tokens_have_no_slope():
+    """One key before a query: rounding must not pass for a spread of positions."""
+    rng = np.random.default_rng(0)
+    rows = Rows(rng.standard_normal((6, 4)), np.array([7, 1000, 3, 70_001, 5, 6]), np.repeat(np.arange(3), 2))
+    value, again = bias_causal(Pair(rows, rows))
+    assert np.isnan(value)
+    assert np.isnan(again).all()

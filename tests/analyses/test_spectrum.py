@@ -117,3 +117,22 @@ def test_a_ring_off_the_centre_is_found(classes):
     found = turning(angle(q, 1.5), angle(k, -1.5), q, k, WINDOW)
     assert abs(found.frequency[0]) == pytest.approx(0.3, rel=0.01)
     assert found.coherence[0] > 10
+
+
+def test_nothing_turns_where_nothing_varies_with_position():
+    """All of w cancels at every position: no frequency fits better than another, and none fits."""
+    at = Tokens(np.zeros(40, dtype=np.int64), np.repeat(np.arange(20), 2))
+    w = np.tile([1.0 + 0j, -1.0], 20)
+    assert fit_circle(w, w, at, at, 64).r_squared == pytest.approx(0.0, abs=1e-12)
+    one_place = Tokens(np.arange(40), np.zeros(40, dtype=np.int64))
+    assert np.isnan(fit_circle(w, w, one_place, one_place, 64).omega)
+    still = turning(np.zeros((1, 40)), np.zeros((1, 40)), at, at, 64)
+    assert (still.resultant[0], still.coherence[0]) == (0.0, 0.0)
+    assert still.frequency[0] == pytest.approx(2 * np.pi / 256)
+
+
+def test_positions_of_another_type_are_read_as_they_are(classes):
+    q, k, _ = classes
+    w = [np.exp(0.02j * at.position) for at in (q, k)]
+    narrow = [Tokens(at.example_id, at.position.astype(np.int32)) for at in (q, k)]
+    assert fit_circle(*w, *narrow, WINDOW) == fit_circle(*w, q, k, WINDOW)

@@ -103,3 +103,18 @@ def test_long_calls_are_cut_into_parts(way, monkeypatch):
     np.testing.assert_allclose(parts.q.scatter, whole.q.scatter, rtol=1e-4, atol=1e-2)
     np.testing.assert_allclose(parts.unrotated_k, whole.unrotated_k, rtol=1e-4, atol=1e-2)
     np.testing.assert_array_equal(parts.k_cells.n, whole.k_cells.n)
+
+
+@pytest.mark.parametrize("way", [RowSums, GramSums])
+def test_what_does_not_count_need_not_be_finite(way, monkeypatch):
+    """Padding and the first positions of a document may hold anything."""
+    calls = passes(np.random.default_rng(2), torch.bfloat16)[:1]
+    plan = Plan(150, 5, 4)
+    whole = moments(plan, calls, rope(), half=True, monkeypatch=monkeypatch, way=way)
+    (q, k, tokens) = calls[0]
+    for x in (q, k):
+        x[:, :, :4] = float("nan")
+        x[1, :, 70:] = float("inf")
+    found = moments(plan, [(q, k, tokens)], rope(), half=True, monkeypatch=monkeypatch, way=way)
+    np.testing.assert_array_equal(found.q.scatter, whole.q.scatter)
+    np.testing.assert_array_equal(found.unrotated_k, whole.unrotated_k)

@@ -104,3 +104,14 @@ def test_variance_that_appears_where_none_was_is_not_missed():
     values, axes = eigh_near((known + 50 * np.outer(axis, axis))[None], eigh_descending(known), 1)
     assert values[0, 0] == pytest.approx(50)
     assert abs(axes[0, 0] @ axis) == pytest.approx(1)
+
+
+def test_near_ties_at_the_last_wanted_eigenpair_keep_their_order():
+    """The 10th and the 11th eigenvalue differ by a thousandth; their neighbours couple to what lies beyond."""
+    values = np.concatenate([np.linspace(3, 2, 9), [1.9469, 1.9451], np.linspace(1.8, 0.3, 53)])
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        noise = rng.standard_normal((8, 64, 64)) * 0.01
+        near = np.diag(values) + noise + noise.swapaxes(-1, -2)
+        found = eigh_near(near, eigh_descending(np.diag(values)), 10).values
+        np.testing.assert_allclose(found, eigh_descending(near).values[:, :10], rtol=2e-5)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from qkscope.core.rows import Rows
-from qkscope.core.sample import Sample, priority
+from qkscope.core.sample import Sample, ordered_sample, priority
 
 
 def rows(n: int, documents: int = 5) -> Rows:
@@ -70,3 +70,14 @@ def test_finite_drops_exactly_the_bad_rows():
     np.testing.assert_array_equal(Rows(x, rows(6).position, rows(6).example_id).finite().x[:, 0], [0, 2, 3])
     huge = Rows(np.full((2, 2), 1e308), np.arange(2), np.zeros(2, dtype=int))
     assert len(huge.finite()) == 2
+
+
+@pytest.mark.parametrize("kinds", [(np.int64, np.int32), (np.int32, np.int64), (np.int32, np.int32)])
+def test_the_type_of_documents_and_positions_does_not_matter(kinds):
+    rng = np.random.default_rng(0)
+    documents, positions = rng.integers(0, 5, 60), rng.permutation(60)
+    x = rng.standard_normal((60, 2))
+    plain = Rows(x, positions, documents)
+    other = Rows(x, positions.astype(kinds[1]), documents.astype(kinds[0]))
+    np.testing.assert_array_equal(other.ordered().x, plain.ordered().x)
+    np.testing.assert_array_equal(ordered_sample(other, 20).x, ordered_sample(plain, 20).x)

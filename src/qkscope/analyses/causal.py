@@ -36,8 +36,10 @@ def bias_causal(pair: Pair, sliding_window: int | None = None) -> tuple[float, F
         score, score_j = score - unseen, score_j - unseen_j
     top = score_j - mean_j * score
     bottom = sum_jj - n * mean_j**2
+    # Positions are whole numbers: two of them spread by a half at least, and less is rounding.
+    top, bottom = (np.where(bottom < 0.25, 0.0, part) for part in (top, bottom))
     group = pair.q.example_id % N_GROUPS
-    tops, bottoms = (np.bincount(group, part, minlength=N_GROUPS) for part in (top, np.maximum(bottom, 0.0)))
+    tops, bottoms = (np.bincount(group, part, minlength=N_GROUPS) for part in (top, bottom))
     return _slope(tops.sum(), bottoms.sum()), np.array([_slope(tops @ kept, bottoms @ kept) for kept in DELETE_ONE])
 
 

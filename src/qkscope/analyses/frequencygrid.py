@@ -34,7 +34,7 @@ class Grid:
     @cached_property
     def base(self) -> int:
         """Length of one transform: the window, rounded up to what transforms fast."""
-        return int(fft.next_fast_len(max(self.window, TAPS)))
+        return int(fft.next_fast_len(self.window))
 
     @property
     def size(self) -> int:
@@ -54,17 +54,30 @@ class Grid:
     def every_second(
         self, values: Complex[np.ndarray, "rows n"], position: Int[np.ndarray, "n"]
     ) -> Complex[np.ndarray, "rows half"]:
-        """The sums at points 0, 2, 4 …, with positions counted from the middle of the transform.
+        """The sums at points 0, 2, 4 and so on."""
+        return self._interleaved(values, position, (0, 2))
+
+    def everywhere(
+        self, values: Complex[np.ndarray, "rows n"], position: Int[np.ndarray, "n"]
+    ) -> Complex[np.ndarray, "rows grid"]:
+        """The sums at every point."""
+        return self._interleaved(values, position, (0, 1, 2, 3))
+
+    def _interleaved(
+        self, values: Complex[np.ndarray, "rows n"], position: Int[np.ndarray, "n"], shifts: tuple[int, ...]
+    ) -> Complex[np.ndarray, "rows points"]:
+        """The sums at some points of every four, with positions counted from the middle of a transform.
 
         Single precision is ample for finding a maximum.
         """
-        found = np.empty((len(values), 2 * self.base), dtype=np.complex64)
-        for shift in (0, 1):
-            turned = values * np.exp(-1j * np.pi * shift / self.base * (position - self.middle)) if shift else values
+        found = np.empty((len(values), len(shifts) * self.base), dtype=np.complex64)
+        for place, shift in enumerate(shifts):
+            turned = values * np.exp(-2j * np.pi * shift / self.size * (position - self.middle)) if shift else values
             laid = np.zeros((len(values), self.base), dtype=np.complex64)
             for row, one in zip(laid, turned.astype(np.complex64), strict=True):
                 np.add.at(row, position, one)
-            np.multiply(fft.fft(laid, axis=-1, overwrite_x=True), _turns(self.base), out=found[:, shift::2])
+            transformed = fft.fft(laid, axis=-1, overwrite_x=True)
+            np.multiply(transformed, _turns(self.base), out=found[:, place :: len(shifts)])
         return found
 
     @property
@@ -100,11 +113,11 @@ Score = Callable[[list[Complex[np.ndarray, "points"]], slice | Int[np.ndarray, "
 def strongest(grid: Grid, sums: list[Complex[np.ndarray, "half"]], score: Score) -> int:
     """The point of the grid, other than 0, at which the score of one or several sums is largest."""
     even = score(sums, slice(0, None, 2))
-    even[0] = 0.0
+    even[0] = -1.0  # standing still is no rotation
     best = int(even.argmax())
     good = even >= WORTH_A_LOOK * even[best]
     good[0] = good[-1] = True  # the lowest frequencies lie beside 0
     before = np.flatnonzero(good | np.roll(good, -1))
     odd = score([grid.between(part, before) for part in sums], 2 * before + 1)
     most = int(odd.argmax())
-    return 2 * int(before[most]) + 1 if odd[most] > even[best] else 2 * best
+    return 2 * int(before[most]) + 1 if odd[most] >= even[best] else 2 * best

@@ -18,8 +18,8 @@ from qkscope.analyses.rotation import Centering, Rotation, linearity_r2, rotatio
 from qkscope.core.headmoments import DELETE_ONE, HeadMoments
 from qkscope.core.linalg import Eigen
 
-HEADS_AT_ONCE = 2
-"""Eight matrices of a head fill a processor's cache; more heads at a time are slower, not faster."""
+HEADS_AT_ONCE = 1
+"""Eight matrices of a head fill a processor's cache; and how far they are refined depends on no other head."""
 
 Replicates = dict[str, Float[np.ndarray, "heads groups *rest"]]
 Again = Callable[[HeadMoments, slice], Replicates]

@@ -153,24 +153,25 @@ def fit_circle(
         np.concatenate(parts) for parts in zip(*((w, tokens.position) for w, tokens in classes), strict=True)
     )
     grid = Grid(window)
-    weight = _weights(tokens_q.position.tobytes(), tokens_k.position.tobytes(), tokens_q.position.dtype.str, window)
+    weight = _weights(*(tokens.position.astype(np.int64).tobytes() for tokens in (tokens_q, tokens_k)), window)
 
     def explained(sums: list[np.ndarray], points: slice | Int[np.ndarray, "points"]) -> Float[np.ndarray, "points"]:
         return (sums[0].real ** 2 + sums[0].imag ** 2) * weight[points]
 
+    if not weight.any():
+        return Circle(float("nan"), float("nan"), False)
     best = strongest(grid, list(grid.every_second(w[None] / total**0.5, position)), explained)
     omega = float(grid.frequency(np.array(best)))
     return Circle(omega, _r_squared(classes, omega, total), best in (1, grid.size - 1))
 
 
 @lru_cache(maxsize=4)
-def _weights(at_q: bytes, at_k: bytes, dtype: str, window: int) -> Float[np.ndarray, "grid"]:
+def _weights(at_q: bytes, at_k: bytes, window: int) -> Float[np.ndarray, "grid"]:
     """1 / Σ|ẽ|² at every ω; 0 where e^{iωt} hardly varies over the tokens, which fits anything. Heads share tokens."""
     grid = Grid(window)
     spread = np.zeros(grid.size)
-    for position in (np.frombuffer(at_q, dtype), np.frombuffer(at_k, dtype)):
-        even = grid.every_second(np.ones((1, len(position)), complex), position)[0]
-        sums = np.stack([even, grid.between(even, np.arange(len(even)))], axis=-1).reshape(-1)
+    for position in (np.frombuffer(at_q, np.int64), np.frombuffer(at_k, np.int64)):
+        sums = grid.everywhere(np.ones((1, len(position)), complex), position)[0]
         spread += len(position) - np.abs(sums) ** 2 / len(position)
     spread[0] = 0.0
     enough = spread > 1e-3 * spread.max()
@@ -185,4 +186,4 @@ def _r_squared(classes: list[tuple[Complex[np.ndarray, "_"], Tokens]], omega: fl
         turn -= turn.mean()
         fitted += complex(w @ turn)
         spread += float((np.abs(turn) ** 2).sum())
-    return min(abs(fitted) ** 2 / (spread * total), 1.0)
+    return min(abs(fitted) ** 2 / (spread * total), 1.0) if spread > 0 else 0.0

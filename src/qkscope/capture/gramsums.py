@@ -39,31 +39,31 @@ class GramSums(HalfSums):
 
     def add_part(self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: Tokens, turning: Turning | None) -> None:
         """Squares and products of each document."""
-        table = tokens.once(("table", id(turning), q.dtype), lambda: self._table(q, tokens, turning))
+        key = "table", id(turning), q.dtype, q.device, self.columns
+        table = tokens.once(key, lambda: self._table(q, tokens, turning))
         width, bounds = self.plan.width, tokens.counted(self.plan)
         for row, group in enumerate(tokens.groups.tolist()):
-            begin, end = (column - part.start for column in bounds[row])
+            begin, end = (min(max(column, part.start), part.stop) - part.start for column in bounds[row])
+            counted = table[part][begin:end]
             for x, heads in ((q[row, :, part], slice(0, self.n_q)), (k[row, :, part], slice(self.n_q, None))):
                 x = x if x.stride(-1) == 1 else x.contiguous()
                 first = (tokens.first + part.start) // width
                 by_bucket = self.by_bucket if heads.start == 0 else None
                 add_squares(x, (begin, end), width, first, self.by_group[heads, group], by_bucket)
-                _add_product(self.with_table[heads, group], x.transpose(1, 2), table[row, part])
+                if begin < end:  # what does not count may not even be finite
+                    _add_product(self.with_table[heads, group], x[:, begin:end].transpose(1, 2), counted)
 
     def _table(self, q: torch.Tensor, tokens: Tokens, turning: Turning | None) -> torch.Tensor:
-        """Cosines, sines, and a, b, 1 in the columns of their bucket (B, T, columns); 0 for what does not count."""
-        rows, length, width, buckets = q.shape[0], q.shape[2], self.plan.width, self.plan.buckets
+        """Cosines, sines, and a, b, 1 in the columns of their bucket (T, columns)."""
+        length, width, buckets = q.shape[2], self.plan.width, self.plan.buckets
         at = torch.arange(length, device=q.device)
         t, bucket = (tokens.first + at) % width - width // 2, (tokens.first + at) // width
         high = torch.div(t, LOW, rounding_mode="floor")
-        table = torch.zeros(rows, length, self.columns, dtype=q.dtype, device=q.device)
+        table = torch.zeros(length, self.columns, dtype=q.dtype, device=q.device)
         if turning is not None:
-            table[..., : 2 * self.planes] = turning.table(q.dtype)
+            table[:, : 2 * self.planes] = turning.table(q.dtype)
         for part, values in enumerate((high, t - LOW * high, torch.ones_like(t))):
-            table[:, at, 2 * self.planes + part * buckets + bucket] = values.to(q.dtype)
-        for row, (begin, end) in enumerate(tokens.counted(self.plan)):
-            table[row, :begin] = 0
-            table[row, end:] = 0
+            table[at, 2 * self.planes + part * buckets + bucket] = values.to(q.dtype)
         return table
 
     def raw(self, heads: slice, *, queries: bool) -> RawSums:

@@ -64,6 +64,8 @@ def eigh_leading(matrix: Float[np.ndarray, "*batch d d"], k: int) -> Eigen:
 
 NEAR_BLOCK = 14
 """Neighbours beyond the wanted eigenvectors that ``eigh_near`` treats without approximation."""
+NEAR_TIES = 2
+"""Eigenpairs beyond the wanted ones that take part in the corrections."""
 NEAR_ENOUGH = 3e-5
 """Residual ‖Mu − λu‖ / λ from which on ``eigh_near`` improves no further."""
 NEAR_LIMIT = 1e-3
@@ -81,17 +83,20 @@ def eigh_near(matrix: Float[np.ndarray, "*batch g d d"], known: Eigen, k: int) -
     axes, block = known.axes[..., None, :, :], min(matrix.shape[-1], k + NEAR_BLOCK)
     rows = axes[..., :block, :] @ matrix @ axes.swapaxes(-1, -2)
     values, mix = eigh_descending(rows[..., :block])
-    values, mix = values[..., :k], mix[..., :k, :]
-    inside = _nothing_beyond(matrix, rows, known, values[..., -1])
+    # A few more than are wanted: until the corrections are made, near ties stand in no certain order.
+    held = min(k + NEAR_TIES, block)
+    inside = _nothing_beyond(matrix, rows, known, values[..., k - 1])
+    values, mix = values[..., :held], mix[..., :held, :]
     before = known.values[..., None, None, :]
     span = np.concatenate([mix, ratio(mix @ rows[..., block:], values[..., None] - before[..., block:])], -1) @ axes
-    values, found = _ritz(matrix, span, k)
+    values, found = _ritz(matrix, span, held)
     residual = found @ matrix - values[..., None] * found
-    if (np.linalg.norm(residual, axis=-1) > NEAR_ENOUGH * values).any():
+    if (np.linalg.norm(residual, axis=-1) > NEAR_ENOUGH * values)[..., :k].any():
         on, distance = residual @ axes.swapaxes(-1, -2), values[..., None] - before
         step = np.where(np.abs(distance) > 0.05 * values[..., None], on, 0.0) / np.where(distance == 0, 1.0, distance)
         values, found = _ritz(matrix, np.concatenate([found, step @ axes], -2), k)
         residual = found @ matrix - values[..., None] * found
+    values, found, residual = values[..., :k], found[..., :k, :], residual[..., :k, :]
     near = inside & (np.linalg.norm(residual, axis=-1) <= NEAR_LIMIT * values).all(-1)
     if not near.all():
         full = eigh_descending(matrix[~near])

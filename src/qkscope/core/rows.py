@@ -55,8 +55,9 @@ class Rows:
 
         Rows that share both are ordered by the bytes of their vectors.
         """
-        step, inside = np.diff(self.example_id), np.diff(self.position)
-        if ((step > 0) | ((step == 0) & (inside > 0))).all():
+        documents, positions = self.example_id, self.position
+        same = documents[1:] == documents[:-1]
+        if ((documents[1:] > documents[:-1]) | (same & (positions[1:] > positions[:-1]))).all():
             return self
         return self.take(row_order(self.x, self.example_id, self.position))
 

@@ -50,14 +50,15 @@ def ordered_sample(rows: Rows, size: int, seed: int = 0) -> Rows:
     """At most ``size`` rows, by (example_id, position); the same tokens in every head."""
     if len(rows) <= size:
         return rows.ordered()
-    chosen = _chosen(rows.example_id.tobytes(), rows.position.tobytes(), rows.position.dtype.str, size, seed)
+    example_id, position = (part.astype(np.int64).tobytes() for part in (rows.example_id, rows.position))
+    chosen = _chosen(example_id, position, size, seed)
     return Sample.from_rows(rows, size, seed).rows.ordered() if chosen is None else rows.take(chosen)
 
 
 @lru_cache(maxsize=8)
-def _chosen(example_id: bytes, position: bytes, dtype: str, size: int, seed: int) -> Int[np.ndarray, "size"] | None:
+def _chosen(example_id: bytes, position: bytes, size: int, seed: int) -> Int[np.ndarray, "size"] | None:
     """Which rows are sampled, in order; heads of a run share their tokens. None where a token comes twice."""
-    tokens = np.frombuffer(example_id, dtype), np.frombuffer(position, dtype)
+    tokens = np.frombuffer(example_id, np.int64), np.frombuffer(position, np.int64)
     order = np.lexsort((*tokens[::-1], priority(*tokens, seed)))
     again = np.ones(len(order) - 1, dtype=bool)
     for key in tokens:
