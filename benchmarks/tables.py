@@ -66,17 +66,17 @@ def _varied(rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _layer(q: list[Rows], k: list[Rows]) -> LayerMoments:
-    none = np.zeros((0, 8, 0, 2))
+    none = [np.zeros((len(kind), 8, 0, 2)) for kind in (q, k)]
     groups = [type(group_moments(q[0])).stack(group_moments(rows) for rows in kind) for kind in (q, k)]
     buckets = type(groups[0]).stack(bucket_moments(rows, WINDOW, BUCKETS) for rows in q)
     cells = [[cell_means(rows, WINDOW, BUCKETS) for rows in kind] for kind in (q, k)]
     q_cells, k_cells = (type(part[0]).stack(part) for part in cells)
-    return LayerMoments(*groups, buckets, q_cells, k_cells, none, none, np.zeros((2, 0)))
+    return LayerMoments(*groups, buckets, q_cells, k_cells, *none, np.zeros((2, 0)))
 
 
 def _tables(run: qkscope.Run, *, intervals: bool, heads: frozenset[int] | None = None) -> dict[str, pd.DataFrame]:
     job = Job(run, Selection(heads=heads))
-    return analyze([job], BOTH, workers=1, intervals=intervals)[0].tables.frames
+    return analyze([job], BOTH, workers=1, intervals=intervals, strict=True)[0].tables.frames
 
 
 def check(run: qkscope.Run) -> float:
