@@ -78,7 +78,7 @@ def main() -> None:
     parts = {
         "start": lambda: start_up(repeats),
         "tables": lambda: tables.measure(64 if quick else 256, repeats=repeats),
-        "capture": lambda: of_capture(repeats),
+        "capture": lambda: of_capture(2 * repeats - 1),
         "dataset": lambda: of_dataset(40 if quick else 300, repeats),
         "growth": lambda: growth.measure(1 if quick else 3),
     }
