@@ -107,3 +107,19 @@ def test_a_kill_before_the_checksums_is_made_up_for(made, tmp_path):
     do(build(families()["llama"]), ids, folder)
     assert (folder / "checksums.json").read_bytes() == whole
     assert RunFolder.open(folder).manifest == RunFolder.open(made).manifest
+
+
+def test_tables_of_some_heads_are_compared_for_those_heads(run):
+    code, _ = invoke(
+        "analyze", run, "-o", run / "few", "-q", "--layers", "1", "--only", "pca,rotation", "--no-intervals"
+    )
+    assert code == 0
+    assert invoke("verify", run, "--tables", run / "few")[0] == 0
+
+
+def test_a_run_whose_sample_is_gone_does_not_pass_without_checksums_either(run):
+    shutil.rmtree(run / "sample")
+    (run / "checksums.json").unlink()
+    code, lines = invoke("verify", run)
+    assert code == 1
+    assert any("sample does not exist" in line for line in lines)

@@ -83,29 +83,21 @@ def _gpus() -> Iterator[Finding]:
     if _version("torch") is None:
         return
     try:
-        import torch
+        from qkscope.capture.devices import gpus
 
-        count = torch.cuda.device_count()
-        for number in range(count):
-            free, total = (size / 2**30 for size in torch.cuda.mem_get_info(number))
-            name = torch.cuda.get_device_name(number)
-            yield Finding("ok", f"cuda:{number}", f"{name}, {free:.1f} of {total:.1f} GiB free")
-            yield _kernel(number)
-        if not count:
-            yield Finding("ok", "gpu", "none; captures run on the CPU")
+        there = gpus()
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         yield Finding("problem", "torch", f"cannot be used ({reason[:120]})", "install it again")
-
-
-def _kernel(number: int) -> Finding:
-    import torch
-
-    from qkscope.capture.gramsums import trusted
-
-    if trusted(torch.device("cuda", number), torch.bfloat16, 128):
-        return Finding("ok", "  reduction kernel", "agrees with torch")
-    return Finding("note", "  reduction kernel", "not used here; captures of half-precision models are slower")
+        return
+    if not there:
+        yield Finding("ok", "gpu", "none; captures run on the CPU")
+    for number, gpu in enumerate(there):
+        yield Finding("ok", f"cuda:{number}", f"{gpu.name}, {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free")
+        if gpu.kernel:
+            yield Finding("ok", "  reduction kernel", "agrees with torch")
+        else:
+            yield Finding("note", "  reduction kernel", "not used; captures of half-precision models are slower")
 
 
 def _disk(folder: Path) -> Iterator[Finding]:

@@ -81,21 +81,18 @@ def _tabulate(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
 def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadError]]:
     run, job = task.job.run, task.job
     moments = HeadMoments.stack([one.moments for one in loaded])
-    parts, errors = [], []
-    wants_axes = bool({"rotation", "planes"} & set(task.analyses)) or job.points is not None
+    axes, errors = bool({"rotation", "planes"} & set(task.analyses)) or job.points is not None, []
     drifts = np.asarray(has_drift(moments.total_q, moments.total_k, job.rotation.centering))
-    if wants_axes and not drifts.all():
+    if not axes or drifts.all():
+        parts = _off_moments(task, loaded, moments, pca=True, axes=axes)
+    else:
         # Heads without axis a are told of, and have no part in what follows from it.
         errors = [_no_drift(run, one.head) for one, drift in zip(loaded, drifts, strict=True) if not drift]
-        if "pca" in task.analyses:
-            parts.append(_of_components(task, loaded, moments, None))
+        parts = _off_moments(task, loaded, moments, pca=True, axes=False)
         drifting = [one for one, drift in zip(loaded, drifts, strict=True) if drift]
         if drifting:
             some = HeadMoments.stack([one.moments for one in drifting])
-            without_pca = replace(task, analyses=tuple(name for name in task.analyses if name != "pca"))
-            parts += _off_moments(without_pca, drifting, some)
-    else:
-        parts += _off_moments(task, loaded, moments)
+            parts += _off_moments(task, drifting, some, pca=False, axes=True)
     scores = [_scores(run, one) for one in loaded]
     if "distance" in task.analyses:
         parts.append(distance_tables(_index(run, loaded), scores, intervals=task.intervals))
@@ -106,12 +103,11 @@ def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadErr
     return Tables({name: _with_notes(run, frame, name) for name, frame in frames.items()}, again), errors
 
 
-def _off_moments(task: Task, loaded: Loaded, moments: HeadMoments) -> list[Tables]:
-    """PCA, rotation model, and what needs the axes a and b, as far as the task wants them."""
+def _off_moments(task: Task, loaded: Loaded, moments: HeadMoments, *, pca: bool, axes: bool) -> list[Tables]:
+    """The PCA, and what needs the axes a and b, as far as the task wants them."""
     job, parts = task.job, []
-    pcs = _components(task, moments) if "pca" in task.analyses else None
-    wants_axes = bool({"rotation", "planes"} & set(task.analyses)) or job.points is not None
-    model = rotation_model(moments, job.rotation, intervals=task.intervals) if wants_axes else None
+    pcs = _components(task, moments) if pca and "pca" in task.analyses else None
+    model = rotation_model(moments, job.rotation, intervals=task.intervals) if axes else None
     again: dict[str, Replicates] = {}
     if task.intervals:
         wanted = {} if pcs is None else {"pca": pca_columns_again(job.pca, pcs)}
@@ -131,10 +127,9 @@ def _components(task: Task, moments: HeadMoments) -> Components:
 
 
 def _of_components(
-    task: Task, loaded: Loaded, moments: HeadMoments, pcs: Components | None, again: Replicates | None = None
+    task: Task, loaded: Loaded, moments: HeadMoments, pcs: Components, again: Replicates | None
 ) -> Tables:
     """The combined PCA, with the line between queries and keys scored on vectors."""
-    pcs = pcs or _components(task, moments)
     lines = [_line(one, axes[:2]) for one, axes in zip(loaded, pcs.axes, strict=True)]
     index = _index(task.job.run, loaded)
     return pca_tables(index, moments, task.job.pca, pcs, lines, again, intervals=task.intervals)

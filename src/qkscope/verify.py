@@ -10,10 +10,10 @@ import pandas as pd
 from jaxtyping import Bool
 
 from qkscope.errors import DatasetError, HeadError, TableError
-from qkscope.jobs import ANALYSES, Analysis, Job
+from qkscope.jobs import ANALYSES, Analysis, Job, Selection
 from qkscope.pipeline import analyze
-from qkscope.run import Run, open_run
-from qkscope.sources import CapturedSource
+from qkscope.run import open_run
+from qkscope.sources import WHOLE, CapturedSource
 from qkscope.store.checksums import CHECKSUMS, compare
 from qkscope.store.runs import RunFolder
 from qkscope.store.tables import read_table
@@ -32,13 +32,11 @@ def check_run(folder: Path) -> list[str]:
         except DatasetError as error:
             found.append(str(error))
     source = CapturedSource(run)
-    if (folder / "sample").is_dir():
-        for head in source.query_heads:
-            for one in dict.fromkeys((head, source.key_head(head))):
-                try:
-                    source.rows(one, Run(source, "").reading)
-                except (DatasetError, HeadError) as error:
-                    found.append(str(error))
+    for head in sorted({*source.query_heads, *map(source.key_head, source.query_heads)}):
+        try:
+            source.rows(head, WHOLE)
+        except (DatasetError, HeadError) as error:
+            found.append(str(error))
     return list(dict.fromkeys(found))
 
 
@@ -63,13 +61,19 @@ def check_tables(folder: Path, tables: Path, model: str | None = None, workers: 
     intervals = any(frame[c].notna().any() for frame in mine.values() for c in frame.columns if c.endswith("_se"))
     family = next((str(frame["family"].iloc[0]) for frame in mine.values() if len(frame) and "family" in frame), "")
     run = open_run(folder, model=label, family=family)
-    (outcome,) = analyze([Job(run)], wanted, workers=workers, intervals=intervals)
-    found = []
+    heads = frozenset((int(a), int(b)) for frame in mine.values() for a, b in _heads(frame))
+    (outcome,) = analyze([Job(run, Selection(exactly=heads))], wanted, workers=workers, intervals=intervals)
+    found = [str(failure) for failure in outcome.failures]
     for analysis in wanted:
         for name in ANALYSES[analysis]:
             if name in mine:
                 found += _differences(name, mine[name], outcome.tables.frames[name])
     return found
+
+
+def _heads(frame: pd.DataFrame) -> Iterator[tuple[int, int]]:
+    """Which heads a table is about, where it is about heads."""
+    return zip(frame["layer"], frame["head"], strict=True) if "head" in frame else iter(())
 
 
 def _table_names() -> list[str]:
