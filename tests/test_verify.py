@@ -123,3 +123,12 @@ def test_a_run_whose_sample_is_gone_does_not_pass_without_checksums_either(run):
     code, lines = invoke("verify", run)
     assert code == 1
     assert any("sample does not exist" in line for line in lines)
+
+
+def test_what_is_no_run_is_told_from_one_that_is_not_finished(tmp_path):
+    def said() -> str:
+        return CliRunner().invoke(app, ["verify", str(tmp_path)]).stderr.strip()
+
+    assert said() == f"error: {tmp_path} is no captured run: it holds no run.json; give the folder of one"
+    (tmp_path / "progress.json").write_text("{}")
+    assert said() == f"error: the capture in {tmp_path} is not finished; the same command again goes on with it"

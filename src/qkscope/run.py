@@ -23,7 +23,7 @@ from qkscope.heads import HeadId, Kind
 from qkscope.load import Reading
 from qkscope.sources import WHOLE, CapturedSource, DatasetSource, Source
 from qkscope.store.datasets import Dataset
-from qkscope.store.runs import MANIFEST, PROGRESS, RunFolder
+from qkscope.store.runs import MANIFEST, PROGRESS, UNFINISHED, RunFolder
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _source(
 ) -> Source:
     folder = Path(location)
     if (folder / PROGRESS).is_file():
-        raise DatasetError(f"the capture in {folder} is not finished; the same command again goes on with it")
+        raise DatasetError(UNFINISHED.format(folder))
     if not (folder / MANIFEST).is_file():
         return DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window, rope=rope))
     given = {"revision": revision, "q_per_kv": q_per_kv, "window": window, "rope": rope}

@@ -35,6 +35,7 @@ MANIFEST = "run.json"
 PROGRESS = "progress.json"
 MOMENTS = "moments"
 SAMPLE = "sample"
+UNFINISHED = "the capture in {} is not finished; the same command again goes on with it"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class RunFolder:
         path = folder / MANIFEST
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            if (folder / PROGRESS).exists():
+                raise DatasetError(UNFINISHED.format(folder)) from None
+            raise DatasetError(f"{folder} is no captured run: it holds no {MANIFEST}; give the folder of one") from None
         except (OSError, ValueError, RecursionError) as error:
             raise DatasetError(f"{path} cannot be read ({error}); capture the run again") from None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
