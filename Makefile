@@ -7,6 +7,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # One BLAS thread: the tests' matrices are small, and worker processes bring their own.
 export OPENBLAS_NUM_THREADS = 1
+# Tests start clusters of Ray on this machine, which report nothing to anyone.
+export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: demo test bench
 
@@ -18,7 +20,7 @@ test: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks
@@ -41,5 +43,5 @@ bench: .venv/installed-dev
 
 .venv/installed-dev: .venv/installed-capture
 	@echo "installing what the tests need into .venv (about a minute)"
-	$(PIP) --editable '.[dev,capture,gguf]'
+	$(PIP) --editable '.[dev,capture,gguf,ray]'
 	@touch $@

@@ -25,7 +25,7 @@ from qkscope.core.moments import Moments
 from qkscope.core.planted import Law, PlantedHead, Ring, plant
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
-from qkscope.engine import for_each
+from qkscope.engine import Place, for_each
 
 WINDOW = 2048
 WIDTH = bucket_width(WINDOW)
@@ -54,7 +54,7 @@ def coverage_of_scores(n_heads: int, workers: int = 2) -> dict[str, float]:
     """The same, at strong drift, for columns that come from vectors: the causal bias, plasticity, the Q/K line."""
     chunks = [range(first, min(first + 20, n_heads)) for first in range(0, n_heads, 20)]
     ranges: dict[str, list[tuple[float, float, float]]] = {}
-    for _, found in for_each(_ranges, chunks, workers):
+    for _, found in for_each(_ranges, chunks, Place(workers)):
         for name, rows in found.items():
             ranges.setdefault(name, []).extend(rows)
     return {name: _held(*(np.array(part) for part in zip(*rows, strict=True))) for name, rows in ranges.items()}

@@ -26,7 +26,7 @@ from sklearn.decomposition import PCA
 import qkscope
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
-from qkscope.engine import for_each
+from qkscope.engine import Place, for_each
 from qkscope.heads import HeadId
 from qkscope.jobs import Analysis, Job, Selection
 from qkscope.pipeline import analyze
@@ -98,7 +98,7 @@ def _plain_head(dataset: Dataset, head: HeadId) -> dict[str, float]:
 
 
 def by_groups(work: Callable[[Sequence[HeadId]], object], groups: list[list[HeadId]], workers: int) -> list[object]:
-    return [result for _, result in sorted(for_each(work, groups, workers), key=lambda pair: pair[0])]
+    return [result for _, result in sorted(for_each(work, groups, Place(workers)), key=lambda pair: pair[0])]
 
 
 # ---- measuring ----------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ def measure(folder: Path, workers: int = 2, repeats: int = 5, plain_groups: int 
     n_heads, few = len(run.heads), groups[:plain_groups]
     ways: dict[str, tuple[Callable[[], object], int]] = {
         "read only": (lambda: by_groups(partial(read_only, dataset), groups, workers), n_heads),
-        "read + both analyses": (lambda: analyze([Job(run)], BOTH, workers=workers, intervals=False), n_heads),
-        "read + both analyses + intervals": (lambda: analyze([Job(run)], BOTH, workers=workers), n_heads),
+        "read + both analyses": (lambda: analyze([Job(run)], BOTH, place=Place(workers), intervals=False), n_heads),
+        "read + both analyses + intervals": (lambda: analyze([Job(run)], BOTH, place=Place(workers)), n_heads),
         "plain": (lambda: by_groups(partial(plain, dataset), few, workers), sum(map(len, few))),
     }
     worst = check(run, dataset, run.heads[0])

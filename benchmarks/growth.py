@@ -29,6 +29,7 @@ AXES = {
 PROBE = """
 import re, sys, time
 import qkscope
+from qkscope.engine import HERE
 from qkscope.jobs import Job
 from qkscope.pipeline import analyze
 run = qkscope.open(sys.argv[1], model="bench")
@@ -36,7 +37,7 @@ def peak():  # of this very process; getrusage counts its parent's
     return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024
 before = peak()
 start = time.perf_counter()
-analyze([Job(run)], ("pca", "rotation"), workers=1)
+analyze([Job(run)], ("pca", "rotation"), place=HERE)
 print(time.perf_counter() - start, peak(), before)
 """
 

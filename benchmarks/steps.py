@@ -23,6 +23,7 @@ from qkscope.analyses.pca import components
 from qkscope.analyses.planes import circle
 from qkscope.analyses.rotation import rotation
 from qkscope.core.headmoments import HeadMoments, group_moments
+from qkscope.engine import HERE
 from qkscope.jobs import Job
 from qkscope.load import Reading
 from qkscope.pipeline import analyze
@@ -63,7 +64,7 @@ def measure(folder: Path) -> dict[str, float]:
         "`null_r95`": milliseconds(lambda: null_r95(vectors, pooled)),
     }
     bare, full = (
-        milliseconds(lambda on=on: analyze([Job(run)], BOTH, workers=1, intervals=on), 5) / HEADS
+        milliseconds(lambda on=on: analyze([Job(run)], BOTH, place=HERE, intervals=on), 5) / HEADS
         for on in (False, True)
     )
     found["everything else"] = bare - sum(found.values())

@@ -26,9 +26,11 @@ from qkscope.core.headmoments import bucket_moments, cell_means, group_moments
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
+from qkscope.engine import HERE
 from qkscope.jobs import Analysis, Job, Selection
 from qkscope.pipeline import analyze
-from qkscope.store.runs import FORMAT, MANIFEST, MOMENTS, layer_file, write_layer
+from qkscope.store.layerfiles import layer_file, write_layer
+from qkscope.store.runs import FORMAT, MANIFEST, MOMENTS
 
 BOTH: tuple[Analysis, ...] = ("pca", "rotation")
 WINDOW, BUCKETS, QUERIES, KEYS = 131_072, 16, 32, 8
@@ -76,7 +78,7 @@ def _layer(q: list[Rows], k: list[Rows]) -> LayerMoments:
 
 def _tables(run: qkscope.Run, *, intervals: bool, heads: frozenset[int] | None = None) -> dict[str, pd.DataFrame]:
     job = Job(run, Selection(heads=heads))
-    frames = analyze([job], BOTH, workers=1, intervals=intervals)[0].tables.frames  # told that there is no sample
+    frames = analyze([job], BOTH, place=HERE, intervals=intervals)[0].tables.frames  # told that there is no sample
     assert len(frames["rotated"]) == len(job.selection.of(run))
     assert frames["rotated"]["alpha_k_se"].notna().all() == intervals
     return frames

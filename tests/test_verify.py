@@ -67,7 +67,7 @@ def test_moments_of_another_shape_are_found_and_stop_an_analysis(run):
     save_file({name: value[:1] if name.startswith("q") else value for name, value in found.items()}, file)
     code, lines = invoke("verify", run)
     assert code == 1
-    assert any("layer-000.safetensors does not fit (q has shape (1, 8," in line for line in lines)
+    assert any("layer-000.safetensors does not fit (q.n has shape (1, 8)" in line for line in lines)
     code, _ = invoke("analyze", run, "-o", run / "again", "-q", "--only", "pca")
     assert code == 1, "the heads of the other layers were analysed"
 

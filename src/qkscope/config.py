@@ -114,6 +114,7 @@ class CaptureConfig(_Strict):
     save_vectors: Annotated[float, Field(gt=0, le=1)] | None = None
     sampler: Literal["uniform", "log_uniform", "all"] = "uniform"
     vector_heads: Count | None = None
+    documents_per_shard: Count | None = None
     trust_remote_code: Annotated[bool, Field(strict=True)] = False
 
 

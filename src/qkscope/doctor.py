@@ -19,6 +19,7 @@ EXTRAS = {
     "torch": ("capture", "qkscope capture and qkscope demo"),
     "transformers": ("capture", "qkscope capture and qkscope demo"),
     "gguf": ("gguf", "models in GGUF files"),
+    "ray": ("ray", "--engine ray"),
 }
 LITTLE_DISK, LITTLE_MEMORY = 2.0, 4.0
 """GiB below which a note is made."""
@@ -108,13 +109,10 @@ def _disk(folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(nearest).free / 2**30
     hint = "qkscope plan says what a capture needs" if free < LITTLE_DISK else ""
     yield Finding("note" if free < LITTLE_DISK else "ok", "free disk", f"{free:.1f} GiB at {nearest}", hint)
-    try:
-        from qkscope.store.atomic import held
+    from qkscope.store.holding import can_be_held
 
-        with held(nearest):
-            pass
-    except OSError as error:
-        reason = f"{nearest} cannot be locked ({error.strerror})"
+    if not can_be_held(nearest):
+        reason = f"{nearest} cannot be locked"
         yield Finding("problem", "output folder", reason, "choose one on a local disk")
 
 

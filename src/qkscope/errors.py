@@ -23,6 +23,10 @@ class CaptureError(QkscopeError):
     """A model or a text that cannot be captured."""
 
 
+class HeldError(QkscopeError):
+    """A folder that another process is writing into."""
+
+
 class TableError(QkscopeError):
     """A table that cannot be read, written or merged."""
 

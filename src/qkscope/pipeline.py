@@ -14,7 +14,7 @@ from qkscope.analyses.spectrum import chance_coherence, tokens_of
 from qkscope.analyses.tabulate import PcaOptions, RotationOptions, Tables
 from qkscope.analyses.vectortables import PLANE_ROWS, PointOptions, with_active_planes
 from qkscope.config import Config
-from qkscope.engine import for_each
+from qkscope.engine import Place, for_each
 from qkscope.errors import ConfigError
 from qkscope.heads import HeadId
 from qkscope.jobs import ANALYSES, Analysis, Failure, Job, Outcome, Selection, Task
@@ -36,7 +36,7 @@ def analyze(
     jobs: Sequence[Job],
     analyses: Iterable[Analysis] = tuple(ANALYSES),
     *,
-    workers: int | None = None,
+    place: Place = Place(),  # noqa: B008  frozen
     intervals: bool = True,
     strict: bool = False,
     on_done: OnDone | None = None,
@@ -55,7 +55,7 @@ def analyze(
     results: dict[int, tuple[Tables, list[Failure]]] = {}
     if on_done is not None:
         on_done(0, total, [])
-    for index, result in for_each(do_task, tasks, workers, BATCHES_PER_WORKER):
+    for index, result in for_each(do_task, tasks, place, BATCHES_PER_WORKER):
         results[index] = result
         done += tasks[index].n_heads
         if strict and result[1]:
@@ -104,7 +104,7 @@ def plasticity(run: Run, *, buckets: int | None = None, workers: int = 1, interv
 
 def tables(run: Run, *, points: PointOptions | None = None, workers: int = 1) -> dict[str, pd.DataFrame]:
     """All tables at once, from one read; ``points`` says of which heads vectors are added, for pictures."""
-    (outcome,) = analyze([Job(run, points=points)], workers=workers, strict=True)
+    (outcome,) = analyze([Job(run, points=points)], place=Place(workers), strict=True)
     return {name: frame for name, frame in outcome.tables.frames.items() if name != "axes"}
 
 
@@ -134,7 +134,7 @@ def job_from_config(config: Config) -> Job:
 
 
 def _table(job: Job, analysis: Analysis, name: str, workers: int, intervals: bool) -> pd.DataFrame:
-    (outcome,) = analyze([job], [analysis], workers=workers, intervals=intervals, strict=True)
+    (outcome,) = analyze([job], [analysis], place=Place(workers), intervals=intervals, strict=True)
     return outcome.tables.frames[name]
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from qkscope.analyses.vectortables import PointOptions
+from qkscope.engine import HERE
 from qkscope.errors import ConfigError
 from qkscope.figures import collages
 from qkscope.figures.style import house_style
@@ -59,7 +60,7 @@ def heads_study(job: Job, heads: Heads, analyses: Sequence[Analysis], points: Po
     if missing:
         raise ConfigError(f"{job.run.model} has no head l{missing[0][0]:02d}h{missing[0][1]:02d}")
     job = replace(job, selection=Selection(exactly=frozenset(heads)), points=points)
-    (outcome,) = analyze([job], analyses, workers=1, intervals=False, strict=True)
+    (outcome,) = analyze([job], analyses, place=HERE, intervals=False, strict=True)
     return Study((StudyRun(job.run.model, job.run.family),), outcome.tables.frames)
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from qkscope.analyses.vectortables import PointOptions
 from qkscope.config import StudyRunConfig, load_study_config
+from qkscope.engine import Place
 from qkscope.errors import ConfigError, TableError
 from qkscope.figures.collages import choose
 from qkscope.figures.figure import NotApplicable
@@ -82,7 +83,7 @@ def gather(
         i: Job(run, points=run_points(run) if points else None, config={"command": "report"}) for i, run in runs.items()
     }
     started = time.monotonic()
-    outcomes = analyze(list(jobs.values()), workers=workers, on_done=on_done) if jobs else []
+    outcomes = analyze(list(jobs.values()), place=Place(workers), on_done=on_done) if jobs else []
     seconds = time.monotonic() - started
     for i, outcome in zip(jobs, outcomes, strict=True):
         write_results(places[i], [outcome], wall_seconds=seconds)

@@ -18,7 +18,8 @@ from qkscope.errors import DatasetError, HeadError
 from qkscope.heads import HeadId
 from qkscope.load import Loaded, LoadedHead, Reading, load_key_group, read_head
 from qkscope.store.datasets import Dataset
-from qkscope.store.runs import MOMENTS, SAMPLE, RunFolder, layer_file
+from qkscope.store.layerfiles import layer_file
+from qkscope.store.runs import MOMENTS, SAMPLE, RunFolder
 from qkscope.store.vectors import read_sliding_window
 
 WHOLE = Reading()

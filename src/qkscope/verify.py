@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool
 
+from qkscope.engine import Place
 from qkscope.errors import DatasetError, HeadError, TableError
 from qkscope.jobs import ANALYSES, Analysis, Job, Selection
 from qkscope.pipeline import analyze
@@ -62,7 +63,7 @@ def check_tables(folder: Path, tables: Path, model: str | None = None, workers: 
     family = next((str(frame["family"].iloc[0]) for frame in mine.values() if len(frame) and "family" in frame), "")
     run = open_run(folder, model=label, family=family)
     heads = frozenset((int(a), int(b)) for frame in mine.values() for a, b in _heads(frame))
-    (outcome,) = analyze([Job(run, Selection(exactly=heads))], wanted, workers=workers, intervals=intervals)
+    (outcome,) = analyze([Job(run, Selection(exactly=heads))], wanted, place=Place(workers), intervals=intervals)
     found = [str(failure) for failure in outcome.failures]
     for analysis in wanted:
         for name in ANALYSES[analysis]:

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 import qkscope
 from qkscope.capture.choose import VectorSampling, sample_tokens, vector_tokens
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.run import capture
+from qkscope.capture.run import Doing, capture
 from qkscope.capture.texts import Document
 from qkscope.cli.main import app
 from qkscope.core.moments import Moments
-from qkscope.errors import CaptureError, ConfigError, DatasetError
+from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError
 from qkscope.heads import HeadId
 from qkscope.store.datasets import Dataset
 from qkscope.store.runs import RunFolder
@@ -36,10 +36,11 @@ LENGTH_DEPENDENT = ("phi3 longrope", "dynamic scaling")
 ALL = VectorSampling(sampler="all")
 
 
-def do(model, ids, folder: Path, on_progress=None, **options: object) -> Path:
+def do(model, ids, folder: Path, on_progress=None, doing: dict[str, object] | None = None, **options: object) -> Path:
     documents = [Document(f"d{i}", f"text {i}") for i in range(len(ids))]
     settings = {"window": WINDOW, "sample": 100} | options
-    return capture(model, documents, ids, folder, CaptureOptions(**settings), {"id": "tiny"}, on_progress)  # type: ignore[arg-type]
+    how = Doing(on_progress=on_progress, **(doing or {}))  # type: ignore[arg-type]
+    return capture(model, documents, ids, folder, CaptureOptions(**settings), {"id": "tiny"}, how)  # type: ignore[arg-type]
 
 
 def same_moments(a: Moments, b: Moments, rtol: float) -> None:
@@ -322,7 +323,7 @@ def test_other_weights_are_another_run(ids, tmp_path):
 
 def test_a_second_process_is_told_that_the_folder_is_taken(model, ids, tmp_path):
     def meddle(_) -> None:
-        with pytest.raises(CaptureError, match="another process is capturing into"):
+        with pytest.raises(HeldError, match=rf"is held by process {os.getpid()} on .*, since 20.* UTC; wait for it"):
             do(model, ids[:2], tmp_path / "run")
 
     do(model, ids[:2], tmp_path / "run", meddle)

@@ -4,6 +4,7 @@ import pytest
 
 import qkscope
 from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
+from qkscope.engine import HERE
 from qkscope.errors import TableError
 from qkscope.jobs import Job
 from qkscope.pipeline import analyze
@@ -19,7 +20,7 @@ def frames(tmp_path_factory) -> dict[str, pd.DataFrame]:
     folder = tmp_path_factory.mktemp("tables")
     rope = {"layers": {"0": {"theta": 100.0}, "1": None}}
     run = qkscope.open(small_dataset(folder / "data", n=800, rope=rope), model="m")
-    write_results(folder / "out", analyze([Job(run)], workers=1), wall_seconds=1.0)
+    write_results(folder / "out", analyze([Job(run)], place=HERE), wall_seconds=1.0)
     return {name: read_table(folder / "out", name) for name in TABLES}
 
 

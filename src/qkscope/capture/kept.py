@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from qkscope.capture.choose import VectorSampling
 from qkscope.core.headmoments import bucket_width
 from qkscope.core.rows import Rows
+from qkscope.errors import CaptureError
 from qkscope.heads import HeadId
-from qkscope.store.atomic import atomic_path
+from qkscope.store.checkpoints import KEPT, VECTORS
+from qkscope.store.checksums import digest
 from qkscope.store.datasets import write_card
 from qkscope.store.runs import SAMPLE
+from qkscope.store.tensors import write_tensors
 from qkscope.store.vectors import DATA_FILE, write_rows
-
-VECTORS = "vectors"
 
 
 @dataclass(frozen=True)
@@ -32,32 +33,40 @@ class KeptVectors:
     vectors: dict[int, tuple[np.ndarray, np.ndarray]]
 
 
-def write_kept(folder: Path, shard: int, kept: KeptVectors) -> None:
-    """Write one shard's vectors; written again, it is the same file."""
+def write_kept(folder: Path, shard: int, kept: KeptVectors) -> dict[str, str]:
+    """Write one shard's vectors, if it has any; its file's name and digest. Written again, it is the same file."""
+    if not len(kept.example_id):
+        return {}
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"example_id": kept.example_id.astype(np.int64), "position": kept.position.astype(np.int64)}
     for layer, (q, k) in kept.vectors.items():
         tensors |= {f"{layer}.q": q, f"{layer}.k": k}
-    with atomic_path(folder / f"kept-{shard:05d}.safetensors") as temporary:
-        save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, temporary)
+    path = folder / f"shard-{shard:06d}.safetensors"
+    write_tensors(path, tensors)
+    return {path.name: digest(path)}
 
 
 def write_datasets(
     folder: Path,
     manifest: dict[str, Any],
+    names: list[str],
     sampled: list[np.ndarray],
     chosen: list[np.ndarray] | None,
     sampling: VectorSampling | None,
+    on_done: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the run's sample and, if asked for, its dataset of vectors, layer by layer."""
-    shards = sorted((folder / "shards").glob("kept-*.safetensors"))
+    """Write the run's sample and, if asked for, its dataset of vectors, layer by layer, from its shards' files."""
+    if not names:
+        raise CaptureError("none of the tokens whose vectors were to be kept could be measured; use a larger --sample")
     targets: dict[Path, tuple[list[np.ndarray], set[HeadId] | None]] = {folder / SAMPLE: (sampled, None)}
     if chosen is not None and sampling is not None:
         targets[folder / VECTORS] = (chosen, _drawn_heads(manifest, sampling))
-    for layer in manifest["layers"]:
-        rows = _layer_rows(shards, layer["layer"])
+    for number, layer in enumerate(manifest["layers"], start=1):
+        rows = _layer_rows([folder / KEPT / name for name in names], layer["layer"])
         for target, (tokens, heads) in targets.items():
             _write_layer(target, layer, rows, tokens, heads, manifest)
+        if on_done is not None:
+            on_done(number, len(manifest["layers"]))
     scalings = {layer["scaling"] for layer in manifest["layers"]}
     scaling = min(scalings) if len(scalings) == 1 else None
     for target in targets:

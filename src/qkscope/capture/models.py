@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from qkscope.capture.attention import backbone, self_attentions
@@ -36,19 +39,26 @@ class ModelOptions:
     """Entries of the model's config to replace, such as rope_parameters."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
+    threads: int | None = None
+    """CPU threads of a replica; by default as torch has it."""
 
 
 def load(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model (in evaluation mode) and tokenizer."""
-    place = options.model
-    common: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-    common = {key: value for key, value in common.items() if value}
-    if place.endswith(".gguf"):
-        path = Path(place)
-        if not path.is_file():
-            raise CaptureError(f"{place} does not exist")
-        place, common["gguf_file"] = str(path.parent), path.name
-    try:
+    return load_model(options), load_tokenizer(options)
+
+
+def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
+    """Load the tokenizer alone."""
+    place, common = _place(options)
+    with _errors_as_one_line(options):
+        return AutoTokenizer.from_pretrained(options.tokenizer or place, **({} if options.tokenizer else common))
+
+
+def load_model(options: ModelOptions) -> PreTrainedModel:
+    """Load the model alone, in evaluation mode."""
+    place, common = _place(options)
+    with _errors_as_one_line(options):
         config = AutoConfig.from_pretrained(place, **common)
         for key, value in (options.config_overrides or {}).items():
             _override(config, key, value)
@@ -56,14 +66,38 @@ def load(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBas
         placing = {"device_map": "auto" if device == "balanced" else device}
         if options.attn is not None:
             placing["attn_implementation"] = options.attn
-        model = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             place, config=config, dtype=resolved_dtype(options.dtype, device), **placing, **common
         )
-        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or place, **({} if options.tokenizer else common))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise CaptureError(f"{options.model} cannot be loaded ({' '.join(str(error).split())[:400]})") from None
     model.train(False)
-    return model, tokenizer
+    return model
+
+
+def load_quietly() -> None:
+    """No bar for the loading of weights, from now on."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _place(options: ModelOptions) -> tuple[str, dict[str, Any]]:
+    """Where transformers finds it."""
+    common: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    common = {key: value for key, value in common.items() if value}
+    if not options.model.endswith(".gguf"):
+        return options.model, common
+    path = Path(options.model)
+    if not path.is_file():
+        raise CaptureError(f"{options.model} does not exist")
+    return str(path.parent), common | {"gguf_file": path.name}
+
+
+@contextmanager
+def _errors_as_one_line(options: ModelOptions) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise CaptureError(f"{options.model} cannot be loaded ({' '.join(str(error).split())[:400]})") from None
 
 
 def describe(model: PreTrainedModel) -> dict[str, Any]:

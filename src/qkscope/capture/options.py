@@ -37,9 +37,19 @@ class CaptureOptions:
     """Tokens per step through a cache, in whole buckets; 0: one pass; by default only where a mask would be large."""
     vectors: VectorSampling | None = None
     """Also write a dataset of vectors."""
+    documents_per_shard: int | None = None
+    """Documents that are measured, saved and, after a kill, done again together; by default 8, more on a GPU."""
 
     def __post_init__(self) -> None:
-        least = {"buckets": 1, "skip_first": 0, "batch": 1, "sample": 1, "prefill": 0, "window": 1}
+        least = {
+            "buckets": 1,
+            "skip_first": 0,
+            "batch": 1,
+            "sample": 1,
+            "prefill": 0,
+            "window": 1,
+            "documents_per_shard": 1,
+        }
         for name, lowest in least.items():
             value = getattr(self, name)
             if value is not None and value < lowest:

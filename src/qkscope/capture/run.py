@@ -1,41 +1,43 @@
 """Model and texts → a Run on disk: every chosen head at every token, one forward pass per document.
 
-Documents are taken in order, in shards of fixed size. Each shard's sums start from nothing and are merged into the
-total in order, which is then written; a run that is killed goes on after its last shard and ends with the same bytes.
+Documents are done in shards, by this process or by workers that have a replica of the model each. The sums of every
+shard are kept on disk until all are there; a capture that is killed goes on with the shards that are missing. Neither
+that nor the number of workers, or of jobs that share the work, changes a byte of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qkscope.capture import parity
-from qkscope.capture.attention import Attention, backbone, self_attentions, watching
-from qkscope.capture.choose import sample_tokens, vector_tokens
-from qkscope.capture.kept import VECTORS, KeptVectors, write_datasets, write_kept
-from qkscope.capture.layers import Layer, describe_layer
+from qkscope.capture.assemble import OnDone, assemble, n_shards
+from qkscope.capture.kept import write_kept
 from qkscope.capture.manifest import manifest
+from qkscope.capture.measure import Seen, ShardSums
+from qkscope.capture.models import ModelOptions, resolved_device
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
-from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
+from qkscope.capture.replica import Replica
+from qkscope.capture.shards import WHOLE, Shard, Share, kept_tokens, per_shard
 from qkscope.capture.texts import Document
-from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.layermoments import LayerMoments
-from qkscope.errors import CaptureError
-from qkscope.store.atomic import held
-from qkscope.store.checksums import CHECKSUMS, write_checksums
-from qkscope.store.runs import MANIFEST, MOMENTS, PROGRESS, SAMPLE, Checkpoints
+from qkscope.engine import HERE, Place, pool
+from qkscope.errors import CaptureError, ConfigError
+from qkscope.store.checkpoints import KEPT, VECTORS, Checkpoints
+from qkscope.store.checksums import CHECKSUMS
+from qkscope.store.holding import HOLDER, held
+from qkscope.store.parts import PARTS, LeftOut, Note, Span
+from qkscope.store.runs import MANIFEST, MOMENTS, PROGRESS, SAMPLE
 
-DOCUMENTS_PER_SHARD = 8
+log = logging.getLogger("qkscope")
+
 PARITY_TOKENS = 1024
-LONG = 8192
-"""Beyond this length a T × T mask is avoided by prefilling in chunks, where the model would build one."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,25 @@ class Progress:
     documents_in_all: int
     tokens: int
     tokens_in_all: int
+    tokens_before: int = 0
+    """Of these, measured by an earlier attempt."""
+
+
+@dataclass(frozen=True)
+class Doing:
+    """How a capture is done; nothing here changes a byte of what comes of it, except what is left out."""
+
+    place: Place = HERE
+    """Where it runs."""
+    share: Share = WHOLE
+    """Which of several jobs this is."""
+    keep_going: bool = False
+    """Leave out documents that do not fit into memory, rather than stop."""
+    resume: bool = True
+    """Go on with what an earlier attempt left, rather than begin again."""
+    on_progress: Callable[[Progress], None] | None = None
+    on_writing: OnDone | None = None
+    """Told how far the writing of the finished run is."""
 
 
 def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
@@ -54,253 +75,153 @@ def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> l
 
 
 def capture(
-    model: PreTrainedModel,
+    model: PreTrainedModel | ModelOptions,
     documents: list[Document],
     ids: list[np.ndarray],
     folder: Path,
     options: CaptureOptions,
     about: dict[str, Any],
-    on_progress: Callable[[Progress], None] | None = None,
+    doing: Doing | None = None,
 ) -> Path:
     """Measure the model on these documents; ``about`` says where the model comes from, for the manifest.
 
-    Documents without two tokens past ``skip_first`` are left out and counted in the manifest.
+    The model is one that is here, or a description that workers load it by. Documents without two tokens past
+    ``skip_first`` are left out and counted in the manifest.
     """
-    _check_folder(folder)
+    doing = doing or Doing()
+    check_folder(folder)
     usable = [number for number, one in enumerate(ids) if len(one) > options.skip_first + 1]
     if not usable:
         raise CaptureError(f"no document has two tokens past the first {options.skip_first}")
-    window = options.window or min(max(map(len, ids)), _longest(model))
-    run = CaptureRun(model, [ids[number][:window] for number in usable], replace(options, window=window))
-    found = manifest(run, [documents[number] for number in usable], about)
-    found["documents_too_short"] = len(ids) - len(usable)
-    with held(folder) as alone:
-        if not alone:
-            raise CaptureError(f"another process is capturing into {folder}; wait for it or choose another folder")
+    if isinstance(model, PreTrainedModel) and doing.place != HERE:
+        raise ConfigError("a model that is loaded already cannot be sent to workers; give them a ModelOptions")
+    device = model.device.type if isinstance(model, PreTrainedModel) else resolved_device(model.device)
+    longest = min(max(map(len, ids)), options.window or 2**31)
+    options = replace(options, documents_per_shard=per_shard(options, longest, device))
+    gate = ids[usable[0]][: min(PARITY_TOKENS, options.window or PARITY_TOKENS)]
+    replica = Replica(model, options, gate, doing.keep_going)
+    with held(folder), pool(replica, doing.place, len(usable), per_worker=1) as workers:
+        ((_, seen),) = workers.map([None])
+        assert isinstance(seen, Seen)
+        window = options.window or min(longest, seen.longest)
+        cut, options = [ids[number][:window] for number in usable], replace(options, window=window)
+        found = manifest(seen, [documents[number] for number in usable], cut, options, about)
+        found["documents_too_short"] = len(ids) - len(usable)
+        if window > seen.longest:
+            log.warning("the window of %d goes past the %d positions the model was made for", window, seen.longest)
         state = Checkpoints(folder, found)
+        if not doing.resume:
+            state.forget()
         state.resume()
+        for line in state.damaged:
+            log.warning("%s; what it held is measured again", line)
         if not state.finished:
-            run.go(state, on_progress)
-            _write_vectors(run, folder, found)
-            state.finish()
-        if not (folder / CHECKSUMS).exists():  # also after a kill between the two
-            write_checksums(folder)
+            job = _Job(state, seen, cut, [documents[number].name for number in usable], options, doing)
+            replica.on_documents = job.tell
+            job.do(workers.map)
+        if doing.share == WHOLE:
+            assemble(state, doing.on_writing)
     return folder
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """A run has a folder of its own: new, empty, or with an earlier attempt at the same run."""
     if folder.exists() and not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder")
-    ours = (MANIFEST, PROGRESS, MOMENTS, SAMPLE, VECTORS, CHECKSUMS, "shards", "tables")
-    strange = [p.name for p in folder.glob("*") if not p.name.startswith(("moments-", *ours))]
+    ours = (MANIFEST, PROGRESS, MOMENTS, SAMPLE, VECTORS, CHECKSUMS, PARTS, KEPT, HOLDER, "tables")
+    strange = [p.name for p in folder.glob("*") if p.name not in ours and not _old(p.name) and not _leftover(p.name)]
     if strange:
         raise CaptureError(f"{folder} holds other things ({', '.join(sorted(strange)[:3])}); choose another folder")
 
 
-class CaptureRun:
-    """One capture: the model, the tokens, and what is known of the layers."""
+def _old(name: str) -> bool:
+    """What earlier versions kept while a capture was under way; reading progress.json will say so."""
+    return name == "shards" or name.startswith("moments-")
 
-    def __init__(self, model: PreTrainedModel, ids: list[np.ndarray], options: CaptureOptions) -> None:
-        assert options.window is not None
-        self.model, self.decoder, self.ids, self.options = model, backbone(model), ids, options
-        self.attentions = self_attentions(model)
-        self.any_local = self.one_pass = False
-        # Documents must not depend on those before them, not even through what an embedding remembers.
-        self.forget = [embedding.remembered() for embedding in embeddings(model)]
-        self.plan = Plan(options.window, options.buckets, options.skip_first)
-        self.layers = self._look()
-        lengths = [len(one) for one in ids]
-        self.sampled = sample_tokens(lengths, options.sample, options.seed, options.skip_first)
-        self.kept = [self._kept(example) for example in range(len(ids))]
 
-    def go(self, state: Checkpoints, on_progress: Callable[[Progress], None] | None) -> None:
-        """Do the shards that are not done yet."""
-        shards = range(0, len(self.ids), DOCUMENTS_PER_SHARD)
-        for number, start in list(enumerate(shards))[state.shards_done :]:
-            examples = list(range(start, min(start + DOCUMENTS_PER_SHARD, len(self.ids))))
-            sums = {layer: LayerSums(self.plan, self._rope(found)) for layer, found in self.layers.items()}
-            for first in range(0, len(examples), self.options.batch):
-                self._forward(examples[first : first + self.options.batch], sums)
-                if on_progress is not None:
-                    on_progress(self._progress(examples[min(first + self.options.batch, len(examples)) - 1] + 1))
-            write_kept(state.folder / "shards", number, self._kept_vectors(examples, sums))
-            state.save(_merged(state.moments, {layer: finish(part) for layer, part in sums.items()}, examples))
+def _leftover(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".tmp")
 
-    # ---- looking at the model -------------------------------------------------------------------
 
-    def _look(self) -> dict[int, Layer]:
-        """Pass the parity gate on the first document, and describe every layer that is to be measured."""
-        ids = torch.from_numpy(self.ids[0][:PARITY_TOKENS])[None]
+@dataclass
+class _Job:
+    """The shards of one job that are not done yet: handed out, and saved as they come back."""
 
-        def forward() -> torch.Tensor:
-            with torch.no_grad():
-                return self._decode(ids, None, None, 0).last_hidden_state
+    state: Checkpoints
+    seen: Seen
+    ids: list[np.ndarray]
+    names: list[str]
+    options: CaptureOptions
+    doing: Doing
+    _tokens: int = field(default=0, init=False)
+    _documents: int = field(default=0, init=False)
+    _before: int = field(default=0, init=False)
 
-        seen = parity.check(self.model, forward)
-        candidates = embeddings(self.model)
-        found = {a.layer: describe_layer(a, self.decoder, candidates, self.options) for a in seen}
-        self.any_local = any(layer.local for layer in found.values())
-        self._check_lengths(found)
-        wanted = set(found) if self.options.layers is None else set(self.options.layers)
-        if not wanted <= set(found):
-            raise CaptureError(f"not all of the layers asked for are there; the model has {sorted(found)}")
-        if self.options.full_attention_only:
-            wanted = {layer for layer in wanted if not found[layer].local}
-        if not wanted:
-            raise CaptureError("none of the layers asked for has full attention")
-        return {layer: found[layer] for layer in sorted(wanted)}
+    def do(self, measure: Callable[[Sequence[Shard]], Any]) -> None:
+        """Measure every shard of this job's share that no part holds yet.
 
-    def _check_lengths(self, found: dict[int, Layer]) -> None:
-        """Where frequencies follow the length of the sequence, padding or steps would change the numbers."""
-        if any(layer.rope is not None and layer.rope.depends_on_length for layer in found.values()):
-            self.one_pass = True
-            if self.options.batch > 1 or self.options.prefill:
-                raise CaptureError(
-                    "the rotary encoding of this model depends on the length of the document (dynamic or longrope); "
-                    "padding and steps would change it, so use a batch of 1 and no prefill"
-                )
+        A shard is saved while the next one is measured; the next but one waits, so that no more than two are in memory.
+        """
+        mine, done = self.doing.share.shards(n_shards(self.state.manifest)), self.state.parts.done
+        kept = kept_tokens([len(one) for one in self.ids], self.options)
+        for number in mine:
+            if number in done:
+                self._count(self._examples(number))
+        self._before = self._tokens
+        todo = [self._shard(number, kept) for number in mine if number not in done]
+        saving: Future[None] | None = None
+        with ThreadPoolExecutor(1) as saver:
+            for index, sums in measure(todo):
+                if saving is not None:
+                    saving.result()
+                saving = saver.submit(self._save, todo[index], sums)
+                self._count(todo[index].examples)
+                if self.doing.place != HERE:
+                    self._say(self._documents, self._tokens)
+            if saving is not None:
+                saving.result()
 
-    def _rope(self, layer: Layer) -> LayerRope | None:
-        return None if self.options.pre_rope else layer.rope
+    def tell(self, shard: Shard, documents: int) -> None:
+        """So many documents of a shard have been measured in this process."""
+        self._say(self._documents + documents, self._tokens + sum(map(len, shard.ids[:documents])))
 
-    # ---- forward passes -------------------------------------------------------------------------
+    def _say(self, documents: int, tokens: int) -> None:
+        if self.doing.on_progress is not None:
+            mine = self.doing.share.shards(n_shards(self.state.manifest))
+            size = self.options.documents_per_shard or 1
+            whole = self.ids[mine.start * size : mine.stop * size]
+            self.doing.on_progress(Progress(documents, len(whole), tokens, sum(map(len, whole)), self._before))
 
-    def _forward(self, examples: list[int], sums: dict[int, LayerSums]) -> None:
-        """One batch of documents through the model, in one pass or in steps through a cache."""
-        for restore in self.forget:
-            restore()
-        rows = [self.ids[example] for example in examples]
-        length = max(map(len, rows))
-        ids = torch.zeros(len(rows), length, dtype=torch.int64)
-        for row, one in enumerate(rows):
-            ids[row, : len(one)] = torch.from_numpy(one)
-        padded = any(len(one) < length for one in rows)
-        mask = torch.tensor([[1] * len(one) + [0] * (length - len(one)) for one in rows]) if padded else None
-        step = self._step(length)
-        cache = DynamicCache(config=self.decoder.config) if step < length else None
-        for first in range(0, length, step):
-            part = ids[:, first : first + step]
-            tokens = self._tokens(examples, first, part.shape[1])
-            angles = self._angles(torch.arange(first, first + part.shape[1]))
+    def _count(self, examples: list[int]) -> None:
+        self._documents += len(examples)
+        self._tokens += sum(len(self.ids[example]) for example in examples)
 
-            def add(seen: Attention, tokens: Tokens = tokens, angles: _Angles = angles) -> None:
-                layer = self.layers.get(seen.layer)
-                if layer is not None:
-                    turn = None if layer.rope is None else angles.get(layer.rope.embedding)
-                    here = None if turn is None else (turn[0].to(seen.q.device), turn[1].to(seen.q.device))
-                    sums[seen.layer].add(self._chosen(seen, layer), tokens, here)
+    def _examples(self, number: int) -> list[int]:
+        size = self.options.documents_per_shard or 1
+        return list(range(number * size, min((number + 1) * size, len(self.ids))))
 
-            with torch.no_grad(), watching(self.model, add, modules=self.attentions):
-                self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
-        for part_sums in sums.values():
-            part_sums.kept = [(q.cpu(), k.cpu()) for q, k in part_sums.kept]
+    def _shard(self, number: int, kept: list[np.ndarray]) -> Shard:
+        examples = self._examples(number)
+        assert self.options.window is not None
+        names, ids = ([things[example] for example in examples] for things in (self.names, self.ids))
+        return Shard(number, examples, names, ids, [kept[example] for example in examples], self.options.window)  # type: ignore[arg-type]
 
-    def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
-        device = _input_device(self.decoder)
-        positions = torch.arange(first, first + ids.shape[1]).expand(ids.shape)
-        return self.decoder(
-            input_ids=ids.to(device),
-            attention_mask=None if mask is None else mask.to(device),
-            position_ids=positions.to(device),
-            past_key_values=cache,
-            use_cache=cache is not None,
+    def _save(self, shard: Shard, sums: ShardSums) -> None:
+        """The vectors first, then the part that names them."""
+        if sums.seen != self.seen.digest:
+            raise CaptureError(
+                f"the worker that measured {shard} sees another model, or other versions, than the first one; "
+                "give all machines the same weights and packages"
+            )
+        for document, reason in sums.left_out.items():
+            log.error("left out document %d (%s): %s", document, self.names[document], reason)
+        note = Note(
+            kept=write_kept(self.state.kept, shard.number, sums.kept),
+            left_out=[LeftOut(document=document, reason=reason) for document, reason in sums.left_out.items()],
         )
-
-    def _step(self, length: int) -> int:
-        """Tokens per forward pass: all, or a multiple of the bucket width."""
-        width = self.plan.width
-        if self.options.prefill is not None:
-            asked = self.options.prefill or length
-        else:
-            masked = self.any_local or self.decoder.config._attn_implementation == "eager"
-            asked = 2048 if masked and length > LONG and not self.one_pass else length
-        return length if asked >= length else max(width, asked // width * width)
-
-    def _tokens(self, examples: list[int], first: int, columns: int) -> Tokens:
-        lengths = np.array([np.clip(len(self.ids[example]) - first, 0, columns) for example in examples])
-        kept = [self.kept[example] for example in examples]
-        return Tokens(
-            first=first,
-            lengths=lengths,
-            groups=np.array(examples) % N_GROUPS,
-            kept=[part[(part >= first) & (part < first + columns)] - first for part in kept],
-        )
-
-    def _angles(self, positions: torch.Tensor) -> _Angles:
-        """Cos and sin of every embedding in use at these positions."""
-        ropes = [] if self.options.pre_rope else [layer.rope for layer in self.layers.values()]
-        used = {rope.embedding for rope in ropes if rope is not None}
-        return {embedding: embedding.angles(positions.to(embedding.device)) for embedding in used}
-
-    def _chosen(self, seen: Attention, layer: Layer) -> Attention:
-        """The call with only the heads asked for, and before the rotation if that is asked for."""
-        q, k = seen.q, seen.k
-        if self.options.pre_rope and seen.rotary is not None:
-            if seen.rotary.before[0].shape[-1] != q.shape[-1]:
-                raise CaptureError(f"layer {seen.layer} rotates a part of its vectors only; --pre-rope cannot show it")
-            q, k = (by_heads(part, now) for part, now in zip(seen.rotary.before, (q, k), strict=True))
-        if self.options.heads is None:
-            return replace(seen, q=q, k=k)
-        return replace(seen, q=q[:, list(layer.query_heads)], k=k[:, list(layer.key_heads)])
-
-    # ---- kept vectors ---------------------------------------------------------------------------
-
-    def _kept(self, example: int) -> np.ndarray:
-        if self.options.vectors is None:
-            return self.sampled[example]
-        length = len(self.ids[example])
-        return np.union1d(
-            self.sampled[example], vector_tokens(example, length, self.options.vectors, self.options.skip_first)
-        )
-
-    def _kept_vectors(self, examples: list[int], sums: dict[int, LayerSums]) -> KeptVectors:
-        example = np.concatenate([np.full(len(self.kept[e]), e) for e in examples])
-        position = np.concatenate([self.kept[e] for e in examples])
-        vectors = {}
-        for layer, part in sums.items():
-            if part.kept:
-                vectors[layer] = (
-                    torch.cat([q for q, _ in part.kept]).float().numpy(),
-                    torch.cat([k for _, k in part.kept]).float().numpy(),
-                )
-        return KeptVectors(example, position, vectors)
-
-    def _progress(self, documents: int) -> Progress:
-        lengths = [len(one) for one in self.ids]
-        return Progress(documents, len(lengths), sum(lengths[:documents]), sum(lengths))
+        layers = {layer: _there(moments) for layer, moments in sums.moments.items()}
+        self.state.parts.add(Span(shard.number), layers, note)
 
 
-_Angles = dict[Embedding, tuple[torch.Tensor, torch.Tensor]]
-
-
-def _merged(
-    total: dict[int, LayerMoments], shard: dict[int, LayerMoments], examples: list[int]
-) -> dict[int, LayerMoments]:
-    for layer, part in shard.items():
-        for name, moments in (("queries", part.q), ("keys", part.k)):
-            if not np.isfinite(moments.scatter).all():
-                raise CaptureError(
-                    f"layer {layer} gave {name} that are not finite in documents {examples[0]} to {examples[-1]}; "
-                    "try --dtype float32 or bfloat16"
-                )
-    return {layer: total[layer].merge(part) if layer in total else part for layer, part in shard.items()}
-
-
-def _write_vectors(run: CaptureRun, folder: Path, found: dict[str, Any]) -> None:
-    sampling = run.options.vectors
-    chosen = (
-        None
-        if sampling is None
-        else [vector_tokens(e, len(one), sampling, run.options.skip_first) for e, one in enumerate(run.ids)]
-    )
-    write_datasets(folder, found, run.sampled, chosen, sampling)
-
-
-def _longest(model: PreTrainedModel) -> int:
-    return int(getattr(backbone(model).config, "max_position_embeddings", None) or 2**31)
-
-
-def _input_device(decoder: PreTrainedModel) -> torch.device:
-    weight: Any = decoder.get_input_embeddings().weight
-    return torch.device("cpu") if weight.device.type == "meta" else weight.device
+def _there(moments: LayerMoments) -> Callable[[], LayerMoments]:
+    return lambda: moments

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,21 +11,25 @@ import typer
 import yaml
 
 from qkscope.cli.common import (
-    SECONDS_BETWEEN_LINES,
+    SOME_HEADS_FAILED,
+    EngineName,
     Quiet,
+    RayAddress,
     Verbose,
+    bars,
     errors_as_lines,
     log,
     parse_indices,
     set_up_logging,
 )
+from qkscope.cli.documents import documents_done
 from qkscope.config import load_capture_config
 from qkscope.errors import CaptureError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from qkscope.capture.run import Progress
+    from qkscope.capture.models import ModelOptions
+    from qkscope.capture.options import CaptureOptions
+    from qkscope.engine import Place
 
 Model = Annotated[str | None, typer.Argument(help="Hub id, local folder or GGUF file.")]
 Texts = Annotated[
@@ -77,16 +79,38 @@ def capture(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model. Only if you trust it.")
     ] = False,
+    documents_per_shard: Annotated[
+        int | None, typer.Option(min=1, help="Documents that are measured and saved together; 8, on a GPU more.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers with a replica of the model each; by default this process alone.")
+    ] = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of each replica; 1 with --workers, otherwise all cores.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Do one share of the documents, such as 2/8; qkscope merge puts them together.")
+    ] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Leave out documents that do not fit into memory, rather than stop.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on with what is in the folder, or begin again.")
+    ] = True,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Measure every head of a transformers decoder at every token of some texts, on the unmodified model."""
     others = ("context", "config", "quiet", "verbose", "output")
-    given = {key: value for key, value in locals().items() if key not in others and key != "others"}
+    how = ("workers", "engine", "ray_address", "threads", "shard", "keep_going", "resume")
+    said = {key: value for key, value in locals().items() if key not in (*others, "others", "how")}
+    doing, given = ({key: one for key, one in said.items() if (key in how) is which} for which in (True, False))
     typed = {name for name in given if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
     set_up_logging(quiet=quiet, verbose=verbose)
-    with errors_as_lines():
-        _capture(settings(given, typed, config), output)
+    with errors_as_lines("the same command again goes on where it stopped"):
+        raise typer.Exit(_capture(settings(given, typed, config), output, doing))
 
 
 def plan(
@@ -136,58 +160,101 @@ def settings(given: dict[str, Any], typed: set[str], path: Path | None) -> dict[
     return given | said | {name: given[name] for name in typed & set(given)}
 
 
-def _capture(given: dict[str, Any], output: Path) -> None:
+def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
+    """Capture, and the exit code."""
     if not given["model"] or not given["texts"]:
         raise ConfigError("a capture needs a MODEL and --texts")
     need_torch()
     from qkscope.capture import models
     from qkscope.capture import run as running
-    from qkscope.capture.choose import VectorSampling
-    from qkscope.capture.options import CaptureOptions
+    from qkscope.capture.shards import WHOLE, Share
     from qkscope.capture.texts import read_documents
     from qkscope.results import check_folder
 
+    if not bars():
+        models.load_quietly()
     check_folder(output, [])
+    running.check_folder(output)
     started = time.monotonic()
     if given["trust_remote_code"]:
         log.warning("running code that comes with %s, as asked", given["model"])
+    chosen, options = _model_options(given), _capture_options(given)
+    place, threads = _place(doing, models.resolved_device(chosen.device))
+    places = [given["texts"]] if isinstance(given["texts"], str) else list(given["texts"])
+    documents = read_documents(places, given["field"], given["max_docs"])
+    log.info("%d documents; loading %s", len(documents), given["model"])
+    ids = running.tokenize(documents, models.load_tokenizer(chosen))
+    about = {"id": _label(given["model"]), "revision": given["revision"], "config_overrides": chosen.config_overrides}
+    with documents_done() as on_progress:
+        doing_it = running.Doing(
+            place,
+            Share.parse(doing["shard"]) if doing["shard"] else WHOLE,
+            keep_going=doing["keep_going"],
+            resume=doing["resume"],
+            on_progress=on_progress,
+        )
+        source = replace(chosen, threads=threads)
+        folder = running.capture(source, documents, ids, output, options, about, doing_it)
+    log.info("done in %.0f s", time.monotonic() - started)
+    if doing["shard"]:
+        log.info("wrote share %s to %s; when all are done: qkscope merge FOLDER … -o RUN", doing["shard"], folder)
+        return 0
+    log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
+    return _left_out(folder)
+
+
+def _left_out(folder: Path) -> int:
+    from qkscope.store.checkpoints import LEFT_OUT
+    from qkscope.store.runs import RunFolder
+
+    missing = RunFolder.open(folder).manifest.get(LEFT_OUT, [])
+    if missing:
+        log.error("%d documents were left out; run.json names them", len(missing))
+    return SOME_HEADS_FAILED if missing else 0
+
+
+def _model_options(given: dict[str, Any]) -> ModelOptions:
+    from qkscope.capture.models import ModelOptions
+
     overrides = given["config_overrides"]
-    if isinstance(overrides, str):
-        overrides = _parsed(overrides)
-    chosen = models.ModelOptions(
-        **{
-            key: given[key]
-            for key in ("model", "revision", "tokenizer", "dtype", "device", "attn", "trust_remote_code")
-        },
-        config_overrides=overrides,
+    names = ("model", "revision", "tokenizer", "dtype", "device", "attn", "trust_remote_code")
+    return ModelOptions(
+        **{key: given[key] for key in names},
+        config_overrides=_parsed(overrides) if isinstance(overrides, str) else overrides,
     )
+
+
+def _capture_options(given: dict[str, Any]) -> CaptureOptions:
+    from qkscope.capture.choose import VectorSampling
+    from qkscope.capture.options import CaptureOptions
+
     vectors = None
     if given["save_vectors"] is None and given["vector_heads"] is not None:
         raise ConfigError("--vector-heads chooses heads for --save-vectors, which was not given")
     if given["save_vectors"] is not None:
         vectors = VectorSampling(given["save_vectors"], given["sampler"], given["seed"], given["vector_heads"])
     layers, heads = (parse_indices(_text(given[key])) for key in ("layers", "heads"))
-    options = CaptureOptions(
-        **{key: given[key] for key in ("window", "buckets", "skip_first", "batch", "sample", "seed")},
-        **{key: given[key] for key in ("full_attention_only", "pre_rope", "prefill")},
+    names = ("window", "buckets", "skip_first", "batch", "sample", "seed", "full_attention_only", "pre_rope", "prefill")
+    return CaptureOptions(
+        **{key: given[key] for key in names},
         layers=None if layers is None else tuple(sorted(layers)),
         heads=None if heads is None else tuple(sorted(heads)),
         vectors=vectors,
+        documents_per_shard=given["documents_per_shard"],
     )
-    places = [given["texts"]] if isinstance(given["texts"], str) else list(given["texts"])
-    documents = read_documents(places, given["field"], given["max_docs"])
-    log.info("%d documents; loading %s", len(documents), given["model"])
-    model, tokenizer = models.load(chosen)
-    ids = running.tokenize(documents, tokenizer)
-    longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if options.window and longest and options.window > longest:
-        log.warning("the window of %d goes past the %d positions the model was made for", options.window, longest)
-    about = {"id": _label(given["model"]), "revision": given["revision"], "config_overrides": overrides}
-    with documents_done() as on_progress:
-        folder = running.capture(model, documents, ids, output, options, about, on_progress)
-    tokens = sum(min(len(one), options.window or len(one)) for one in ids)
-    log.info("%s tokens in %.0f s", f"{tokens:,}", time.monotonic() - started)
-    log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
+
+
+def _place(doing: dict[str, Any], device: str) -> tuple[Place, int | None]:
+    """Where it runs, and CPU threads of a replica: all of them in this process, one where there are workers."""
+    from qkscope.engine import HERE, Place
+
+    workers, threads = doing["workers"], doing["threads"]
+    asked = Place(workers, doing["engine"], doing["ray_address"], gpus=1 if device.startswith("cuda") else 0)
+    if asked.engine == "local" and workers in (None, 1):
+        return HERE, threads or workers
+    if device == "balanced":
+        raise ConfigError("--device balanced spreads one replica over all devices; use it without --workers and Ray")
+    return asked, threads or 1
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -220,41 +287,3 @@ def need_torch() -> None:
         raise CaptureError(
             f"capturing needs {error.name}; install it with: pip install torch, then pip install 'qkscope[capture]'"
         ) from None
-
-
-@contextmanager
-def documents_done() -> Iterator[Callable[[Progress], None]]:
-    """Documents, tokens per second and time left: a bar on a terminal, a line now and then in a log."""
-    start = last = time.monotonic()
-
-    def line(now: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            rate = now.tokens / (last - start)
-            left = (now.tokens_in_all - now.tokens) / rate
-            log.info("%d of %d documents, %.0f tokens/s, %.0f s left", now.documents, now.documents_in_all, rate, left)
-
-    if not (sys.stderr.isatty() and log.isEnabledFor(20)):
-        yield line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    bar = Bar(
-        TextColumn("documents {task.fields[documents]}"),
-        BarColumn(),
-        TextColumn("{task.fields[rate]:,.0f} tokens/s"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    with bar:
-        task = bar.add_task("", total=None, documents="", rate=0.0)
-
-        def draw(now: Progress) -> None:
-            documents = f"{now.documents}/{now.documents_in_all}"
-            rate = now.tokens / (time.monotonic() - start)
-            bar.update(task, completed=now.tokens, total=now.tokens_in_all, documents=documents, rate=rate)
-
-        yield draw

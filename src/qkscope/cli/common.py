@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +33,10 @@ MOST_INDICES = 10_000
 """Layers and heads are numbered below this."""
 
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")]
+EngineName = Annotated[str, typer.Option("--engine", help="local: processes of this machine; ray: actors of Ray.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Ray cluster, such as auto or ray://head:10001; by default one on this machine.")
+]
 Layers = Annotated[str | None, typer.Option(help="Only these layers, such as 0,4-7.")]
 Heads = Annotated[str | None, typer.Option(help="Only these query heads of each layer, such as 0,4-7.")]
 SampleHeads = Annotated[int | None, typer.Option(min=1, help="Only this many query heads, drawn with --seed.")]
@@ -62,17 +69,47 @@ def set_up_logging(*, quiet: bool, verbose: bool) -> None:
     log.propagate = False
 
 
+class Terminated(BaseException):
+    """SIGTERM, as an exception, so that what is open is closed and workers end."""
+
+
 @contextmanager
-def errors_as_lines() -> Iterator[None]:
-    """Turn the errors we raise on purpose into one line and an exit code; let bugs show their traceback."""
+def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
+    """Turn the errors we raise on purpose, and those of the system, into one line and an exit code; let bugs show
+    their traceback. ``stopped`` says what holds when the user, or the system, ends the command.
+    """  # noqa: D205
     try:
-        yield
+        with _sigterm_raised():
+            yield
     except QkscopeError as error:
         log.error("error: %s", error)
         raise typer.Exit(NOTHING_DONE) from None
-    except KeyboardInterrupt:
-        log.error("stopped; no table was changed")
-        raise typer.Exit(130) from None
+    except OSError as error:
+        if error.errno is None:
+            raise
+        where = f" [{error.filename}]" if error.filename else ""
+        log.error("error: %s%s; %s", os.strerror(error.errno).lower(), where, stopped)
+        log.debug("", exc_info=error)
+        raise typer.Exit(NOTHING_DONE) from None
+    except (KeyboardInterrupt, Terminated) as how:
+        log.error("stopped; %s", stopped)
+        raise typer.Exit(128 + (signal.SIGTERM if isinstance(how, Terminated) else signal.SIGINT)) from None
+
+
+@contextmanager
+def _sigterm_raised() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parse_indices(text: str | None) -> frozenset[int] | None:
@@ -113,10 +150,15 @@ def parse_points(text: str | None, run: Run) -> PointOptions | None:
     return PointOptions(wanted)
 
 
+def bars() -> bool:
+    """Whether progress is shown as a bar: on a terminal, unless nothing is to be said."""
+    return sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
+
+
 @contextmanager
 def progress(what: str = "heads") -> Iterator[OnDone]:
     """A bar with heads/s and time left on a terminal, a plain line now and then in a log; failures as they come."""
-    if sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
+    if bars():
         with _bar(what) as on_done:
             yield on_done
     else:

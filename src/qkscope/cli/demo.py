@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkscope.cli.capture import documents_done, need_torch
+from qkscope.cli.capture import need_torch
 from qkscope.cli.common import Quiet, Verbose, Workers, counted, errors_as_lines, log, progress, set_up_logging
+from qkscope.cli.documents import documents_done
 
 if TYPE_CHECKING:
     from qkscope.family import Checkpoint
@@ -45,13 +46,12 @@ def demo(
 def _family(output: Path, fast: bool, workers: int | None) -> Study:
     """Capture the checkpoints one after the other, then analyse them together."""
     need_torch()
-    from transformers.utils import logging as transformers_logging
-
+    from qkscope.capture.models import load_quietly
     from qkscope.config import StudyRunConfig
     from qkscope.family import CHECKPOINTS, TITLE, fast_checkpoints
     from qkscope.reporting import Sources, gather
 
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a bar per checkpoint for a model that loads at once
+    load_quietly()  # each checkpoint loads at once
     chosen = fast_checkpoints() if fast else CHECKPOINTS
     items = []
     for number, checkpoint in enumerate(chosen, start=1):
@@ -71,11 +71,11 @@ def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
 
     documents = read_documents([str(path) for path in some_texts(checkpoint.documents)], "text", None)
     source = models.ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
-    model, tokens = models.load(source)
+    ids = run.tokenize(documents, models.load_tokenizer(source))
     options = CaptureOptions(window=checkpoint.window, sample=sample)
     about = {"id": checkpoint.name, "revision": None, "config_overrides": None}
     with documents_done() as on_progress:
-        return run.capture(model, documents, run.tokenize(documents, tokens), output, options, about, on_progress)
+        return run.capture(source, documents, ids, output, options, about, run.Doing(on_progress=on_progress))
 
 
 def _planted(output: Path, workers: int | None) -> Study:

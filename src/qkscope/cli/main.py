@@ -11,10 +11,12 @@ import typer
 
 from qkscope.cli.capture import capture, plan
 from qkscope.cli.common import (
+    EngineName,
     Heads,
     Layers,
     NoIntervals,
     Quiet,
+    RayAddress,
     SampleHeads,
     Seed,
     Strict,
@@ -30,6 +32,7 @@ from qkscope.cli.common import (
     set_up_logging,
 )
 from qkscope.cli.demo import demo
+from qkscope.cli.merge import merge
 from qkscope.cli.report import report, view
 from qkscope.cli.trust import doctor, verify
 from qkscope.errors import ConfigError
@@ -86,6 +89,8 @@ def analyze(
         typer.Option(help="Also write points.parquet, for pictures: all, a number of heads, or such as l05h13,l00h02."),
     ] = None,
     workers: Workers = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
     no_intervals: NoIntervals = False,
     strict: Strict = False,
     columns: Annotated[
@@ -95,6 +100,7 @@ def analyze(
     verbose: Verbose = False,
 ) -> None:
     """Compute all tables of one or more datasets in one read of each."""
+    from qkscope.engine import Place
     from qkscope.jobs import Job, Selection
     from qkscope.pipeline import analyze as analyze_jobs
     from qkscope.run import open_run
@@ -106,7 +112,7 @@ def analyze(
             raise ConfigError(
                 f"--model was given {len(model)} times for {len(datasets)} datasets; give it once for each"
             )
-        analyses = _parse_analyses(only)
+        analyses, place = _parse_analyses(only), Place(workers, engine, ray_address)  # type: ignore[arg-type]
         chosen = Selection(parse_indices(layers), parse_indices(heads), sample_heads, seed or 0)
         reading: dict[str, Any] = {
             "q_per_kv": q_per_kv,
@@ -126,7 +132,7 @@ def analyze(
             outcomes = analyze_jobs(
                 jobs,
                 analyses,
-                workers=workers,
+                place=place,
                 intervals=not no_intervals,
                 strict=strict,
                 on_done=on_done,
@@ -138,6 +144,7 @@ app.command(epilog="Example: qkscope demo -o demo")(demo)
 app.command(epilog="Example: qkscope capture HuggingFaceTB/SmolLM2-135M --texts books/ --window 4096 -o runs/smollm2")(
     capture
 )
+app.command(epilog="Example: qkscope merge runs/share-* -o runs/smollm2")(merge)
 app.command(epilog="Example: qkscope report study.yaml -o report")(report)
 app.command(epilog="Example: qkscope view runs/base runs/tuned")(view)
 app.command(epilog="Example: qkscope verify runs/smollm2 --tables results/smollm2")(verify)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkscope.cli.common import (
+    EngineName,
     Heads,
     Layers,
     NoIntervals,
     Quiet,
+    RayAddress,
     SampleHeads,
     Seed,
     Strict,
@@ -48,6 +50,8 @@ def _command(analysis: Analysis, about: str) -> Callable[..., None]:
         sample_heads: SampleHeads = None,
         seed: Seed = None,
         workers: Workers = None,
+        engine: EngineName = "local",
+        ray_address: RayAddress = None,
         no_intervals: NoIntervals = False,
         strict: Strict = False,
         quiet: Quiet = False,
@@ -56,7 +60,7 @@ def _command(analysis: Analysis, about: str) -> Callable[..., None]:
     ) -> None:
         set_up_logging(quiet=quiet, verbose=verbose)
         choices = {"layers": layers, "heads": heads, "sample_heads": sample_heads, "seed": seed}
-        _analyze(analysis, config, choices, workers=workers, intervals=not no_intervals, strict=strict)
+        _analyze(analysis, config, choices, (workers, engine, ray_address), intervals=not no_intervals, strict=strict)
 
     command.__doc__ = about
     return command
@@ -86,13 +90,14 @@ def _analyze(
     analysis: Analysis,
     paths: list[Path],
     choices: dict[str, str | int | None],
+    where: tuple[int | None, str, str | None],
     *,
-    workers: int | None,
     intervals: bool,
     strict: bool,
 ) -> None:
     """Analyse the configs, those that share a results folder together."""
     from qkscope.config import load_configs
+    from qkscope.engine import Place
     from qkscope.pipeline import analyze, job_from_config
 
     with errors_as_lines():
@@ -105,9 +110,11 @@ def _analyze(
         codes = []
         for folder, jobs in work.items():
             started = time.monotonic()
+            workers, engine, address = where
             count = workers or next((c.workers for c in by_folder[folder] if c.workers != "auto"), None)
+            place = Place(count, engine, address)  # type: ignore[arg-type]
             with progress() as on_done:
-                outcomes = analyze(jobs, [analysis], workers=count, intervals=intervals, strict=strict, on_done=on_done)
+                outcomes = analyze(jobs, [analysis], place=place, intervals=intervals, strict=strict, on_done=on_done)
             codes.append(finish(folder, outcomes, started))
         raise typer.Exit(max(codes))
 

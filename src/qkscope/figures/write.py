@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope._version import __version__
-from qkscope.engine import for_each
+from qkscope.engine import Place, for_each
 from qkscope.errors import TableError
 from qkscope.figures.catalogue import BY_NAME, CATALOGUE
 from qkscope.figures.figure import NotApplicable
@@ -66,7 +66,7 @@ def write_figures(
     done: dict[int, Written] = {}
     if on_done is not None:
         on_done(0, len(tasks))
-    for index, written in for_each(_write, tasks, workers):
+    for index, written in for_each(_write, tasks, Place(workers)):
         done[index] = written
         if on_done is not None:
             on_done(len(done), len(tasks))

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tmp")
+
+
+def temporary_name(name: str) -> str:
+    """What a file is called until it is complete."""
+    return f".{name}.{os.getpid()}.tmp"
+
+
+def remove_leftovers(folder: Path, names: re.Pattern[str]) -> None:
+    """Remove what a process that was killed left under temporary names; ``names`` says of which files."""
+    for path in folder.glob(".*.tmp"):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found is not None and names.fullmatch(found["name"]) and path.is_file() and not path.is_symlink():
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place, synced to disk, when the block ends well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(temporary_name(path.name))
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -24,14 +40,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Write several files of one folder: all are on disk under temporary names before the first takes its place."""
     folder.mkdir(parents=True, exist_ok=True)
-    staged = {folder / f".{name}.{os.getpid()}.tmp": folder / name for name in contents}
+    staged = {folder / temporary_name(name): folder / name for name in contents}
     try:
         for temporary, content in zip(staged, contents.values(), strict=True):
             temporary.write_bytes(content)
-            _sync(temporary)
+            sync(temporary)
         for temporary, final in staged.items():
             temporary.replace(final)
-        _sync(folder)
+        sync(folder)
     finally:
         for temporary in staged:
             temporary.unlink(missing_ok=True)
@@ -50,25 +66,8 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[bool]:
-    """Hold a folder for as long as the block lasts; False if another process has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        import fcntl
-
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(handle)
-
-
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -16,7 +16,7 @@ PARTS = ("run.json", "moments", "sample", "vectors")
 
 def write_checksums(folder: Path) -> None:
     """Record the files of a finished run."""
-    text = json.dumps({name: _digest(folder / name) for name in _names(folder)}, indent=1) + "\n"
+    text = json.dumps({name: digest(folder / name) for name in _names(folder)}, indent=1) + "\n"
     write_together(folder, {CHECKSUMS: text.encode()})
 
 
@@ -34,7 +34,7 @@ def compare(folder: Path) -> list[str] | None:
     there = _names(folder)
     found = [f"{folder / name} is missing; copy the run again" for name in said if name not in there]
     found += [f"{folder / name} is no file of this run" for name in there if name not in said]
-    changed = [name for name in there if name in said and _digest(folder / name) != said[name]]
+    changed = [name for name in there if name in said and digest(folder / name) != said[name]]
     return found + [f"{folder / name} is not what was captured; copy or capture the run again" for name in changed]
 
 
@@ -47,6 +47,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in files if path.is_file())
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,149 @@
+"""From the parts of a capture to a finished run; needs no model, so that jobs can be merged anywhere."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from qkscope.capture.choose import VectorSampling, sample_tokens, vector_tokens
+from qkscope.capture.kept import write_datasets
+from qkscope.errors import CaptureError, DatasetError
+from qkscope.store.atomic import atomic_path
+from qkscope.store.checkpoints import KEPT, Checkpoints, read_manifest, refuse_difference
+from qkscope.store.checksums import CHECKSUMS, write_checksums
+from qkscope.store.holding import held
+from qkscope.store.layerfiles import layer_file, write_layer
+from qkscope.store.parts import THREADS, Parts
+from qkscope.store.runs import MANIFEST, MOMENTS, PROGRESS
+
+OnDone = Callable[[int, int], None]
+"""Called with how much is done, and how much there is in all."""
+
+
+def n_shards(manifest: dict[str, Any]) -> int:
+    """How many shards the documents of a run make."""
+    return -(-len(manifest["documents"]) // int(manifest["options"]["documents_per_shard"]))
+
+
+def assemble(state: Checkpoints, on_done: OnDone | None = None) -> None:
+    """Write a run of which every shard is done: moments, sample and vectors first, its manifest last.
+
+    Every step can be done again, so a kill anywhere costs no more than doing it again.
+    """
+    manifest, folder = state.manifest, state.folder
+    if not state.finished:
+        note = state.parts.note
+        left_out = [one.model_dump() | {"name": _name(manifest, one.document)} for one in note.left_out]
+        if len(left_out) == len(manifest["documents"]):
+            raise CaptureError(f"none of the {len(left_out)} documents could be measured; {folder} holds no run")
+        _write_moments(state)
+        sampled, chosen, sampling = _tokens(manifest)
+        write_datasets(folder, manifest, sorted(note.kept), sampled, chosen, sampling, on_done)
+        state.finish(left_out)
+    if not (folder / CHECKSUMS).exists():
+        write_checksums(folder)
+    state.tidy()
+
+
+def merge(folders: Sequence[Path], output: Path, *, partial: bool = False, on_done: OnDone | None = None) -> list[int]:
+    """Put the shares of several jobs together into one run, or, if partial, into a larger share.
+
+    Returns the shards that are still missing: none unless partial.
+    """
+    sources = [_share(folder) for folder in folders]
+    manifest = sources[0].manifest
+    for other in sources[1:]:
+        refuse_difference(other.folder, other.manifest, manifest)
+    _refuse_twice(sources)
+    missing = sorted(set(range(n_shards(manifest))) - {shard for one in sources for shard in one.done})
+    if missing and not partial:
+        raise CaptureError(_lacking(manifest, missing))
+    with held(output):
+        state = Checkpoints(output, manifest)
+        state.resume()
+        if not state.finished:
+            foreign = state.parts.done - {shard for one in sources for shard in one.done}
+            if foreign:
+                raise CaptureError(f"{output} holds shards that are in none of these folders; choose another folder")
+            for source in sources:
+                _take_over(source, state)
+        if not missing:
+            assemble(state, on_done)
+    return missing
+
+
+def _share(folder: Path) -> Parts:
+    """What a job left in its folder; damage is an error here, since nothing can be measured again."""
+    if not (folder / PROGRESS).is_file():
+        what = "is a finished run" if (folder / MANIFEST).exists() else "holds no share of a capture"
+        raise DatasetError(f"{folder} {what}; merge takes folders that capture --shard wrote")
+    with held(folder):
+        parts = Parts(folder, read_manifest(folder / PROGRESS))
+        damaged = parts.open(folder / KEPT, remove=False)
+    if damaged:
+        raise DatasetError(f"{damaged[0]}; run its job again")
+    return parts
+
+
+def _take_over(source: Parts, state: Checkpoints) -> None:
+    """Copy the parts of a share, and its kept vectors first; what is there already is left out."""
+    state.kept.mkdir(exist_ok=True)
+    for name in source.note.kept:
+        if not (state.kept / name).exists():
+            with atomic_path(state.kept / name) as temporary:
+                shutil.copyfile(source.folder / KEPT / name, temporary)
+    for span in sorted(source.notes):
+        if span.first not in state.parts.done:
+            state.parts.add(span, source.layers(span), source.notes[span])
+
+
+def _write_moments(state: Checkpoints) -> None:
+    place = state.folder / MOMENTS
+    place.mkdir(exist_ok=True)
+
+    def write(number: int) -> None:
+        total = state.parts.total(number)
+        assert total is not None
+        write_layer(place / layer_file(number), total)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(write, [layer["layer"] for layer in state.manifest["layers"]]))
+
+
+def _tokens(manifest: dict[str, Any]) -> tuple[list[Any], list[Any] | None, VectorSampling | None]:
+    """Positions of each document that the sample and the dataset hold."""
+    options, lengths = manifest["options"], [int(one["tokens"]) for one in manifest["documents"]]
+    sampled = sample_tokens(lengths, options["sample"], options["seed"], options["skip_first"])
+    if options["vectors"] is None:
+        return sampled, None, None
+    sampling = VectorSampling(**options["vectors"])
+    chosen = [vector_tokens(example, n, sampling, options["skip_first"]) for example, n in enumerate(lengths)]
+    return sampled, chosen, sampling
+
+
+def _refuse_twice(sources: Sequence[Parts]) -> None:
+    taken: dict[int, Path] = {}
+    for source in sources:
+        twice = sorted(source.done & taken.keys())
+        if twice:
+            raise CaptureError(
+                f"{source.folder} and {taken[twice[0]]} both hold shard {twice[0]}; leave one of them out"
+            )
+        taken |= dict.fromkeys(source.done, source.folder)
+
+
+def _lacking(manifest: dict[str, Any], missing: list[int]) -> str:
+    size, documents = int(manifest["options"]["documents_per_shard"]), len(manifest["documents"])
+    first, last = missing[0] * size, min((missing[0] + 1) * size, documents) - 1
+    more = f" and {len(missing) - 1} shards more" if len(missing) > 1 else ""
+    return (
+        f"documents {first} to {last}{more} are in none of these folders; finish the jobs that do them, or give "
+        "--partial for a share that can be merged again"
+    )
+
+
+def _name(manifest: dict[str, Any], document: int) -> str:
+    return str(manifest["documents"][document]["name"])

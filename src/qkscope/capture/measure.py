@@ -1,0 +1,316 @@
+"""One replica of the model at work: which layers it has, and the sums of one shard of documents after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from qkscope._version import __version__
+from qkscope.capture import models, parity
+from qkscope.capture.attention import Attention, backbone, self_attentions, watching
+from qkscope.capture.kept import KeptVectors
+from qkscope.capture.layers import Layer, describe_layer
+from qkscope.capture.options import CaptureOptions
+from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
+from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
+from qkscope.capture.shards import Shard
+from qkscope.core.headmoments import N_GROUPS
+from qkscope.core.layermoments import LayerMoments
+from qkscope.errors import CaptureError
+
+LONG = 8192
+"""Beyond this length a T × T mask is avoided by prefilling in chunks, where the model would build one."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a replica sees of its model; replicas that see different things measure different things."""
+
+    model: dict[str, Any]
+    layers: list[dict[str, Any]]
+    q_per_kv: int
+    longest: int
+    """Positions the model was made for."""
+    threads: int | None
+    """On a CPU: how many it computes with, on which the last bits of a forward pass depend."""
+    versions: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Identifies all of it."""
+        return hashlib.sha256(json.dumps(vars(self), sort_keys=True, default=str).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ShardSums:
+    """What comes of one shard."""
+
+    moments: dict[int, LayerMoments]
+    """By layer; none if no document could be measured."""
+    kept: KeptVectors
+    left_out: dict[int, str]
+    """Documents that could not be measured, and why."""
+    seen: str
+    """Digest of what the replica saw."""
+
+
+class OutOfMemoryIn(Exception):
+    """Documents that, together, did not fit."""
+
+    def __init__(self, rows: list[int], reason: str) -> None:
+        self.rows, self.reason = rows, reason
+        super().__init__(reason)
+
+
+class Measurement:
+    """A model, and what is known of its layers."""
+
+    def __init__(self, model: PreTrainedModel, gate: np.ndarray, options: CaptureOptions) -> None:
+        self.model, self.decoder, self.options = model, backbone(model), options
+        self.attentions = self_attentions(model)
+        self.any_local = self.one_pass = False
+        # Documents must not depend on those before them, not even through what an embedding remembers.
+        self.forget = [embedding.remembered() for embedding in embeddings(model)]
+        self.layers = self._look(gate)
+        self.seen = self._seen()
+
+    def shard(
+        self, shard: Shard, *, keep_going: bool = False, on_documents: Callable[[int], None] | None = None
+    ) -> ShardSums:
+        """The sums of one shard. Where memory runs out, it is begun again: with single documents, and then, if that
+        is wanted, without those that do not fit.
+        """  # noqa: D205
+        batch, left_out = self.options.batch, dict[int, str]()
+        while True:
+            try:
+                moments, kept = self._attempt(shard, batch, left_out, on_documents)
+                return ShardSums(moments, kept, left_out, self.seen.digest)
+            except OutOfMemoryIn as error:
+                if len(error.rows) == 1 and not keep_going:
+                    row = error.rows[0]
+                    raise CaptureError(
+                        f"document {shard.examples[row]} ({shard.names[row]}, {len(shard.ids[row])} tokens) does not "
+                        f"fit into memory ({error.reason}); try --prefill 2048 or a smaller --window, or leave such "
+                        "documents out with --keep-going"
+                    ) from None
+                if len(error.rows) == 1:
+                    left_out[shard.examples[error.rows[0]]] = f"out of memory ({error.reason})"
+                batch = 1
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _attempt(
+        self, shard: Shard, batch: int, left_out: dict[int, str], on_documents: Callable[[int], None] | None
+    ) -> tuple[dict[int, LayerMoments], KeptVectors]:
+        plan = Plan(shard.window, self.options.buckets, self.options.skip_first)
+        rows = [row for row, example in enumerate(shard.examples) if example not in left_out]
+        sums = {layer: LayerSums(plan, self._rope(found)) for layer, found in self.layers.items()}
+        labels: list[tuple[np.ndarray, np.ndarray]] = []
+        for first in range(0, len(rows), batch):
+            some = rows[first : first + batch]
+            try:
+                self._forward(shard, some, plan, sums, labels)
+            except (MemoryError, RuntimeError) as error:
+                if not _out_of_memory(error):
+                    raise
+                raise OutOfMemoryIn(some, " ".join(str(error).split())[:120] or "no memory left") from None
+            if on_documents is not None:
+                on_documents(some[-1] + 1)
+        moments = {layer: finish(part) for layer, part in sums.items()} if rows else {}
+        _check_finite(moments, shard)
+        return moments, _kept_vectors(labels, sums)
+
+    # ---- looking at the model -------------------------------------------------------------------
+
+    def _seen(self) -> Seen:
+        config, device = self.decoder.config, _input_device(self.decoder)
+        n_q = int(config.num_attention_heads)
+        packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
+        return Seen(
+            models.describe(self.model),
+            [_plain(layer.as_dict()) for layer in self.layers.values()],
+            n_q // int(getattr(config, "num_key_value_heads", None) or n_q),
+            int(getattr(config, "max_position_embeddings", None) or 2**31),
+            torch.get_num_threads() if device.type == "cpu" else None,
+            {"qkscope": __version__} | packages,
+        )
+
+    def _look(self, gate: np.ndarray) -> dict[int, Layer]:
+        """Pass the parity gate on these tokens, and describe every layer that is to be measured."""
+        ids = torch.from_numpy(gate)[None]
+
+        def forward() -> torch.Tensor:
+            with torch.no_grad():
+                return self._decode(ids, None, None, 0).last_hidden_state
+
+        seen = parity.check(self.model, forward)
+        candidates = embeddings(self.model)
+        found = {a.layer: describe_layer(a, self.decoder, candidates, self.options) for a in seen}
+        self.any_local = any(layer.local for layer in found.values())
+        self._check_lengths(found)
+        wanted = set(found) if self.options.layers is None else set(self.options.layers)
+        if not wanted <= set(found):
+            raise CaptureError(f"not all of the layers asked for are there; the model has {sorted(found)}")
+        if self.options.full_attention_only:
+            wanted = {layer for layer in wanted if not found[layer].local}
+        if not wanted:
+            raise CaptureError("none of the layers asked for has full attention")
+        return {layer: found[layer] for layer in sorted(wanted)}
+
+    def _check_lengths(self, found: dict[int, Layer]) -> None:
+        """Where frequencies follow the length of the sequence, padding or steps would change the numbers."""
+        if any(layer.rope is not None and layer.rope.depends_on_length for layer in found.values()):
+            self.one_pass = True
+            if self.options.batch > 1 or self.options.prefill:
+                raise CaptureError(
+                    "the rotary encoding of this model depends on the length of the document (dynamic or longrope); "
+                    "padding and steps would change it, so use a batch of 1 and no prefill"
+                )
+
+    def _rope(self, layer: Layer) -> LayerRope | None:
+        return None if self.options.pre_rope else layer.rope
+
+    # ---- forward passes -------------------------------------------------------------------------
+
+    def _forward(
+        self,
+        shard: Shard,
+        rows: list[int],
+        plan: Plan,
+        sums: dict[int, LayerSums],
+        labels: list[tuple[np.ndarray, np.ndarray]],
+    ) -> None:
+        """One batch of documents through the model, in one pass or in steps through a cache."""
+        for restore in self.forget:
+            restore()
+        ids, mask = _padded([shard.ids[row] for row in rows])
+        length = ids.shape[1]
+        step = self._step(length, plan.width)
+        cache = DynamicCache(config=self.decoder.config) if step < length else None
+        for first in range(0, length, step):
+            part = ids[:, first : first + step]
+            tokens = _tokens(shard, rows, first, part.shape[1])
+            angles = self._angles(torch.arange(first, first + part.shape[1]))
+            labels += [(np.full(len(k), shard.examples[r]), k + first) for r, k in zip(rows, tokens.kept, strict=True)]
+
+            def add(seen: Attention, tokens: Tokens = tokens, angles: _Angles = angles) -> None:
+                layer = self.layers.get(seen.layer)
+                if layer is not None:
+                    turn = None if layer.rope is None else angles.get(layer.rope.embedding)
+                    here = None if turn is None else (turn[0].to(seen.q.device), turn[1].to(seen.q.device))
+                    sums[seen.layer].add(self._chosen(seen, layer), tokens, here)
+
+            with torch.no_grad(), watching(self.model, add, modules=self.attentions):
+                self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
+        for part_sums in sums.values():
+            part_sums.kept = [(q.cpu(), k.cpu()) for q, k in part_sums.kept]
+
+    def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
+        device = _input_device(self.decoder)
+        positions = torch.arange(first, first + ids.shape[1]).expand(ids.shape)
+        return self.decoder(
+            input_ids=ids.to(device),
+            attention_mask=None if mask is None else mask.to(device),
+            position_ids=positions.to(device),
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+
+    def _step(self, length: int, width: int) -> int:
+        """Tokens per forward pass: all, or a multiple of the bucket width."""
+        if self.options.prefill is not None:
+            asked = self.options.prefill or length
+        else:
+            masked = self.any_local or self.decoder.config._attn_implementation == "eager"
+            asked = 2048 if masked and length > LONG and not self.one_pass else length
+        return length if asked >= length else max(width, asked // width * width)
+
+    def _angles(self, positions: torch.Tensor) -> _Angles:
+        """Cos and sin of every embedding in use at these positions."""
+        ropes = [] if self.options.pre_rope else [layer.rope for layer in self.layers.values()]
+        used = {rope.embedding for rope in ropes if rope is not None}
+        return {embedding: embedding.angles(positions.to(embedding.device)) for embedding in used}
+
+    def _chosen(self, seen: Attention, layer: Layer) -> Attention:
+        """The call with only the heads asked for, and before the rotation if that is asked for."""
+        q, k = seen.q, seen.k
+        if self.options.pre_rope and seen.rotary is not None:
+            if seen.rotary.before[0].shape[-1] != q.shape[-1]:
+                raise CaptureError(f"layer {seen.layer} rotates a part of its vectors only; --pre-rope cannot show it")
+            q, k = (by_heads(part, now) for part, now in zip(seen.rotary.before, (q, k), strict=True))
+        if self.options.heads is None:
+            return replace(seen, q=q, k=k)
+        return replace(seen, q=q[:, list(layer.query_heads)], k=k[:, list(layer.key_heads)])
+
+
+_Angles = dict[Embedding, tuple[torch.Tensor, torch.Tensor]]
+
+
+def _padded(rows: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Documents side by side, and which of it is tokens, where not all is."""
+    length = max(map(len, rows))
+    ids = torch.zeros(len(rows), length, dtype=torch.int64)
+    for row, one in enumerate(rows):
+        ids[row, : len(one)] = torch.from_numpy(one)
+    if all(len(one) == length for one in rows):
+        return ids, None
+    return ids, torch.tensor([[1] * len(one) + [0] * (length - len(one)) for one in rows])
+
+
+def _tokens(shard: Shard, rows: list[int], first: int, columns: int) -> Tokens:
+    kept = [shard.kept[row] for row in rows]
+    return Tokens(
+        first=first,
+        lengths=np.array([np.clip(len(shard.ids[row]) - first, 0, columns) for row in rows]),
+        groups=np.array([shard.examples[row] for row in rows]) % N_GROUPS,
+        kept=[part[(part >= first) & (part < first + columns)] - first for part in kept],
+    )
+
+
+def _kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, LayerSums]) -> KeptVectors:
+    """The kept tokens by document and position, in whatever order they passed."""
+    empty = [np.zeros(0, dtype=np.int64)]
+    example, position = (np.concatenate(empty + [pair[which] for pair in labels]) for which in (0, 1))
+    order = np.lexsort([position, example])
+    vectors = {
+        layer: tuple(torch.cat([pair[which] for pair in part.kept]).float().numpy()[order] for which in (0, 1))
+        for layer, part in sums.items()
+        if part.kept
+    }
+    return KeptVectors(example[order], position[order], vectors)  # type: ignore[arg-type]
+
+
+def _check_finite(moments: dict[int, LayerMoments], shard: Shard) -> None:
+    for layer, part in moments.items():
+        for name, found in (("queries", part.q), ("keys", part.k)):
+            if not np.isfinite(found.scatter).all():
+                raise CaptureError(
+                    f"layer {layer} gave {name} that are not finite in documents {shard.examples[0]} to "
+                    f"{shard.examples[-1]}; try --dtype float32 or bfloat16"
+                )
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether torch says so, in one of its ways."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _input_device(decoder: PreTrainedModel) -> torch.device:
+    weight: Any = decoder.get_input_embeddings().weight
+    return torch.device("cpu") if weight.device.type == "meta" else weight.device

@@ -1,0 +1,34 @@
+"""``qkscope merge``: the shares of several jobs become one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkscope.cli.common import Quiet, Verbose, counted, errors_as_lines, log, set_up_logging
+
+
+def merge(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that capture --shard wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run.")] = Path("run"),
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Some shares are missing: write a larger share, to be merged again.")
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Put the shares of several jobs together; the run has the bytes of one that a single job captured."""
+    from qkscope.capture.assemble import merge as merge_shares
+    from qkscope.results import check_folder
+
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines("the same command again goes on where it stopped"):
+        check_folder(output, [])
+        with counted("layers") as on_done:
+            missing = merge_shares(folders, output, partial=partial, on_done=on_done)
+        if missing:
+            log.info("wrote a share to %s; %d shards are still missing", output, len(missing))
+        else:
+            log.info("wrote %s; next: qkscope analyze %s -o %s", output, output, output / "tables")

@@ -1,0 +1,91 @@
+"""Where work runs: in this process, in local worker processes, or in actors of Ray; no result depends on which.
+
+A pool ships its work to each worker once and then hands out items one by one. A worker that dies is replaced, and its
+item is given out again; results come back as they are done, with the number of their item, for the caller to order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from threadpoolctl import threadpool_limits
+
+from qkscope.engine.place import HERE, Place, cores
+
+__all__ = ["HERE", "Place", "Pool", "for_each", "pool", "resolve_workers"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Item_contra = TypeVar("Item_contra", contravariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
+
+ITEMS_PER_WORKER = 8
+"""With fewer items than this per worker, starting it costs more than it saves; unless they are large ones."""
+
+
+class Pool(Protocol[Item_contra, Result_co]):
+    """Workers that have been given their work."""
+
+    def map(self, items: Sequence[Item_contra]) -> Iterator[tuple[int, Result_co]]:
+        """Yield (index, result) of each item as it is done."""
+
+
+@contextmanager
+def pool(
+    work: Callable[[Item], Result], place: Place, most: int, per_worker: int = ITEMS_PER_WORKER
+) -> Iterator[Pool[Item, Result]]:
+    """Workers for at most ``most`` items at a time; they end with the block.
+
+    Linear algebra uses one thread per process throughout, so that neither speed nor rounding depends on how many
+    processes there are.
+    """
+    if place.engine == "ray":
+        from qkscope.engine.rayactors import ray_pool
+
+        with ray_pool(work, place, most) as actors:
+            yield actors
+        return
+    count = resolve_workers(place.workers, most, per_worker)
+    if count == 1:
+        yield _Here(work)
+        return
+    from qkscope.engine.workers import Workers
+
+    with Workers(work, count) as processes:
+        yield processes
+
+
+def for_each(
+    work: Callable[[Item], Result], items: Sequence[Item], place: Place, per_worker: int = ITEMS_PER_WORKER
+) -> Iterator[tuple[int, Result]]:
+    """Yield (index, result) of each item as it is done, from workers that are started for it."""
+    with pool(work, place, len(items), per_worker) as workers:
+        yield from workers.map(items)
+
+
+def resolve_workers(workers: int | None, n_items: int, per_worker: int = ITEMS_PER_WORKER) -> int:
+    """How many workers to use: as asked, or as many as there are cores and enough work for.
+
+    >>> resolve_workers(4, 2), resolve_workers(None, 3)
+    (2, 1)
+    """
+    if workers is None:
+        workers = min(cores(), math.ceil(n_items / per_worker))
+    return max(1, min(workers, n_items))
+
+
+@dataclass(frozen=True)
+class _Here(Generic[Item, Result]):
+    """A pool of one: this process."""
+
+    work: Callable[[Item], Result]
+
+    def map(self, items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        for index, item in enumerate(items):
+            with threadpool_limits(1, user_api="blas"):
+                result = self.work(item)
+            yield index, result

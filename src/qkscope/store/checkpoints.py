@@ -1,0 +1,133 @@
+"""A capture under way, or a job's share of one: what it is to become, the sums so far, the vectors kept so far.
+
+    progress.json   the manifest of the whole run
+    parts/…         sums of the shards that are done (parts.py)
+    kept/…          their kept vectors, a file per shard
+    holder.json     which process is at it (holding.py)
+
+All of it goes when the run is finished; ``run.json`` is what tells that it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qkscope.errors import DatasetError
+from qkscope.store.atomic import remove_leftovers, write_together
+from qkscope.store.manifests import problem
+from qkscope.store.parts import PARTS, Parts
+from qkscope.store.runs import FORMAT, MANIFEST, MOMENTS, PROGRESS, SAMPLE
+
+KEPT, VECTORS = "kept", "vectors"
+LEFT_OUT = "left_out"
+"""What the manifest of a finished run says beyond that of one under way: documents that were not measured."""
+_OURS = re.compile(r"(run|progress|checksums|holder|dataset)\.json|data\.parquet|(layer|shard)-\d+\.safetensors")
+
+
+@dataclass
+class Checkpoints:
+    """The state of a capture in its folder."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    damaged: list[str] = field(default_factory=list)
+    """Parts that were found damaged and removed."""
+
+    def __post_init__(self) -> None:
+        self.parts = Parts(self.folder, self.manifest)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return (self.folder / MANIFEST).exists()
+
+    @property
+    def kept(self) -> Path:
+        """Folder of the vectors kept so far."""
+        return self.folder / KEPT
+
+    def resume(self) -> None:
+        """Take up what an earlier attempt left; a manifest that differs is an error that shows the difference."""
+        self._remove_leftovers()
+        source = self.folder / MANIFEST if self.finished else self.folder / PROGRESS
+        if source.exists():
+            before = read_manifest(source)
+            before.pop(LEFT_OUT, None)
+            refuse_difference(self.folder, before, self.manifest)
+        else:
+            write_together(self.folder, {PROGRESS: as_json({"manifest": self.manifest})})
+        if not self.finished:
+            self.damaged = self.parts.open(self.kept)
+
+    def forget(self) -> None:
+        """Remove what an earlier attempt left, whatever its settings; a finished run is not touched."""
+        if self.finished:
+            raise DatasetError(f"{self.folder} holds a finished run; choose another folder")
+        for name in (PARTS, KEPT, MOMENTS, SAMPLE, VECTORS):
+            if (self.folder / name).is_symlink():
+                raise DatasetError(f"{self.folder / name} is a link, which a capture does not make; remove it yourself")
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+
+    def finish(self, left_out: list[dict[str, Any]]) -> None:
+        """The run is complete: its manifest is written last."""
+        whole = self.manifest | ({LEFT_OUT: left_out} if left_out else {})
+        write_together(self.folder, {MANIFEST: as_json(whole)})
+
+    def tidy(self) -> None:
+        """Remove what a finished run no longer needs."""
+        for name in (PARTS, KEPT):
+            if not (self.folder / name).is_symlink():
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+
+    def _remove_leftovers(self) -> None:
+        remove_leftovers(self.folder, _OURS)
+        for name in (KEPT, MOMENTS, SAMPLE, VECTORS):
+            place = self.folder / name
+            if place.is_dir() and not place.is_symlink():
+                for folder in (place, *(inner for inner in place.iterdir() if inner.is_dir())):
+                    remove_leftovers(folder, _OURS)
+
+
+def read_manifest(source: Path) -> dict[str, Any]:
+    """The manifest of a finished run, or of one under way, checked."""
+    try:
+        said = json.loads(source.read_text(encoding="utf-8"))
+        manifest = dict(said["manifest"]) if source.name == PROGRESS else dict(said)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DatasetError(f"{source} cannot be read ({error!r}); choose another folder") from None
+    if "shards_done" in said:
+        raise DatasetError(f"{source} was written by an earlier version of qkscope; choose another folder")
+    wrong = f"format {manifest.get('format')}" if manifest.get("format") != FORMAT else problem(manifest)
+    if wrong:
+        raise DatasetError(f"{source} is no manifest of a capture ({wrong}); choose another folder")
+    return manifest
+
+
+def refuse_difference(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise an error that shows what differs between two manifests, if anything does."""
+    different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    if different:
+        shown = "; ".join(_difference(key, before.get(key), now.get(key)) for key in different)
+        raise DatasetError(
+            f"{folder} holds a run of other settings ({shown}); choose another folder, or --no-resume to begin again"
+        )
+
+
+def as_json(value: object) -> bytes:
+    """As run.json is written."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _difference(key: str, before: object, now: object) -> str:
+    if isinstance(before, dict) and isinstance(now, dict):
+        inner = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k)]
+        return ", ".join(_difference(f"{key}.{k}", before.get(k), now.get(k)) for k in inner[:5])
+    shown = [text if len(text := json.dumps(value)) < 80 else text[:77] + "..." for value in (before, now)]
+    return f"{key}: {shown[0]} there, {shown[1]} now"
