@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +30,7 @@ from qkscope.errors import TableError
 from qkscope.jobs import ANALYSES, Analysis, Outcome
 from qkscope.runrow import run_row
 from qkscope.sources import Extent
-from qkscope.store.atomic import locked
+from qkscope.store.atomic import locked, remove_leftovers
 from qkscope.store.axes import AXES, axes_bytes
 from qkscope.store.columns import TABLES
 from qkscope.store.points import POINTS, points_bytes
@@ -47,6 +48,11 @@ HEADLINES = {
 """Columns whose mean over heads the summary gives; those of ``qk`` on component 0."""
 DERIVED = ("plasticity_links", "runs")
 """Tables that follow from others."""
+_OURS = re.compile(
+    "|".join(re.escape(name) for table in TABLES for name in (f"{table}.csv", f"{table}.parquet"))
+    + "|".join(["", *map(re.escape, (AXES, POINTS, SUMMARY))])
+)
+"""Files of a results folder."""
 INTERVALS = PC_INTERVALS | HEAD_INTERVALS | ROTATION_INTERVALS | SHARE | AP | CAUSAL | LINE_INTERVAL
 
 
@@ -71,6 +77,7 @@ def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: fl
     models = [outcome.job.run.model for outcome in worth]
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
+        remove_leftovers(folder, _OURS)
         frames = {name: _with_kept_rows(folder, name, [o.tables.frames[name] for o in worth], models) for name in names}
         frames = _linked(folder, frames)
         summary = _read_summary(folder)

@@ -124,7 +124,7 @@ def test_a_write_that_fails_leaves_what_was_there(frames, tmp_path, monkeypatch)
         if calls == 5:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(atomic, "_sync", full)
+    monkeypatch.setattr(atomic, "sync", full)
     with pytest.raises(TableError, match="No space left on device"):
         write_tables(
             tmp_path, {name: frame.assign(family="other") for name, frame in frames.items()}, {"summary.json": b"new"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -88,7 +89,8 @@ def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
         if error.errno is None:
             raise
         where = f" [{error.filename}]" if error.filename else ""
-        log.error("error: %s%s; %s", os.strerror(error.errno).lower(), where, stopped)
+        full = "free some space; " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        log.error("error: %s%s; %s%s", os.strerror(error.errno).lower(), where, full, stopped)
         log.debug("", exc_info=error)
         raise typer.Exit(NOTHING_DONE) from None
     except (KeyboardInterrupt, Terminated) as how:

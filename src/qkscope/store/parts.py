@@ -99,7 +99,7 @@ class Note(BaseModel):
     def with_(self, other: Note) -> Note:
         """What both say together; their layers are merged, so those digests are none."""
         left_out = sorted([*self.left_out, *other.left_out], key=lambda one: one.document)
-        return Note(kept=self.kept | other.kept, left_out=left_out)
+        return Note(kept=dict(sorted((self.kept | other.kept).items())), left_out=left_out)
 
 
 Layers = Mapping[int, Callable[[], LayerMoments]]

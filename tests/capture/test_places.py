@@ -1,0 +1,131 @@
+"""One run, wherever it is captured: this process, workers, actors of Ray, jobs that share the work. The same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.capture.conftest import save
+from tests.capture.families import families
+from tests.forking import all_bytes
+
+OPTIONS = ("--sample", "50", "--documents-per-shard", "2", "--save-vectors", "0.2")
+
+
+def command(model: Path, texts: Path, *more: object) -> list[str]:
+    given = ["capture", model, "--texts", texts, *OPTIONS, *more]
+    return [sys.executable, "-m", "qkscope", *map(str, given)]
+
+
+def run(model: Path, texts: Path, *more: object) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command(model, texts, *more), env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("places")
+
+
+@pytest.fixture(scope="module")
+def model(place) -> Path:
+    return save(families()["llama"], place / "model")
+
+
+@pytest.fixture(scope="module")
+def alone(model, texts, place) -> dict[str, bytes]:
+    """The run of this process alone, with one thread as workers have."""
+    run(model, texts, "--threads", 1, "-o", place / "alone")
+    return all_bytes(place / "alone")
+
+
+pytestmark = pytest.mark.xdist_group("places")
+
+
+@pytest.mark.parametrize("workers", [2, 7])
+def test_workers(alone, model, texts, tmp_path, workers):
+    run(model, texts, "--workers", workers, "-o", tmp_path / "run")
+    assert all_bytes(tmp_path / "run") == alone
+
+
+def test_a_worker_more_or_less_may_finish_what_another_number_began(alone, model, texts, tmp_path):
+    run(model, texts, "--threads", 1, "--shard", "1/3", "-o", tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()
+    run(model, texts, "--workers", 2, "-o", tmp_path / "run")
+    assert all_bytes(tmp_path / "run") == alone
+
+
+def test_jobs_that_share_the_work(alone, model, texts, tmp_path):
+    from qkscope.capture.assemble import merge
+
+    jobs = [tmp_path / f"job-{job}" for job in (1, 2, 3)]
+    for number, folder in enumerate(jobs, start=1):
+        run(model, texts, "--threads", 1, "--shard", f"{number}/3", "-o", folder)
+    merge(jobs, tmp_path / "run")
+    assert all_bytes(tmp_path / "run") == alone
+    assert merge(jobs[::2], tmp_path / "some", partial=True) == [3, 4, 5]
+    merge([tmp_path / "some", jobs[1]], tmp_path / "rounds")
+    assert all_bytes(tmp_path / "rounds") == alone
+
+
+def test_a_ray_actor_that_is_killed_by_its_number_is_replaced(alone, model, texts, tmp_path):
+    """Two actors, one of them killed while shards are being done; the run is as if nothing had happened."""
+    pytest.importorskip("ray")
+    given = command(model, texts, "--engine", "ray", "--workers", 2, "-o", tmp_path / "run")
+    process = subprocess.Popen(given, env=environment(), stderr=subprocess.PIPE, text=True)
+    killed = 0
+    while process.poll() is None and not killed:
+        time.sleep(0.005)
+        if any((tmp_path / "run" / "parts").glob("0*")):
+            actors = _actors(process.pid)
+            if actors:
+                os.kill(actors[0], signal.SIGKILL)
+                killed = actors[0]
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert killed
+    assert all_bytes(tmp_path / "run") == alone
+
+
+def _actors(driver: int) -> list[int]:
+    """Processes of Ray's actors below a driver."""
+    found, parents = [], {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int(entry.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+            if entry.joinpath("cmdline").read_bytes().startswith(b"ray::_Actor"):
+                found.append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return [one for one in found if driver in _ancestors(one, parents)]
+
+
+def _ancestors(process: int, parents: dict[int, int]) -> list[int]:
+    above = []
+    while process in parents and process > 1:
+        process = parents[process]
+        above.append(process)
+    return above
+
+
+def test_tables_from_ray_are_those_of_this_machine(alone, place, tmp_path):
+    pytest.importorskip("ray")
+    for name, more in (("here", ["--workers", "1"]), ("two", ["--workers", "2"]), ("ray", ["--engine", "ray"])):
+        given = ["analyze", place / "alone", "-o", tmp_path / name, *more]
+        done = subprocess.run(
+            [sys.executable, "-m", "qkscope", *map(str, given)], env=environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    here = all_bytes(tmp_path / "here", but="summary.json")
+    assert here == all_bytes(tmp_path / "two", but="summary.json") == all_bytes(tmp_path / "ray", but="summary.json")
