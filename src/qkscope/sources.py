@@ -19,7 +19,7 @@ from qkscope.heads import HeadId
 from qkscope.load import Loaded, LoadedHead, Reading, load_key_group, read_head
 from qkscope.store.datasets import Dataset
 from qkscope.store.layerfiles import layer_file
-from qkscope.store.runs import MOMENTS, SAMPLE, RunFolder
+from qkscope.store.runs import LEFT_OUT, MOMENTS, SAMPLE, RunFolder
 from qkscope.store.vectors import read_sliding_window
 
 WHOLE = Reading()
@@ -239,8 +239,9 @@ class CapturedSource:
         return ordered_sample(self.rows(head, WHOLE), size).as_double()
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:  # noqa: ARG002
-        """Documents of the manifest, and their tokens."""
-        documents = self.run.manifest["documents"]
+        """Documents of the manifest, and their tokens, but for those that were left out."""
+        left_out = {one["document"] for one in self.run.manifest.get(LEFT_OUT, [])}
+        documents = [one for number, one in enumerate(self.run.manifest["documents"]) if number not in left_out]
         return Extent(len(documents), sum(int(one["tokens"]) for one in documents))
 
     def identity(self) -> dict[str, str]:

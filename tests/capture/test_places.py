@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
+from qkscope.cli.main import app
 from tests.capture.conftest import save
 from tests.capture.families import families
 from tests.forking import all_bytes
@@ -23,10 +26,19 @@ def command(model: Path, texts: Path, *more: object) -> list[str]:
     return [sys.executable, "-m", "qkscope", *map(str, given)]
 
 
-def run(model: Path, texts: Path, *more: object) -> subprocess.CompletedProcess[str]:
+def run(model: Path, texts: Path, *more: object) -> None:
     done = subprocess.run(command(model, texts, *more), env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done
+
+
+def run_here(model: Path, texts: Path, *more: object) -> None:
+    """In this process, with one thread as workers have."""
+    threads = torch.get_num_threads()
+    try:
+        done = CliRunner().invoke(app, command(model, texts, "--threads", 1, *more)[3:], catch_exceptions=False)
+    finally:
+        torch.set_num_threads(threads)
+    assert done.exit_code == 0, done.output
 
 
 def environment() -> dict[str, str]:
@@ -45,12 +57,11 @@ def model(place) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(model, texts, place) -> dict[str, bytes]:
-    """The run of this process alone, with one thread as workers have."""
-    run(model, texts, "--threads", 1, "-o", place / "alone")
+    run_here(model, texts, "-o", place / "alone")
     return all_bytes(place / "alone")
 
 
-pytestmark = pytest.mark.xdist_group("places")
+pytestmark = [pytest.mark.xdist_group("places"), pytest.mark.filterwarnings("ignore")]  # the latter: transformers' own
 
 
 @pytest.mark.parametrize("workers", [2, 7])
@@ -60,7 +71,7 @@ def test_workers(alone, model, texts, tmp_path, workers):
 
 
 def test_a_worker_more_or_less_may_finish_what_another_number_began(alone, model, texts, tmp_path):
-    run(model, texts, "--threads", 1, "--shard", "1/3", "-o", tmp_path / "run")
+    run_here(model, texts, "--shard", "1/3", "-o", tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
     run(model, texts, "--workers", 2, "-o", tmp_path / "run")
     assert all_bytes(tmp_path / "run") == alone
@@ -71,7 +82,7 @@ def test_jobs_that_share_the_work(alone, model, texts, tmp_path):
 
     jobs = [tmp_path / f"job-{job}" for job in (1, 2, 3)]
     for number, folder in enumerate(jobs, start=1):
-        run(model, texts, "--threads", 1, "--shard", f"{number}/3", "-o", folder)
+        run_here(model, texts, "--shard", f"{number}/3", "-o", folder)
     merge(jobs, tmp_path / "run")
     assert all_bytes(tmp_path / "run") == alone
     assert merge(jobs[::2], tmp_path / "some", partial=True) == [3, 4, 5]
@@ -119,7 +130,8 @@ def _ancestors(process: int, parents: dict[int, int]) -> list[int]:
     return above
 
 
-def test_tables_from_ray_are_those_of_this_machine(alone, place, tmp_path):
+@pytest.mark.usefixtures("alone")
+def test_tables_from_ray_are_those_of_this_machine(place, tmp_path):
     pytest.importorskip("ray")
     for name, more in (("here", ["--workers", "1"]), ("two", ["--workers", "2"]), ("ray", ["--engine", "ray"])):
         given = ["analyze", place / "alone", "-o", tmp_path / name, *more]

@@ -43,7 +43,9 @@ def test_an_actor_that_dies_is_replaced_and_its_item_done_again(tmp_path):
 
 
 def test_an_item_that_kills_every_actor_is_named(tmp_path):
-    with pytest.raises(QkscopeError, match="^3 workers died one after the other on 2, most likely for lack of memory; "):
+    with pytest.raises(
+        QkscopeError, match=r"^3 workers died one after the other on 2, most likely for lack of memory; "
+    ):
         list(for_each(Dies(tmp_path, item=2, times=9), range(6), RAY))
 
 

@@ -43,7 +43,9 @@ def test_a_worker_that_dies_is_replaced_and_its_item_done_again(tmp_path, answer
 
 
 def test_an_item_that_kills_every_worker_is_named(tmp_path):
-    with pytest.raises(QkscopeError, match="^3 workers died one after the other on 2, most likely for lack of memory; "):
+    with pytest.raises(
+        QkscopeError, match=r"^3 workers died one after the other on 2, most likely for lack of memory; "
+    ):
         list(for_each(Dies(tmp_path, item=2, times=9), range(6), Place(2)))
 
 
@@ -68,7 +70,9 @@ from tests.engine.works import Waits
 def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     script = SCRIPT.format(guard='if __name__ == "__main__":', folder=str(tmp_path))
     (tmp_path / "script.py").write_text(script)
-    parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], env=os.environ | {"PYTHONPATH": os.getcwd()})
+    parent = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"], env=os.environ | {"PYTHONPATH": str(Path.cwd())}
+    )
     numbers: list[int] = []
     while len(numbers) < 2:
         time.sleep(0.1)
@@ -91,7 +95,7 @@ def _alive(process: int) -> bool:
 
 def test_a_script_without_its_guard_is_told_of_it(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT.format(guard="if True:", folder=str(tmp_path)))
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert "a worker process could not start; in a script, what starts workers has to stand behind" in done.stderr

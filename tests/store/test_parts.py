@@ -49,7 +49,10 @@ def opened(folder) -> Parts:
 
 def add(parts: Parts, shard: int) -> None:
     layers = {number: lambda n=number: layer_moments(100 * shard + n) for number in LAYERS}
-    name, left_out = f"shard-{shard:06d}.safetensors", [LeftOut(document=shard, reason="large")] if shard % 5 == 0 else []
+    name, left_out = (
+        f"shard-{shard:06d}.safetensors",
+        [LeftOut(document=shard, reason="large")] if shard % 5 == 0 else [],
+    )
     (parts.folder / "kept" / name).write_bytes(b"")
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     parts.add(Span(shard), layers, Note(kept={name: empty}, left_out=left_out))
@@ -130,12 +133,14 @@ def damage(note: dict[str, object], place) -> None:
 
 
 DAMAGE = {
-    "a flipped byte": lambda place, note: flip(place / "layer-003.safetensors"),
-    "a layer that is gone": lambda place, note: (place / "layer-000.safetensors").unlink(),
-    "no part.json": lambda place, note: (place / "part.json").unlink(),
-    "no JSON": lambda place, note: (place / "part.json").write_text("{"),
-    "a layer that is not named": lambda place, note: damage(note | {"layers": dict([*note["layers"].items()][:1])}, place),
-    "kept vectors that are gone": lambda place, note: (place.parents[1] / "kept" / "shard-000001.safetensors").unlink(),
+    "a flipped byte": lambda place, _: flip(place / "layer-003.safetensors"),
+    "a layer that is gone": lambda place, _: (place / "layer-000.safetensors").unlink(),
+    "no part.json": lambda place, _: (place / "part.json").unlink(),
+    "no JSON": lambda place, _: (place / "part.json").write_text("{"),
+    "a layer that is not named": lambda place, note: damage(
+        note | {"layers": dict([*note["layers"].items()][:1])}, place
+    ),
+    "kept vectors that are gone": lambda place, _: (place.parents[1] / "kept" / "shard-000001.safetensors").unlink(),
     "names of other files": lambda place, note: damage(note | {"kept": {"../../etc/passwd": "0" * 64}}, place),
     "digests of another kind": lambda place, note: damage(note | {"layers": {"layer-000.safetensors": 5}}, place),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from qkscope.heads import HeadId
 from qkscope.store.checkpoints import KEPT, VECTORS
 from qkscope.store.checksums import digest
 from qkscope.store.datasets import write_card
+from qkscope.store.parts import THREADS
 from qkscope.store.runs import SAMPLE
 from qkscope.store.tensors import write_tensors
 from qkscope.store.vectors import DATA_FILE, write_rows
@@ -61,12 +63,17 @@ def write_datasets(
     targets: dict[Path, tuple[list[np.ndarray], set[HeadId] | None]] = {folder / SAMPLE: (sampled, None)}
     if chosen is not None and sampling is not None:
         targets[folder / VECTORS] = (chosen, _drawn_heads(manifest, sampling))
-    for number, layer in enumerate(manifest["layers"], start=1):
-        rows = _layer_rows([folder / KEPT / name for name in names], layer["layer"])
+    files = [folder / KEPT / name for name in names]
+
+    def write(layer: dict[str, Any]) -> None:
+        rows = _layer_rows(files, layer["layer"])
         for target, (tokens, heads) in targets.items():
             _write_layer(target, layer, rows, tokens, heads, manifest)
-        if on_done is not None:
-            on_done(number, len(manifest["layers"]))
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        for number, _ in enumerate(threads.map(write, manifest["layers"]), start=1):
+            if on_done is not None:
+                on_done(number, len(manifest["layers"]))
     scalings = {layer["scaling"] for layer in manifest["layers"]}
     scaling = min(scalings) if len(scalings) == 1 else None
     for target in targets:

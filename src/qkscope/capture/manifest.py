@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from qkscope.capture.measure import Seen
 from qkscope.capture.options import CaptureOptions
+from qkscope.capture.seen import Seen
 from qkscope.capture.texts import Document
 from qkscope.store.runs import FORMAT
 

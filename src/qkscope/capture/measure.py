@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,56 +17,19 @@ from qkscope.capture import models, parity
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
 from qkscope.capture.kept import KeptVectors
 from qkscope.capture.layers import Layer, describe_layer
+from qkscope.capture.memory import OutOfMemoryIn, out_of_memory
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
 from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
+from qkscope.capture.seen import Seen, ShardSums
 from qkscope.capture.shards import Shard
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import CaptureError
+from qkscope.store.parts import THREADS
 
 LONG = 8192
 """Beyond this length a T × T mask is avoided by prefilling in chunks, where the model would build one."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a replica sees of its model; replicas that see different things measure different things."""
-
-    model: dict[str, Any]
-    layers: list[dict[str, Any]]
-    q_per_kv: int
-    longest: int
-    """Positions the model was made for."""
-    threads: int | None
-    """On a CPU: how many it computes with, on which the last bits of a forward pass depend."""
-    versions: dict[str, str]
-
-    @property
-    def digest(self) -> str:
-        """Identifies all of it."""
-        return hashlib.sha256(json.dumps(vars(self), sort_keys=True, default=str).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class ShardSums:
-    """What comes of one shard."""
-
-    moments: dict[int, LayerMoments]
-    """By layer; none if no document could be measured."""
-    kept: KeptVectors
-    left_out: dict[int, str]
-    """Documents that could not be measured, and why."""
-    seen: str
-    """Digest of what the replica saw."""
-
-
-class OutOfMemoryIn(Exception):
-    """Documents that, together, did not fit."""
-
-    def __init__(self, rows: list[int], reason: str) -> None:
-        self.rows, self.reason = rows, reason
-        super().__init__(reason)
 
 
 class Measurement:
@@ -119,12 +81,13 @@ class Measurement:
             try:
                 self._forward(shard, some, plan, sums, labels)
             except (MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error):
+                reason = out_of_memory(error)
+                if reason is None:
                     raise
-                raise OutOfMemoryIn(some, " ".join(str(error).split())[:120] or "no memory left") from None
+                raise OutOfMemoryIn(some, reason) from None
             if on_documents is not None:
                 on_documents(some[-1] + 1)
-        moments = {layer: finish(part) for layer, part in sums.items()} if rows else {}
+        moments = finished(sums) if rows else {}
         _check_finite(moments, shard)
         return moments, _kept_vectors(labels, sums)
 
@@ -151,7 +114,14 @@ class Measurement:
             with torch.no_grad():
                 return self._decode(ids, None, None, 0).last_hidden_state
 
-        seen = parity.check(self.model, forward)
+        try:
+            seen = parity.check(self.model, forward)
+        except (MemoryError, RuntimeError) as error:
+            reason = out_of_memory(error)
+            if reason is None:
+                raise
+            way_out = "try --dtype bfloat16, --device balanced or fewer --workers"
+            raise CaptureError(f"no memory is left beside the model ({reason}); {way_out}") from None
         candidates = embeddings(self.model)
         found = {a.layer: describe_layer(a, self.decoder, candidates, self.options) for a in seen}
         self.any_local = any(layer.local for layer in found.values())
@@ -254,6 +224,12 @@ class Measurement:
 _Angles = dict[Embedding, tuple[torch.Tensor, torch.Tensor]]
 
 
+def finished(sums: dict[int, LayerSums]) -> dict[int, LayerMoments]:
+    """The sums of all layers as moments on the host, several layers at a time."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return dict(zip(sums, threads.map(finish, sums.values()), strict=True))
+
+
 def _padded(rows: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Documents side by side, and which of it is tokens, where not all is."""
     length = max(map(len, rows))
@@ -296,13 +272,6 @@ def _check_finite(moments: dict[int, LayerMoments], shard: Shard) -> None:
                     f"layer {layer} gave {name} that are not finite in documents {shard.examples[0]} to "
                     f"{shard.examples[-1]}; try --dtype float32 or bfloat16"
                 )
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether torch says so, in one of its ways."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory"))
 
 
 def _plain(value: Any) -> Any:

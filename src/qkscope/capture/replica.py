@@ -10,8 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from qkscope.capture import models
-from qkscope.capture.measure import Measurement, Seen, ShardSums
+from qkscope.capture.measure import Measurement
 from qkscope.capture.options import CaptureOptions
+from qkscope.capture.seen import Seen, ShardSums
 from qkscope.capture.shards import Shard
 from qkscope.engine.workers import worker_number
 

@@ -20,10 +20,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from qkscope.capture.assemble import OnDone, assemble, n_shards
 from qkscope.capture.kept import write_kept
 from qkscope.capture.manifest import manifest
-from qkscope.capture.measure import Seen, ShardSums
 from qkscope.capture.models import ModelOptions, resolved_device
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.replica import Replica
+from qkscope.capture.seen import Seen, ShardSums
 from qkscope.capture.shards import WHOLE, Shard, Share, kept_tokens, per_shard
 from qkscope.capture.texts import Document
 from qkscope.core.layermoments import LayerMoments

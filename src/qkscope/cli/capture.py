@@ -204,8 +204,7 @@ def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
 
 
 def _left_out(folder: Path) -> int:
-    from qkscope.store.checkpoints import LEFT_OUT
-    from qkscope.store.runs import RunFolder
+    from qkscope.store.runs import LEFT_OUT, RunFolder
 
     missing = RunFolder.open(folder).manifest.get(LEFT_OUT, [])
     if missing:

@@ -21,11 +21,9 @@ from qkscope.errors import DatasetError
 from qkscope.store.atomic import remove_leftovers, write_together
 from qkscope.store.manifests import problem
 from qkscope.store.parts import PARTS, Parts
-from qkscope.store.runs import FORMAT, MANIFEST, MOMENTS, PROGRESS, SAMPLE
+from qkscope.store.runs import FORMAT, LEFT_OUT, MANIFEST, MOMENTS, PROGRESS, SAMPLE
 
 KEPT, VECTORS = "kept", "vectors"
-LEFT_OUT = "left_out"
-"""What the manifest of a finished run says beyond that of one under way: documents that were not measured."""
 _OURS = re.compile(r"(run|progress|checksums|holder|dataset)\.json|data\.parquet|(layer|shard)-\d+\.safetensors")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from qkscope.errors import DatasetError
@@ -16,7 +17,10 @@ PARTS = ("run.json", "moments", "sample", "vectors")
 
 def write_checksums(folder: Path) -> None:
     """Record the files of a finished run."""
-    text = json.dumps({name: digest(folder / name) for name in _names(folder)}, indent=1) + "\n"
+    names = _names(folder)
+    with ThreadPoolExecutor(4) as threads:
+        digests = threads.map(digest, [folder / name for name in names])
+        text = json.dumps(dict(zip(names, digests, strict=True)), indent=1) + "\n"
     write_together(folder, {CHECKSUMS: text.encode()})
 
 

@@ -48,6 +48,12 @@ class DocumentSaid(_Said):
     tokens: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 
 
+class LeftOutSaid(_Said):
+    """A document that was not measured."""
+
+    document: Annotated[int, Field(ge=0, strict=True)]
+
+
 class RunSaid(_Said):
     """A whole manifest."""
 
@@ -58,6 +64,7 @@ class RunSaid(_Said):
     corpus: str
     options: OptionsSaid
     documents: list[DocumentSaid]
+    left_out: list[LeftOutSaid] = []
     layers: Annotated[list[LayerSaid], Field(min_length=1, max_length=10_000)]
 
 

@@ -24,6 +24,8 @@ MANIFEST = "run.json"
 PROGRESS = "progress.json"
 MOMENTS = "moments"
 SAMPLE = "sample"
+LEFT_OUT = "left_out"
+"""What the manifest of a finished run may say beyond that of one under way: documents that were not measured."""
 UNFINISHED = "the capture in {} is not finished; the same command again goes on with it"
 
 

@@ -1,0 +1,371 @@
+"""What a capture lives through: kills, full disks, too little memory, a second process, damage on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import qkscope
+from qkscope.capture.measure import Measurement
+from qkscope.capture.options import CaptureOptions
+from qkscope.capture.shards import Share, per_shard
+from qkscope.cli.main import app
+from qkscope.errors import CaptureError, DatasetError
+from qkscope.heads import HeadId
+from qkscope.store.datasets import Dataset
+from qkscope.store.runs import RunFolder
+from tests.capture.families import build, families
+from tests.capture.test_run import ALL, Stop, do, same_moments
+from tests.forking import all_bytes
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+
+
+def alone(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """A module of these tests in a process of its own."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    given = [sys.executable, "-m", *map(str, arguments)]
+    return subprocess.run(given, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["capture", "analyze"])
+def test_twenty_kills_change_no_byte(model_folder, texts, tmp_path, what):
+    given = [model_folder, texts]
+    if what == "analyze":
+        do(build(families()["llama"]), [np.arange(3, 90)] * 8, tmp_path / "run")
+        given = [tmp_path / "run"]
+    (tmp_path / "place").mkdir()
+    done = alone("tests.killing", what, 20, *given, tmp_path / "place")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("20 of 20 as if nothing had happened\n")
+
+
+@pytest.mark.slow
+def test_two_processes_in_one_folder_fifty_times(model_folder, texts, tmp_path):
+    done = alone("tests.racing", 50, model_folder, texts, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def interrupted(model, ids, folder: Path, after: int, **options: object) -> None:
+    def stop(progress) -> None:
+        if progress.documents == after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        do(model, ids, folder, stop, **options)
+
+
+def test_damage_is_measured_again_and_told(model, ids, tmp_path, caplog):
+    do(model, ids, tmp_path / "whole")
+    interrupted(model, ids, tmp_path / "run", 19)
+    (part,) = (tmp_path / "run" / "parts").iterdir()
+    assert part.name == "000000-000002"
+    file = part / "layer-001.safetensors"
+    file.write_bytes(file.read_bytes()[:-8] + b"12345678")
+    seen = []
+    do(model, ids, tmp_path / "run", seen.append)
+    assert seen[0].documents == 1
+    assert (
+        "000000-000002 is damaged (layer-001.safetensors is not what was written); what it held is measured again"
+        in caplog.text
+    )
+    assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
+
+
+def test_what_a_kill_leaves_goes_and_what_is_not_ours_stays(model, ids, tmp_path):
+    do(model, ids, tmp_path / "whole")
+    interrupted(model, ids, tmp_path / "run", 12)
+    ours = [tmp_path / "run" / name for name in (".run.json.77.tmp", "kept/.shard-000001.safetensors.77.tmp")]
+    theirs = tmp_path / "run" / ".notes.77.tmp"
+    for path in (*ours, theirs):
+        path.write_text("x")
+    do(model, ids, tmp_path / "run")
+    assert theirs.read_text() == "x"
+    theirs.unlink()
+    assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
+
+
+def test_a_finished_run_that_was_not_tidied_is_tidied(model, ids, tmp_path):
+    do(model, ids, tmp_path / "whole")
+    interrupted(model, ids, tmp_path / "run", 12)
+    shutil.copytree(tmp_path / "run" / "parts", tmp_path / "parts")
+    do(model, ids, tmp_path / "run")
+    (tmp_path / "parts").rename(tmp_path / "run" / "parts")
+    (tmp_path / "run" / "checksums.json").unlink()
+    do(model, ids, tmp_path / "run", lambda _: pytest.fail("nothing was left to do"))
+    assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
+
+
+def test_begin_again_forgets_what_was_there_but_no_finished_run(model, ids, tmp_path):
+    do(model, ids, tmp_path / "whole", skip_first=5)
+    interrupted(model, ids, tmp_path / "run", 12)
+    with pytest.raises(
+        DatasetError, match=r"options.skip_first: 4 there, 5 now\); choose another folder, or --no-resume"
+    ):
+        do(model, ids, tmp_path / "run", skip_first=5)
+    do(model, ids, tmp_path / "run", doing={"resume": False}, skip_first=5)
+    assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
+    with pytest.raises(DatasetError, match="holds a finished run; choose another folder"):
+        do(model, ids, tmp_path / "run", doing={"resume": False}, skip_first=6)
+
+
+def test_other_numbers_of_documents_per_shard_agree_but_for_rounding(model, ids, tmp_path):
+    one, other = (qkscope.open(do(model, ids, tmp_path / str(n), documents_per_shard=n)) for n in (3, 20))
+    for head in one.heads[::5]:
+        same_moments(one.moments(head).q, other.moments(head).q, 1e-5)
+
+
+def test_shards_are_large_on_a_gpu():
+    plain = CaptureOptions()
+    assert [per_shard(plain, 8192, device) for device in ("cpu", "cuda")] == [8, 512]
+    assert per_shard(plain, 10**6, "cuda") == 8
+    assert per_shard(CaptureOptions(documents_per_shard=3), 8192, "cuda") == 3
+
+
+def test_kept_vectors_have_their_own_labels_in_batches_that_go_in_steps(model, ids, tmp_path):
+    """Steps of a batch pass document by document within each step; labels have to follow."""
+    whole = Dataset.open(do(model, ids, tmp_path / "whole", vectors=ALL) / "vectors")
+    steps = Dataset.open(do(model, ids, tmp_path / "steps", vectors=ALL, batch=3, prefill=40) / "vectors")
+    for head in (HeadId(0, 1, "q"), HeadId(3, 1, "k")):
+        a, b = whole.read(head), steps.read(head)
+        np.testing.assert_array_equal(a.example_id, b.example_id)
+        np.testing.assert_array_equal(a.position, b.position)
+        np.testing.assert_allclose(a.x, b.x, atol=2e-5)
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def little_memory(monkeypatch) -> None:
+    """Documents of more than 150 tokens do not fit, nor do batches of more than 300."""
+    plain = Measurement._forward
+
+    def forward(self, shard, rows, *rest):
+        lengths = [len(shard.ids[row]) for row in rows]
+        plain(self, shard, rows, *rest)  # and only then: what it added has to go
+        if max(lengths) > 150 or max(lengths) * len(rows) > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(Measurement, "_forward", forward)
+
+
+def short(ids: list[np.ndarray]) -> list[np.ndarray]:
+    """Documents of which the second and the last two are long."""
+    lengths = [100, 155, 90, 80, 100, 120, 155, 157]
+    return [np.resize(one, n) for one, n in zip(ids, lengths, strict=False)]
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_a_document_that_does_not_fit_stops_the_run_and_is_named(model, ids, tmp_path):
+    words = (
+        r"document 1 \(d1, 155 tokens\) does not fit into memory \(CUDA out of memory. Tried to allocate 9 GiB\); "
+        "try --prefill 2048 or a smaller --window, or leave such documents out with --keep-going"
+    )
+    with pytest.raises(CaptureError, match=words):
+        do(model, short(ids), tmp_path / "run")
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("batch", [1, 4])
+def test_or_is_left_out_and_recorded(model, ids, tmp_path, caplog, batch):
+    going = {"keep_going": True}
+    folder = do(model, short(ids), tmp_path / "run", doing=going, batch=batch, documents_per_shard=2, sample=300)
+    manifest = RunFolder.open(folder).manifest
+    assert [(one["document"], one["name"]) for one in manifest["left_out"]] == [(1, "d1"), (6, "d6"), (7, "d7")]
+    assert "left out document 6 (d6): out of memory (CUDA out of memory." in caplog.text
+    run = qkscope.open(folder)
+    assert run.moments(run.heads[0]).total_q.n == sum(
+        len(one) - 4 for i, one in enumerate(short(ids)) if i not in (1, 6, 7)
+    )
+    assert set(run.sample(run.heads[0]).rows.example_id) == {0, 2, 3, 4, 5}
+    extent = run.source.extent(run.heads)
+    assert (extent.n_documents, extent.n_tokens) == (5, 490)
+    # The same again finds a finished run, and what was left out is not held against it.
+    do(
+        model,
+        short(ids),
+        tmp_path / "run",
+        lambda _: pytest.fail("done"),
+        going,
+        batch=batch,
+        documents_per_shard=2,
+        sample=300,
+    )
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_where_nothing_fits_there_is_no_run(model, ids, tmp_path):
+    long = [np.resize(one, 155) for one in ids[:4]]
+    with pytest.raises(CaptureError, match="none of the 4 documents could be measured"):
+        do(model, long, tmp_path / "run", doing={"keep_going": True})
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_an_error_of_another_kind_is_not_taken_for_too_little_memory(model, ids, tmp_path, monkeypatch):
+    def forward(*_):
+        raise RuntimeError("device-side assert triggered")
+
+    monkeypatch.setattr(Measurement, "_forward", forward)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        do(model, ids[:2], tmp_path / "run", doing={"keep_going": True})
+
+
+def test_a_model_that_leaves_no_room_says_so(model, ids, tmp_path, monkeypatch):
+    def decode(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Measurement, "_decode", decode)
+    with pytest.raises(CaptureError, match=r"no memory is left beside the model \(CUDA out of memory.\); try --dtype"):
+        do(model, ids[:2], tmp_path / "run", doing={"keep_going": True})
+
+
+# ---- the system ---------------------------------------------------------------------------------
+
+
+def started(model_folder: Path, texts: Path, folder: Path) -> subprocess.Popen[str]:
+    """A capture in a process of its own, once its first shard is done."""
+    given = ["capture", model_folder, "--texts", texts, "--threads", 1, "--documents-per-shard", 1, "-o", folder]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qkscope", *map(str, given)],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(folder.glob("parts/0*")) and process.poll() is None:
+        time.sleep(0.005)
+    return process
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_capture_that_is_asked_to_stop_says_how_to_go_on(model_folder, tmp_path, how, code):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(60):
+        (texts / f"{number:02d}.txt").write_text("w01 w02 w03 w04 w05 w06 w07 w08 " * 20)
+    process = started(model_folder, texts, tmp_path / "run")
+    process.send_signal(how)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert said.endswith("stopped; the same command again goes on where it stopped\n")
+    assert "Traceback" not in said
+    assert not (tmp_path / "run" / "holder.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_is_one_line_and_with_more_room_it_goes_on(model_folder, texts, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = "size=700k"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    given = ["capture", str(model_folder), "--texts", str(texts), "--documents-per-shard", "2", "--sample", "20", "-o"]
+    try:
+        full = CliRunner().invoke(app, [*given, str(disk / "run")])
+        assert full.exit_code == 2
+        assert full.output.splitlines()[-1].startswith("error: no space left on device [")
+        assert full.output.splitlines()[-1].endswith(
+            "; free some space; the same command again goes on where it stopped"
+        )
+        assert not list(disk.rglob("*.tmp"))
+        subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+        assert CliRunner().invoke(app, [*given, str(disk / "run")]).exit_code == 0
+        assert CliRunner().invoke(app, [*given, str(tmp_path / "whole")]).exit_code == 0
+        assert all_bytes(disk / "run") == all_bytes(tmp_path / "whole")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+# ---- shares -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shares(tmp_path_factory) -> Path:
+    """Two jobs' shares of one capture, and one of another."""
+    place = tmp_path_factory.mktemp("shares")
+    ids = [np.arange(3, 80)] * 12
+    model = build(families()["llama"])
+    for job in (1, 2):
+        do(model, ids, place / f"job-{job}", doing={"share": Share(job, 2)}, documents_per_shard=4)
+    do(model, ids, place / "other", doing={"share": Share(2, 2)}, documents_per_shard=4, skip_first=6)
+    do(model, ids, place / "whole", documents_per_shard=4)
+    return place
+
+
+def merged(place: Path, *folders: str, more: tuple[str, ...] = ()) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["merge", *(str(place / one) for one in folders), *more], catch_exceptions=False)
+    return done.exit_code, done.output.splitlines()[-1]
+
+
+def test_shares_make_the_run(shares, tmp_path):
+    assert merged(shares, "job-2", "job-1", more=("-o", str(tmp_path / "run")))[0] == 0
+    assert all_bytes(tmp_path / "run") == all_bytes(shares / "whole")
+    assert merged(shares, "job-2", "job-1", more=("-o", str(tmp_path / "run")))[0] == 0, "merging again does nothing"
+    code, said = merged(shares, "job-1", more=("--partial", "-o", str(tmp_path / "some")))
+    assert (code, said) == (0, f"wrote a share to {tmp_path / 'some'}; 2 shards are still missing")
+    assert merged(tmp_path, "some", str(shares / "job-2"), more=("-o", str(tmp_path / "later")))[0] == 0
+    assert all_bytes(tmp_path / "later") == all_bytes(shares / "whole")
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (["job-1"], "documents 4 to 7 and 1 shards more are in none of these folders; finish the jobs that do them"),
+        (["job-1", "job-1"], "job-1 and {0}/job-1 both hold shard 0; leave one of them out"),
+        (["job-1", "other"], "other holds a run of other settings (options.skip_first: 6 there, 4 now)"),
+        (["job-1", "whole"], "whole is a finished run; merge takes folders that capture --shard wrote"),
+        (["job-1", "nowhere"], "nowhere holds no share of a capture; merge takes folders that capture --shard wrote"),
+    ],
+)
+def test_shares_that_make_none(shares, tmp_path, folders, message):
+    code, said = merged(shares, *folders, more=("-o", str(tmp_path / "run")))
+    assert code == 2
+    assert message.format(shares) in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_share_is_named(shares, tmp_path):
+    shutil.copytree(shares / "job-1", tmp_path / "job-1")
+    next((tmp_path / "job-1" / "parts").rglob("layer-002.safetensors")).write_bytes(b"x")
+    code, said = merged(tmp_path, "job-1", str(shares / "job-2"), more=("-o", str(tmp_path / "run")))
+    assert code == 2
+    assert "layer-002.safetensors is not what was written); run its job again" in said
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])
+def test_shares_that_are_none(text):
+    with pytest.raises(CaptureError, match="expected a share such as 2/8"):
+        Share.parse(text)
+
+
+def test_more_jobs_than_shards(model, ids, tmp_path):
+    with pytest.raises(CaptureError, match="these documents are 2 shards, too few for 5 jobs; use 2 or fewer"):
+        do(model, ids[:4], tmp_path / "run", doing={"share": Share(2, 5)}, documents_per_shard=2)
+
+
+def test_a_worker_that_sees_another_model_is_refused(model, ids, tmp_path, monkeypatch):
+    from qkscope.capture import run as running
+
+    plain = running.ShardSums
+    monkeypatch.setattr("qkscope.capture.measure.ShardSums", lambda *parts: plain(*parts[:3], "another"))
+    with pytest.raises(
+        CaptureError, match="the worker that measured documents 0 to 1 sees another model, or other versions"
+    ):
+        do(model, ids[:2], tmp_path / "run")
+
+
+def test_unfinished_captures_of_earlier_versions_are_named(model, ids, tmp_path):
+    (tmp_path / "run" / "moments-00001").mkdir(parents=True)
+    (tmp_path / "run" / "progress.json").write_text(json.dumps({"manifest": {}, "shards_done": 1, "moments": "x"}))
+    with pytest.raises(DatasetError, match="was written by an earlier version of qkscope; choose another folder"):
+        do(model, ids[:2], tmp_path / "run")
