@@ -58,9 +58,10 @@ def sources(arguments: Sequence[str]) -> Sources:
 
 
 def _located(item: StudyRunConfig, folder: Path) -> StudyRunConfig:
-    """Paths in a study file are relative to it; what is not there is taken as it stands (a Hub id, say)."""
+    """Paths in a study file are relative to it; what is not there and could be a Hub id is taken as it stands."""
     near = folder / item.path
-    return item.model_copy(update={"path": str(near)}) if near.exists() else item
+    elsewhere = not near.exists() and (item.path.count("/") == 1 or item.path.startswith("hf://"))
+    return item if elsewhere else item.model_copy(update={"path": str(near)})
 
 
 def gather(

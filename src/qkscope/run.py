@@ -22,8 +22,9 @@ from qkscope.errors import ConfigError, DatasetError, HeadError
 from qkscope.heads import HeadId, Kind
 from qkscope.load import Reading
 from qkscope.sources import WHOLE, CapturedSource, DatasetSource, Source
+from qkscope.store.checksums import CHECKSUMS
 from qkscope.store.datasets import Dataset
-from qkscope.store.runs import MANIFEST, PROGRESS, UNFINISHED, RunFolder
+from qkscope.store.runs import MANIFEST, MOMENTS, PROGRESS, UNFINISHED, RunFolder
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,8 @@ def _source(
     if (folder / PROGRESS).is_file():
         raise DatasetError(UNFINISHED.format(folder))
     if not (folder / MANIFEST).is_file():
+        if (folder / MOMENTS).is_dir() or (folder / CHECKSUMS).is_file():
+            raise DatasetError(f"{folder} is a captured run that lacks its {MANIFEST}; copy or capture the run again")
         return DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window, rope=rope))
     given = {"revision": revision, "q_per_kv": q_per_kv, "window": window, "rope": rope}
     extra = [name for name, value in given.items() if value is not None]

@@ -205,7 +205,7 @@ class CapturedSource:
         try:
             moments = _layer_moments(str(self.run.folder), heads[0].layer, bool(reading.buckets))
         except DatasetError as error:
-            return [], [HeadError(head, str(error), self.file(head)) for head in heads]
+            return [], [HeadError(head, str(error)) for head in heads]
         layer = self._layers[heads[0].layer]
         keys = cache(partial(self._sampled, size=reading.sample))
         loaded: Loaded = []

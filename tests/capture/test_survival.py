@@ -349,7 +349,7 @@ def test_shares_that_are_none(text):
 
 
 def test_more_jobs_than_shards(model, ids, tmp_path):
-    with pytest.raises(CaptureError, match="these documents are 2 shards, too few for 5 jobs; use 2 or fewer"):
+    with pytest.raises(CaptureError, match="these documents make 2 shards, too few for 5 jobs; use 2 or fewer"):
         do(model, ids[:4], tmp_path / "run", doing={"share": Share(2, 5)}, documents_per_shard=2)
 
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from qkscope.capture.attention import backbone, self_attentions
 from qkscope.errors import CaptureError
 
+MOST_LAYERS = 10_000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -62,6 +63,7 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(place, **common)
         for key, value in (options.config_overrides or {}).items():
             _override(config, key, value)
+        _refuse_absurd(config)
         device = resolved_device(options.device)
         placing = {"device_map": "auto" if device == "balanced" else device}
         if options.attn is not None:
@@ -85,10 +87,12 @@ def _place(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     common: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     common = {key: value for key, value in common.items() if value}
     if not options.model.endswith(".gguf"):
+        if options.model.startswith(("/", "./", "../", "~")) and not Path(options.model).exists():
+            raise CaptureError(f"{options.model} does not exist; give a Hub id, a folder or a GGUF file")
         return options.model, common
     path = Path(options.model)
     if not path.is_file():
-        raise CaptureError(f"{options.model} does not exist")
+        raise CaptureError(f"{options.model} does not exist; give a Hub id, a folder or a GGUF file")
     return str(path.parent), common | {"gguf_file": path.name}
 
 
@@ -123,6 +127,13 @@ def _digest(model: PreTrainedModel) -> str:
             flat = parameter.detach().flatten()
             digest.update(flat[:: max(1, flat.numel() // 64)][:64].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _refuse_absurd(config: Any) -> None:
+    """A config of more layers than any model has would be built without end."""
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise CaptureError(f"the model's config has num_hidden_layers of {layers}; no model has beyond {MOST_LAYERS}")
 
 
 def _override(config: Any, key: str, value: Any) -> None:

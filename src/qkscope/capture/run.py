@@ -92,7 +92,8 @@ def capture(
     check_folder(folder)
     usable = [number for number, one in enumerate(ids) if len(one) > options.skip_first + 1]
     if not usable:
-        raise CaptureError(f"no document has two tokens past the first {options.skip_first}")
+        way_out = "give longer texts, or a smaller --skip-first"
+        raise CaptureError(f"no document has two tokens past the first {options.skip_first}; {way_out}")
     if isinstance(model, PreTrainedModel) and doing.place != HERE:
         raise ConfigError("a model that is loaded already cannot be sent to workers; give them a ModelOptions")
     device = model.device.type if isinstance(model, PreTrainedModel) else resolved_device(model.device)

@@ -57,9 +57,8 @@ class Share:
     def shards(self, in_all: int) -> range:
         """The shards of this job: consecutive ones, as evenly as it goes."""
         if self.of > in_all:
-            raise CaptureError(
-                f"these documents are {in_all} shards, too few for {self.of} jobs; use {in_all} or fewer"
-            )
+            many = "one shard" if in_all == 1 else f"{in_all} shards"
+            raise CaptureError(f"these documents make {many}, too few for {self.of} jobs; use {in_all} or fewer")
         return range((self.job - 1) * in_all // self.of, self.job * in_all // self.of)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ def _at(place: str, field: str) -> Iterator[Document]:
             yield from _in_file(located.files.path(name), name, field)
         return
     for path in _paths(place):
-        yield from _in_file(path, path.name, field)
+        # A name that is not UTF-8 could not be written into a manifest.
+        yield from _in_file(path, os.fsencode(path.name).decode("utf-8", "replace"), field)
 
 
 def _paths(place: str) -> list[Path]:
@@ -73,12 +75,22 @@ def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
         if path.suffix == ".jsonl":
             yield from _json_lines(path, name, field)
         elif path.suffix == ".parquet":
-            column = pq.read_table(path, columns=[field])[field]
-            yield from (Document(f"{name}:{i}", str(value)) for i, value in enumerate(column.to_pylist()) if value)
+            yield from _parquet(path, name, field)
         else:
             yield Document(name, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, pa.ArrowException, KeyError) as error:
-        raise CaptureError(f"{path} cannot be read ({' '.join(str(error).split())[:200]})") from None
+    except UnicodeDecodeError:
+        raise CaptureError(f"{path} is not UTF-8 text; convert it, or leave it out") from None
+    except (OSError, pa.ArrowException) as error:
+        raise CaptureError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); leave it out") from None
+
+
+def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
+    with pq.ParquetFile(path) as file:
+        if file.schema_arrow.names.count(field) != 1:
+            names = ", ".join(file.schema_arrow.names[:10])
+            raise CaptureError(f"{path} has no one column {field!r} (but {names}); say which with --field")
+        values = (value for batch in file.iter_batches(columns=[field]) for value in batch[0].to_pylist())
+        yield from (Document(f"{name}:{number}", str(value)) for number, value in enumerate(values) if value)
 
 
 def _json_lines(path: Path, name: str, field: str) -> Iterator[Document]:
@@ -88,7 +100,7 @@ def _json_lines(path: Path, name: str, field: str) -> Iterator[Document]:
                 continue
             try:
                 value = json.loads(line)[field]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise CaptureError(f"{path}, line {number}: expected a JSON object with a field {field!r}") from None
             if value is not None:
                 yield Document(f"{name}:{number}", str(value))

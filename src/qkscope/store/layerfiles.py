@@ -35,18 +35,26 @@ def read_layer(path: Path, *, buckets: bool = True) -> LayerMoments:
     try:
         with safe_open(path, framework="numpy") as file:
             found = {name: file.get_tensor(name) for name in file.keys() if buckets or "q_buckets" not in name}  # noqa: SIM118
-        parts = {
-            name: Moments(found[f"{name}.n"], found[f"{name}.mean"], _unpacked(found[f"{name}.scatter"]))
-            for name in wanted
-        }
+        parts = {name: Moments(*_together(found, name, ("n", "mean", "scatter"))) for name in wanted}
         q_cells, k_cells = (
-            BucketMeans(*(found[f"{kind}.{name}"] for name in ("n", "mean_x", "mean_t")))
-            for kind in ("q_cells", "k_cells")
+            BucketMeans(*_together(found, kind, ("n", "mean_x", "mean_t"))) for kind in ("q_cells", "k_cells")
         )
         rest = found["unrotated_q"], found["unrotated_k"], found["temperature"]
     except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
     return LayerMoments(parts["q"], parts["k"], parts.get("q_buckets"), q_cells, k_cells, *rest)
+
+
+def _together(
+    found: dict[str, Float[np.ndarray, "..."]], name: str, parts: tuple[str, ...]
+) -> list[Float[np.ndarray, "..."]]:
+    """Arrays that belong together, scatters unpacked; a ``ValueError`` if they are of different heads or lengths."""
+    arrays = [_unpacked(found[f"{name}.{part}"]) if part == "scatter" else found[f"{name}.{part}"] for part in parts]
+    batch, *(mean, last) = (array.shape for array in arrays)
+    if mean[:-1] != batch or last not in (batch, (*mean, mean[-1])):
+        shapes = ", ".join(f"{part} {array.shape}" for part, array in zip(parts, arrays, strict=True))
+        raise ValueError(f"the shapes of {name} do not fit together: {shapes}")
+    return arrays
 
 
 def read_layer_of(manifest: dict[str, Any], folder: Path, layer: int, *, buckets: bool = True) -> LayerMoments:

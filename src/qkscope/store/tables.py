@@ -30,8 +30,9 @@ def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with exactly the table's columns in their order, its rows sorted."""
     names = column_names(table)
     if set(frame.columns) != set(names):
-        odd = ", ".join(sorted(set(frame.columns) ^ set(names)))
-        raise TableError(f"{table}: columns do not match their description: {odd}")
+        odd = sorted(set(frame.columns) ^ set(names))
+        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise TableError(f"{table}: columns do not match their description: {', '.join(odd[:3])}{more}")
     ordered = frame[names].sort_values(["model", *KEYS[table]], kind="stable", ignore_index=True)
     kinds = {name: NULLABLE[name] for name in names if name in NULLABLE}
     return ordered.astype(kinds | ({"window": "Int64"} if table == "runs" else {}))

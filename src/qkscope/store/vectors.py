@@ -94,7 +94,8 @@ class _Malformed(Exception):
 
 def _read_table(path: Path, head: HeadId) -> pa.Table:
     if not path.is_file():
-        raise HeadError(head, "the file is missing", path)
+        what = "is no regular file" if path.exists() else "the file is missing"
+        raise HeadError(head, f"{what}; fetch or capture it again", path)
     try:
         # A file object of our own keeps pyarrow from guessing partitions out of the folder names.
         with pq.ParquetFile(path) as file:

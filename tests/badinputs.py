@@ -1,0 +1,904 @@
+"""Bad and hostile inputs: what makes each, the command that meets it, its exit code and every line it says.
+
+``python -m tests.badinputs`` writes docs/errors.md from this table; tests/test_badinputs.py holds the program to it.
+In what is said, {place} is the folder everything lies in and … stands for the words of a library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import load_file, save_file
+
+from qkscope.core.rows import Rows
+from qkscope.heads import HeadId
+from qkscope.store.vectors import read_rows, write_rows
+
+HEAD = "l00h01q"
+ANALYZE = ("analyze", "{place}/data", "--only", "pca,rotation", "--workers", "1", "-o", "{place}/out")
+RUN = ("analyze", "{place}/run", "--only", "pca,rotation", "--workers", "1", "-o", "{place}/out")
+CAPTURE = ("capture", "{place}/model", "--texts", "{place}/texts", "-o", "{place}/new")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One bad input."""
+
+    what: str
+    """In words, for the table in the docs."""
+    breaks: Callable[[Path], object]
+    """Makes it, in a folder that holds a good dataset, run, model, texts and tables."""
+    command: tuple[str, ...]
+    code: int
+    says: tuple[str, ...]
+    """All lines that name a failure."""
+    lost: tuple[str, ...] = ()
+    """Heads that are missing from the tables; all others must be there, unchanged."""
+    changed: tuple[str, ...] = ()
+    """Heads whose rows rightly differ."""
+
+
+def nothing(_: Path) -> None:
+    pass
+
+
+# ---- ways to break a head ------------------------------------------------------------------------
+
+
+def file(place: Path, head: str = HEAD) -> Path:
+    return place / "data" / head / "data.parquet"
+
+
+def rows(change: Callable[[Rows], Rows], head: str = HEAD) -> Callable[[Path], None]:
+    def breaks(place: Path) -> None:
+        write_rows(file(place, head), change(read_rows(file(place, head), HeadId.parse(head))))
+
+    return breaks
+
+
+def column(name: str, values: Callable[[pa.Table], pa.Array]) -> Callable[[Path], None]:
+    def breaks(place: Path) -> None:
+        table = pq.read_table(file(place), partitioning=None)
+        pq.write_table(table.set_column(table.column_names.index(name), name, values(table)), file(place))
+
+    return breaks
+
+
+def table(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+    return lambda place: pq.write_table(change(pq.read_table(file(place), partitioning=None)), file(place))
+
+
+def positions(change: Callable[[np.ndarray], Any]) -> Callable[[Path], None]:
+    return column("position", lambda t: pa.array(change(t["position"].to_numpy().astype(np.int64))))
+
+
+def content(path: str, data: str | bytes | Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def breaks(place: Path) -> None:
+        target = place / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        before = target.read_bytes() if target.is_file() else b""
+        target.write_bytes(data(before) if callable(data) else data.encode() if isinstance(data, str) else data)
+
+    return breaks
+
+
+def said(path: str, **changes: object) -> Callable[[Path], None]:
+    """Entries of a JSON file, changed; a name with double underscores leads inside."""
+
+    def breaks(place: Path) -> None:
+        whole = json.loads((place / path).read_text())
+        for name, value in changes.items():
+            inner, *keys = whole, *name.split("__")
+            for key in keys[:-1]:
+                inner = inner[int(key) if key.isdecimal() else key]
+            inner[keys[-1]] = value
+        (place / path).write_text(json.dumps(whole))
+
+    return breaks
+
+
+def pipe(place: Path) -> None:
+    file(place).unlink()
+    os.mkfifo(file(place))
+
+
+def still(r: Rows) -> Rows:
+    """Every vector twice, at two positions: nothing drifts."""
+    n = len(r) // 2
+    return Rows(np.repeat(r.x[:n], 2, axis=0), np.tile([0, 100], n), np.arange(2 * n) // 2)
+
+
+def tensors(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], None]:
+    layer = "run/moments/layer-001.safetensors"
+    return lambda place: save_file(change(load_file(place / layer)), place / layer)
+
+
+FAILED = f"failed: data {HEAD}: "
+OTHERS = "1 of 4 heads failed; the others are in {place}/out"
+
+
+def head(what: str, breaks: Callable[[Path], object], why: str) -> Case:
+    return Case(what, breaks, ANALYZE, 1, (f"{FAILED}{why}", OTHERS), (HEAD,))
+
+
+def key_head(what: str, breaks: Callable[[Path], object], why: str, at: str) -> Case:
+    both = ("l00h00q", HEAD)
+    lines = [f"failed: data {name}: {why} [{at.format(name)}]" for name in both]
+    return Case(what, breaks, ANALYZE, 1, (*lines, "2 of 4 heads failed; the others are in {place}/out"), both)
+
+
+def error(what: str, breaks: Callable[[Path], object], command: tuple[str, ...], why: str) -> Case:
+    return Case(what, breaks, command, 2, (f"error: {why}",))
+
+
+def layer(what: str, breaks: Callable[[Path], object], why: str) -> Case:
+    """Layer 1 of a run; its four heads are lost."""
+    lost = tuple(f"l01h0{number}q" for number in range(4))
+    lines = [f"failed: run {name}: {{place}}/run/moments/layer-001.safetensors {why}" for name in lost]
+    return Case(what, breaks, RUN, 1, (*lines, "4 of 8 heads failed; the others are in {place}/out"), lost)
+
+
+def all_heads(what: str, breaks: Callable[[Path], object], command: tuple[str, ...], why: str) -> Case:
+    """Every head of the dataset fails, so nothing is written."""
+    reasons = [why.format(key=f"l00h0{n // 2}k", last=510 if n == 0 else 511) for n in range(4)]
+    lines = [f"failed: data l00h0{n}q: {reason} [l00h0{n}q/data.parquet]" for n, reason in enumerate(reasons)]
+    return Case(what, breaks, command, 2, (*lines, "error: no head could be analysed; {place}/out is left as it was"))
+
+
+HEADS = [
+    head(
+        "a truncated file",
+        content(f"data/{HEAD}/data.parquet", lambda b: b[:-100]),
+        "the file cannot be read as parquet (…); fetch or capture it again [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "a file of other bytes",
+        content(f"data/{HEAD}/data.parquet", b"junk"),
+        "the file cannot be read as parquet (…); fetch or capture it again [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "an empty file",
+        content(f"data/{HEAD}/data.parquet", b""),
+        "the file cannot be read as parquet (…); fetch or capture it again [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "a file whose middle is gone",
+        content(f"data/{HEAD}/data.parquet", lambda b: b[:200] + bytes(len(b) - 400) + b[-200:]),
+        "the file cannot be read as parquet (…); fetch or capture it again [{place}/data/l00h01q/data.parquet]",
+    ),
+    head("a named pipe", pipe, "is no regular file; fetch or capture it again [{place}/data/l00h01q/data.parquet]"),
+    head(
+        "a file without rows",
+        table(lambda t: t.slice(0, 0)),
+        "the file has no rows; capture this head again or leave it out [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "a single row", rows(lambda r: r.take(np.array([0]))), "expected at least 2 rows, got 1 [l00h01q/data.parquet]"
+    ),
+    head(
+        "all rows at one position",
+        rows(lambda r: Rows(r.x, np.full(len(r), 7), r.example_id)),
+        "all 200 rows stand at position 7; nothing can correlate with it [l00h01q/data.parquet]",
+    ),
+    head(
+        "vectors of NaN alone",
+        rows(lambda r: Rows(np.full_like(r.x, np.nan), r.position, r.example_id)),
+        "expected at least 2 rows, got 0 after dropping 200 non-finite ones [l00h01q/data.parquet]",
+    ),
+    head(
+        "vectors of null alone",
+        column("vector", lambda t: pa.nulls(len(t), t["vector"].type)),
+        "expected at least 2 rows, got 0 after dropping 200 non-finite ones [l00h01q/data.parquet]",
+    ),
+    head(
+        "vectors of another length than the keys'",
+        rows(lambda r: Rows(r.x[:, :5], r.position, r.example_id)),
+        "its vectors have length 5, those of its key head l00h00k have 8 [l00h01q/data.parquet]",
+    ),
+    head(
+        "vectors of length 1",
+        rows(lambda r: Rows(r.x[:, :1], r.position, r.example_id)),
+        "expected vectors of length 2 or more, got 1 [l00h01q/data.parquet]",
+    ),
+    head(
+        "vectors of different lengths",
+        column("vector", lambda t: pa.array([[1.0] * (2 + i % 2) for i in range(len(t))])),
+        "expected vectors of one length, got lengths 2, 3 [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "vectors of words",
+        column("vector", lambda t: pa.array([["a", "b"]] * len(t))),
+        "expected 'vector' to hold floats, got string [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "vectors of whole numbers",
+        column("vector", lambda t: pa.array([[1, 2]] * len(t))),
+        "expected 'vector' to hold floats, got int64 [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "numbers in place of vectors",
+        column("vector", lambda t: pa.array(np.ones(len(t)))),
+        "expected 'vector' to be a list of floats, got double [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "values that no vector has",
+        column("vector", lambda t: pa.array([[1e300] * 8] * len(t))),
+        "holds values beyond ±1e+60, which no attention vector does [l00h01q/data.parquet]",
+    ),
+    head(
+        "a column that is missing",
+        table(lambda t: t.drop_columns("position")),
+        "expected the columns example_id, position, vector; found bucket, example_id, vector, sliding_window, token_str [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "a column that is there twice",
+        table(lambda t: t.append_column("position", t["position"])),
+        "has the column position more than once [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "positions of 64 bits",
+        positions(lambda p: np.where(np.arange(len(p)) == 5, 2**63 - 1, p)),
+        "expected 'position' within 32 bits, got 2 to 9223372036854775807 [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "negative positions",
+        positions(lambda p: p - 1000),
+        "expected 'position' of 0 or more, got -998 [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "positions with fractions",
+        positions(lambda p: p + 0.5),
+        "expected 'position' to be integers, got double [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "positions of words",
+        positions(lambda p: p.astype(str)),
+        "expected 'position' to be integers, got string [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "positions that are null",
+        positions(lambda p: [None] * len(p)),
+        "expected 'position' to be integers, got null [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "documents named by words",
+        column("example_id", lambda t: pa.array(["a"] * len(t))),
+        "expected 'example_id' to be integers, got string [{place}/data/l00h01q/data.parquet]",
+    ),
+    Case(
+        "a head that does not drift at all",
+        lambda p: [rows(still, h)(p) for h in ("l00h00q", "l00h00k")],
+        ANALYZE,
+        1,
+        (
+            "failed: data l00h00q: no linear drift with position at all, so axis a is undefined [l00h00q/data.parquet]",
+            "1 of 4 heads failed; the others are in {place}/out",
+        ),
+        ("l00h00q",),
+        (HEAD,),
+    ),
+    key_head(
+        "a key head that is missing",
+        lambda p: shutil.rmtree(p / "data" / "l00h00k"),
+        "its key head l00h00k is missing (with 2 query heads per key head; set data.q_per_kv or --q-per-kv if that is wrong)",
+        "{}/data.parquet",
+    ),
+    key_head(
+        "a key head of other bytes",
+        content("data/l00h00k/data.parquet", b"junk"),
+        "its key head l00h00k cannot be used: the file cannot be read as parquet (…); fetch or capture it again",
+        "{{place}}/data/l00h00k/data.parquet",
+    ),
+    all_heads(
+        "a window that positions go past",
+        nothing,
+        (*ANALYZE, "--window", "100"),
+        "has positions up to {last}, which a window of 100 does not hold",
+    ),
+    all_heads(
+        "a window beyond what can be searched",
+        nothing,
+        (*ANALYZE, "--window", "99999999"),
+        "a window of 99,999,999 tokens is beyond what can be searched for frequencies (16,777,216)",
+    ),
+]
+DATASETS = [
+    error(
+        "a folder that does not exist",
+        nothing,
+        ("analyze", "{place}/nowhere", "-o", "{place}/out"),
+        "{place}/nowhere does not exist; give a dataset folder, a Hub id or an hf:// URL",
+    ),
+    error(
+        "a file in place of a folder",
+        content("afile", "x"),
+        ("analyze", "{place}/afile", "-o", "{place}/out"),
+        "{place}/afile is not a folder; give a dataset folder, a Hub id or an hf:// URL",
+    ),
+    error(
+        "a folder without heads",
+        lambda p: (p / "none").mkdir(),
+        ("analyze", "{place}/none", "-o", "{place}/out"),
+        "{place}/none holds no heads; expected files such as l05h13q/data.parquet",
+    ),
+    error(
+        "a folder of two datasets",
+        lambda p: shutil.copytree(p / "data" / HEAD, p / "data" / "more" / HEAD),
+        ANALYZE,
+        "{place}/data holds 2 datasets (., more); name one of them",
+    ),
+    error(
+        "two files for one head",
+        lambda p: shutil.copytree(p / "data" / HEAD, p / "data" / "l000h001q"),
+        ANALYZE,
+        "two files claim the head l00h01q: l000h001q/data.parquet and l00h01q/data.parquet; remove one",
+    ),
+    all_heads(
+        "queries without any keys",
+        lambda p: [shutil.rmtree(x) for x in (p / "data").glob("*k")],
+        ANALYZE,
+        "its key head {key} is missing (with 2 query heads per key head; set data.q_per_kv or --q-per-kv if that is wrong)",
+    ),
+    error(
+        "a card that is no JSON",
+        content("data/dataset.json", "{"),
+        ANALYZE,
+        "{place}/data/dataset.json cannot be read as JSON (…); correct or remove it",
+    ),
+    error(
+        "a card that is a list",
+        content("data/dataset.json", "[]"),
+        ANALYZE,
+        "{place}/data/dataset.json: expected a JSON object with q_per_kv, window, scaling",
+    ),
+    error(
+        "a card without end",
+        content("data/dataset.json", "[" * 100_000),
+        ANALYZE,
+        "{place}/data/dataset.json cannot be read as JSON (…); correct or remove it",
+    ),
+    error(
+        "a card with a negative window",
+        said("data/dataset.json", window=-5),
+        ANALYZE,
+        "{place}/data/dataset.json: expected window to be a positive int, got -5",
+    ),
+    error(
+        "a card with a ratio that is true",
+        said("data/dataset.json", q_per_kv=True),
+        ANALYZE,
+        "{place}/data/dataset.json: expected q_per_kv to be a positive int, got True",
+    ),
+    error(
+        "a card that leaves the ratio open",
+        lambda p: [
+            (p / "data" / "dataset.json").unlink(),
+            shutil.rmtree(p / "data" / "l00h00q"),
+            shutil.rmtree(p / "data" / "l00h03q"),
+        ],
+        ANALYZE,
+        "cannot tell how many query heads read one key head: 3 query and 2 key heads by their highest indices; set data.q_per_kv or --q-per-kv; 2 would fit",
+    ),
+    error(
+        "a rotary encoding that is no object",
+        said("data/dataset.json", rope=5),
+        ANALYZE,
+        "{place}/data: dataset.json: expected rope to be an object, got int",
+    ),
+    error(
+        "a rotary encoding with unknown keys",
+        said("data/dataset.json", rope={"base": 5}),
+        ANALYZE,
+        "{place}/data: dataset.json: unknown key rope.base; valid keys are theta, dims, frequencies, layout, start, sign, layers",
+    ),
+    error(
+        "a rotary encoding with two bases",
+        said("data/dataset.json", rope={"theta": 1e4, "frequencies": [1.0]}),
+        ANALYZE,
+        "{place}/data: dataset.json: expected rope to have either theta or frequencies",
+    ),
+    error(
+        "a rotary encoding of infinite frequency",
+        content("data/dataset.json", '{"q_per_kv": 2, "rope": {"theta": Infinity}}'),
+        ANALYZE,
+        "{place}/data: dataset.json: expected theta, or each of frequencies, to be a finite number",
+    ),
+]
+RUNS = [
+    error(
+        "a run without its manifest",
+        lambda p: (p / "run" / "run.json").unlink(),
+        RUN,
+        "{place}/run is a captured run that lacks its run.json; copy or capture the run again",
+    ),
+    error(
+        "a run that is not finished",
+        lambda p: (p / "run" / "run.json").rename(p / "run" / "progress.json"),
+        RUN,
+        "the capture in {place}/run is not finished; the same command again goes on with it",
+    ),
+    error(
+        "a manifest that is no JSON",
+        content("run/run.json", lambda b: b[:100]),
+        RUN,
+        "{place}/run/run.json cannot be read (…); capture the run again",
+    ),
+    error(
+        "a manifest of another format",
+        said("run/run.json", format=1),
+        RUN,
+        "{place}/run/run.json has format 1, this version reads 2; capture the run again",
+    ),
+    error(
+        "a manifest without end",
+        content("run/run.json", "[" * 100_000),
+        RUN,
+        "{place}/run/run.json cannot be read (…); capture the run again",
+    ),
+    error(
+        "a window that no capture has",
+        said("run/run.json", window=10**15),
+        RUN,
+        "{place}/run/run.json is no manifest of a capture (window: input should be less than or equal to 16777216, got 1000000000000000); capture the run again",
+    ),
+    error(
+        "more buckets than positions allow",
+        said("run/run.json", options__buckets=10**9),
+        RUN,
+        "{place}/run/run.json is no manifest of a capture (options.buckets: input should be less than or equal to 4096, got 1000000000); capture the run again",
+    ),
+    error(
+        "frequencies that are not finite",
+        said("run/run.json", layers__0__rope__frequencies=[float("inf")]),
+        RUN,
+        "{place}/run/run.json is no manifest of a capture (layers.0.rope.frequencies.0: input should be a finite number, got inf); capture the run again",
+    ),
+    error(
+        "a layer that is there twice",
+        said("run/run.json", layers__1__layer=0),
+        RUN,
+        "{place}/run/run.json is no manifest of a capture (layers: layer 0 is there twice); capture the run again",
+    ),
+    error(
+        "queries without their key head",
+        said("run/run.json", layers__0__key_heads=[0]),
+        RUN,
+        "{place}/run/run.json is no manifest of a capture (layers: layer 0 lacks key head 1, which one of its query heads reads); capture the run again",
+    ),
+    layer(
+        "a truncated layer",
+        content("run/moments/layer-001.safetensors", lambda b: b[:500]),
+        "cannot be read as a layer's moments (…); capture the run again",
+    ),
+    layer(
+        "a layer that is gone",
+        lambda p: (p / "run" / "moments" / "layer-001.safetensors").unlink(),
+        "cannot be read as a layer's moments (…); capture the run again",
+    ),
+    layer(
+        "a layer of another shape",
+        tensors(lambda t: t | {"q.n": t["q.n"][:2]}),
+        "cannot be read as a layer's moments (the shapes of q do not fit together: n (2, 8), mean (4, 8, 13), scatter (4, 8, 13, 13)); capture the run again",
+    ),
+    layer(
+        "a layer with a tensor missing",
+        tensors(lambda t: {k: v for k, v in t.items() if k != "k.mean"}),
+        "cannot be read as a layer's moments (…); capture the run again",
+    ),
+    layer(
+        "a layer in single precision",
+        tensors(lambda t: t | {"q.mean": t["q.mean"].astype(np.float32)}),
+        "does not fit (q.mean is float32, moments are float64); capture the run again",
+    ),
+    layer(
+        "moments that are not finite",
+        tensors(lambda t: t | {"q.mean": t["q.mean"] * np.nan}),
+        "does not fit (q.mean is not finite); capture the run again",
+    ),
+    layer(
+        "a triangle that is none",
+        tensors(lambda t: t | {"q.scatter": t["q.scatter"][..., :-1].copy()}),
+        "cannot be read as a layer's moments (the shapes of q do not fit together: n (4, 8), mean (4, 8, 13), scatter (4, 8, 12, 12)); capture the run again",
+    ),
+    Case(
+        "a sampled head that is gone",
+        lambda p: shutil.rmtree(p / "run" / "sample" / "l01h00q"),
+        RUN,
+        1,
+        (
+            "failed: run l01h00q: its sample cannot be read: l01h00q: the dataset has no file for this head [{place}/run/sample]",
+            "1 of 8 heads failed; the others are in {place}/out",
+        ),
+        changed=("l01h00q",),
+    ),
+    error(
+        "options that a run answers itself",
+        nothing,
+        (*RUN, "--window", "99"),
+        "{place}/run is a captured run and knows its own window; leave that out",
+    ),
+]
+OPTIONS = [
+    error(
+        "layers that are not there",
+        nothing,
+        (*ANALYZE, "--layers", "9"),
+        "data: none of its 4 query heads is in the chosen layers and heads",
+    ),
+    error(
+        "layers that are no numbers",
+        nothing,
+        (*ANALYZE, "--layers", "x-2"),
+        "expected numbers and ranges such as 0,4-7, got 'x-2'",
+    ),
+    error(
+        "a range that falls",
+        nothing,
+        (*ANALYZE, "--layers", "5-2"),
+        "expected ranges that rise and end below 10000, got '5-2'",
+    ),
+    error(
+        "a range without end",
+        nothing,
+        (*ANALYZE, "--heads", "0-99999999999"),
+        "expected ranges that rise and end below 10000, got '0-99999999999'",
+    ),
+    error(
+        "an analysis that is none",
+        nothing,
+        (*ANALYZE, "--only", "magic"),
+        "unknown analysis 'magic'; there are pca, rotation, planes, distance, plasticity",
+    ),
+    error(
+        "one label for two models",
+        nothing,
+        ("analyze", "{place}/data", "{place}/data", "-o", "{place}/out"),
+        "several sources are labelled data; give each a label of its own",
+    ),
+    error(
+        "too few labels",
+        nothing,
+        ("analyze", "{place}/data", "{place}/run", "--model", "m", "-o", "{place}/out"),
+        "--model was given 1 times for 2 datasets; give it once for each",
+    ),
+    error(
+        "an engine that is none",
+        nothing,
+        (*ANALYZE, "--engine", "slurm"),
+        "unknown engine 'slurm'; there are local and ray",
+    ),
+    error(
+        "a cluster without Ray",
+        nothing,
+        (*ANALYZE, "--ray-address", "auto"),
+        "--ray-address is for --engine ray, which was not given",
+    ),
+    error(
+        "points of heads that are not there",
+        nothing,
+        (*ANALYZE, "--points", "l09h09"),
+        "expected all, a number or heads of data such as l05h13,l00h02, got 'l09h09'",
+    ),
+    error(
+        "a file in place of the output folder",
+        content("afile", "x"),
+        (*ANALYZE[:-1], "{place}/afile"),
+        "cannot write to {place}/afile ({place}/afile is no folder that can be written); choose another",
+    ),
+    error(
+        "a table that is not ours",
+        content("out/qk.csv", "my own"),
+        ANALYZE,
+        "{place}/out/qk.csv stands there without its qk.parquet, so it is not ours to replace; move it away or write elsewhere",
+    ),
+    error(
+        "a table of another version",
+        lambda p: [(p / "out").mkdir(), pq.write_table(pa.table({"model": ["m"]}), p / "out" / "heads.parquet")],
+        ANALYZE,
+        "{place}/out/heads.parquet is not a table of this version (heads: columns do not match their description: active_planes, active_share, amplification and 74 more); move it away or write elsewhere",
+    ),
+    error(
+        "a summary that is no JSON",
+        content("out/summary.json", "{"),
+        ANALYZE,
+        "{place}/out/summary.json cannot be read (…); move it away or write elsewhere",
+    ),
+    error(
+        "a folder where a table goes",
+        lambda p: (p / "out" / "rotated.csv").mkdir(parents=True),
+        ANALYZE,
+        "{place}/out/rotated.csv or .parquet is a folder; move it away or write elsewhere",
+    ),
+]
+CONFIG = ("pca-analyze", "--config", "{place}/c.yaml")
+CONFIGS = [
+    error("a config that is not there", nothing, CONFIG, "{place}/c.yaml does not exist"),
+    error(
+        "a folder without configs",
+        lambda p: (p / "none").mkdir(),
+        (*CONFIG[:-1], "{place}/none"),
+        "{place}/none holds no .yaml file",
+    ),
+    error("a config that is no YAML", content("c.yaml", "a: [1"), CONFIG, "{place}/c.yaml is not valid YAML (…)"),
+    error(
+        "a config that wants to run code",
+        content("c.yaml", "model: !!python/object/apply:os.system [echo]"),
+        CONFIG,
+        "{place}/c.yaml is not valid YAML (…)",
+    ),
+    error("a config of bytes", content("c.yaml", b"\xff\xfe\x00"), CONFIG, "{place}/c.yaml cannot be read (…)"),
+    error(
+        "a config that is a list",
+        content("c.yaml", "- 1"),
+        CONFIG,
+        "{place}/c.yaml: expected keys such as 'model', got list",
+    ),
+    error(
+        "an empty config", content("c.yaml", ""), CONFIG, "{place}/c.yaml: expected keys such as 'model', got NoneType"
+    ),
+    error(
+        "a config with a misspelt key",
+        content("c.yaml", "model: m\nfamily: f\ndata: {datset: x}"),
+        CONFIG,
+        "{place}/c.yaml: data.dataset: Field required; unknown key 'data.datset'; did you mean 'dataset'?",
+    ),
+    error(
+        "a config with a word for a number",
+        content("c.yaml", "model: m\nfamily: f\ndata: {dataset: x, max_samples: many}"),
+        CONFIG,
+        "{place}/c.yaml: data.max_samples: Input should be a valid integer",
+    ),
+    error(
+        "a study of runs that are not there",
+        content("s.yaml", "runs: [{path: nowhere}]"),
+        ("report", "{place}/s.yaml", "-o", "{place}/report"),
+        "{place}/nowhere does not exist; give a dataset folder, a Hub id or an hf:// URL",
+    ),
+    error(
+        "a study without runs",
+        content("s.yaml", "runs: []"),
+        ("report", "{place}/s.yaml", "-o", "{place}/report"),
+        "{place}/s.yaml: runs: List should have at least 1 item after validation, not 0",
+    ),
+    error(
+        "a table of heads without its columns",
+        content("foreign/rotated.csv", "a,b\n1,2\n"),
+        ("report", "{place}/foreign", "-o", "{place}/report"),
+        "{place}/foreign/rotated.csv has no column layer, head, which a table of heads needs",
+    ),
+    error(
+        "a table of heads with words for numbers",
+        content("foreign/rotated.csv", "model,layer,head,r_q_a\nm,one,two,three\n"),
+        ("report", "{place}/foreign", "-o", "{place}/report"),
+        "{place}/foreign/rotated.csv: column layer should hold whole numbers (…)",
+    ),
+    error(
+        "tables of no run to verify",
+        nothing,
+        ("verify", "{place}/run", "--tables", "{place}/texts"),
+        "{place}/texts holds no tables",
+    ),
+]
+CAPTURES = [
+    error(
+        "no texts", nothing, ("capture", "{place}/model", "-o", "{place}/new"), "a capture needs a MODEL and --texts"
+    ),
+    error(
+        "texts that are not there",
+        nothing,
+        ("capture", "{place}/model", "--texts", "{place}/nowhere", "-o", "{place}/new"),
+        "{place}/nowhere is no file, no folder and no pattern that matches any",
+    ),
+    error(
+        "a folder without texts",
+        lambda p: (p / "none").mkdir(),
+        ("capture", "{place}/model", "--texts", "{place}/none", "-o", "{place}/new"),
+        "no text found at {place}/none; expected .txt, .md, .jsonl, .parquet files",
+    ),
+    error(
+        "texts that are not UTF-8",
+        content("texts/b.txt", b"\xff\xfe\xfa"),
+        CAPTURE,
+        "{place}/texts/b.txt is not UTF-8 text; convert it, or leave it out",
+    ),
+    error(
+        "a JSON line without its field",
+        content("texts/b.jsonl", '{"text": "w01"}\n{"other": 1}\n'),
+        CAPTURE,
+        "{place}/texts/b.jsonl, line 2: expected a JSON object with a field 'text'",
+    ),
+    error(
+        "a JSON line without end",
+        content("texts/b.jsonl", "[" * 100_000 + "\n"),
+        CAPTURE,
+        "{place}/texts/b.jsonl, line 1: expected a JSON object with a field 'text'",
+    ),
+    error(
+        "a parquet of texts without its column",
+        lambda p: pq.write_table(pa.table({"body": ["w01"]}), p / "texts" / "b.parquet"),
+        CAPTURE,
+        "{place}/texts/b.parquet has no one column 'text' (but body); say which with --field",
+    ),
+    error(
+        "a parquet of texts of other bytes",
+        content("texts/b.parquet", b"junk"),
+        CAPTURE,
+        "{place}/texts/b.parquet cannot be read (…); leave it out",
+    ),
+    error(
+        "documents that are too short",
+        lambda p: [(p / "texts" / "a.txt").write_text("w01 w02")],
+        CAPTURE,
+        "no document has two tokens past the first 4; give longer texts, or a smaller --skip-first",
+    ),
+    error(
+        "a model that is not there",
+        nothing,
+        ("capture", "{place}/nowhere", "--texts", "{place}/texts", "-o", "{place}/new"),
+        "{place}/nowhere does not exist; give a Hub id, a folder or a GGUF file",
+    ),
+    error(
+        "a GGUF file that is not there",
+        nothing,
+        ("capture", "{place}/no.gguf", "--texts", "{place}/texts", "-o", "{place}/new"),
+        "{place}/no.gguf does not exist; give a Hub id, a folder or a GGUF file",
+    ),
+    error(
+        "a GGUF file of other bytes",
+        content("no.gguf", b"junk" * 100),
+        ("capture", "{place}/no.gguf", "--texts", "{place}/texts", "-o", "{place}/new"),
+        "{place}/no.gguf cannot be loaded (…)",
+    ),
+    error(
+        "weights of other bytes",
+        content("model/model.safetensors", b"junk" * 100),
+        CAPTURE,
+        "{place}/model cannot be loaded (…)",
+    ),
+    error(
+        "a model's config that is no JSON",
+        content("model/config.json", "{"),
+        CAPTURE,
+        "{place}/model cannot be loaded (…)",
+    ),
+    error(
+        "a model of a hundred million layers",
+        nothing,
+        (*CAPTURE, "--config-overrides", "{{num_hidden_layers: 100000000}}"),
+        "the model's config has num_hidden_layers of 100000000; no model has beyond 10000",
+    ),
+    error(
+        "overrides of entries that are none",
+        nothing,
+        (*CAPTURE, "--config-overrides", "{{nope: 1}}"),
+        "the model's config has no entry 'nope'",
+    ),
+    error(
+        "overrides that are no YAML",
+        nothing,
+        (*CAPTURE, "--config-overrides", "{{a"),
+        "--config-overrides is not valid YAML (…)",
+    ),
+    error(
+        "a precision that is none",
+        nothing,
+        (*CAPTURE, "--dtype", "int3"),
+        "unknown dtype 'int3'; there are float32, bfloat16, float16 and auto",
+    ),
+    error(
+        "a share of vectors above 1",
+        nothing,
+        (*CAPTURE, "--save-vectors", "2"),
+        "expected a rate above 0 and up to 1, got 2.0",
+    ),
+    error(
+        "layers the model does not have",
+        nothing,
+        (*CAPTURE, "--layers", "77"),
+        "not all of the layers asked for are there; the model has [0, 1, 2, 3]",
+    ),
+    error(
+        "heads the model does not have", nothing, (*CAPTURE, "--heads", "77"), "layer 0 has query heads 0 to 3, not 77"
+    ),
+    error(
+        "a share that is none",
+        nothing,
+        (*CAPTURE, "--shard", "3/2"),
+        "expected a share such as 2/8, the second of eight jobs; got '3/2'",
+    ),
+    error(
+        "more jobs than shards",
+        nothing,
+        (*CAPTURE, "--shard", "2/99"),
+        "these documents make one shard, too few for 99 jobs; use 1 or fewer",
+    ),
+    error(
+        "a folder that holds other things",
+        content("new/thesis.tex", "x"),
+        CAPTURE,
+        "{place}/new holds other things (thesis.tex); choose another folder",
+    ),
+    error(
+        "a file in place of the run's folder",
+        content("new", "x"),
+        CAPTURE,
+        "cannot write to {place}/new ({place}/new is no folder that can be written); choose another",
+    ),
+    error(
+        "the folder of a run of other settings",
+        lambda p: shutil.copytree(p / "run", p / "new"),
+        CAPTURE,
+        "{place}/new holds a run of other settings (…); choose another folder, or --no-resume to begin again",
+    ),
+    error(
+        "an unfinished run whose progress is no JSON",
+        content("new/progress.json", "{"),
+        CAPTURE,
+        "{place}/new/progress.json cannot be read (…); choose another folder",
+    ),
+    error(
+        "a link in place of an unfinished run's parts",
+        lambda p: [(p / "new").mkdir(), (p / "new" / "parts").symlink_to(p / "data")],
+        CAPTURE,
+        "{place}/new/parts is a link, which a capture does not make; choose another folder",
+    ),
+    error(
+        "shares of which one is no share",
+        nothing,
+        ("merge", "{place}/run", "{place}/data", "-o", "{place}/new"),
+        "{place}/run is a finished run; merge takes folders that capture --shard wrote",
+    ),
+]
+SECTIONS = {
+    "Heads of a dataset": HEADS,
+    "Datasets": DATASETS,
+    "Captured runs": RUNS,
+    "Options and output folders": OPTIONS,
+    "Configurations, studies and tables": CONFIGS,
+    "Captures": CAPTURES,
+}
+
+
+def shown(case: Case) -> str:
+    """What a case says, for the docs: its first line, without the place."""
+    return case.says[0].replace("{place}/", "").replace("|", "\\|")
+
+
+def page() -> str:
+    """docs/errors.md."""
+    count = sum(map(len, SECTIONS.values()))
+    parts = [INTRODUCTION.format(count=count)]
+    for title, cases in SECTIONS.items():
+        rows = [f"| {case.what} | {case.code} | `{shown(case)}` |" for case in cases]
+        parts.append(f"## {title}\n\n| input | exit code | what is said |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+INTRODUCTION = """# What bad input gets
+
+<!-- written by python -m tests.badinputs -->
+
+Every input below is made and met by one test each (`tests/test_badinputs.py`), which holds the program to these words
+and exit codes; {count} of them. A `…` stands for the words of a library. **0** all is well; **1** some of it failed and
+is named, everything else was done and is written; **2** nothing was done, and what was there before is left as it was;
+**130** and **143** stopped by the user or the system.
+
+A head that cannot be used costs no other head its rows. Of a line said for each of several heads, the first is shown.
+
+What a file says is never executed: YAML is read by `safe_load`, arrays by safetensors and parquet, never by pickle;
+`trust_remote_code` is off unless `--trust-remote-code` is given, and then it is warned of. Names of heads and models
+cannot lead out of the output folder. Sizes are checked before memory is asked for. The report escapes what it shows,
+and neither it nor the explorer needs a server.
+"""
+
+if __name__ == "__main__":
+    Path("docs/errors.md").write_text(page())
