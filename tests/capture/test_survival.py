@@ -28,6 +28,7 @@ from qkscope.store.runs import RunFolder
 from tests.capture.families import build, families
 from tests.capture.test_run import ALL, Stop, do, same_moments
 from tests.forking import all_bytes
+from tests.store.hub_server import FakeHub
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
@@ -284,6 +285,18 @@ def test_a_full_disk_is_one_line_and_with_more_room_it_goes_on(model_folder, tex
         assert all_bytes(disk / "run") == all_bytes(tmp_path / "whole")
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_a_connection_that_drops_in_the_middle_of_the_weights_is_taken_up_again(model_folder, texts, tmp_path):
+    """The real client, in a process of its own, against a Hub on loopback that breaks off once."""
+    given = ["capture", "someone/tiny", "--texts", texts, "--threads", 1, "--max-docs", 2, "-o", tmp_path / "run"]
+    with FakeHub("someone/tiny", "main", model_folder, model=True, cut_next={"model.safetensors"}).serving() as hub:
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-m", "qkscope", *map(str, given)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert hub.downloads.count("model.safetensors") == 2
+    assert RunFolder.open(tmp_path / "run").manifest["model"]["commit"] == hub.commit
 
 
 # ---- shares -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A small Hub on loopback: just the endpoints that huggingface_hub uses to list and download a dataset."""
+"""A small Hub on loopback: just the endpoints that huggingface_hub uses to list and download a dataset or a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlparse
 
 @dataclass
 class FakeHub:
-    """Serves the files of a folder as one revision of one dataset, and remembers what it was asked for."""
+    """Serves the files of a folder as one revision of one repository, and remembers what it was asked for."""
 
     repo: str
     revision: str
@@ -27,6 +27,8 @@ class FakeHub:
     """Files whose next download breaks off half-way."""
     lost: set[str] = field(default_factory=set)
     """Files that are listed but not delivered."""
+    model: bool = False
+    """A model rather than a dataset."""
 
     @property
     def commit(self) -> str:
@@ -69,7 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         hub, path = self.owner, unquote(urlparse(self.path).path)
-        api, resolve = f"/api/datasets/{hub.repo}/", f"/datasets/{hub.repo}/resolve/"
+        api = f"/api/{'models' if hub.model else 'datasets'}/{hub.repo}/"
+        resolve = f"/{hub.repo}/resolve/" if hub.model else f"/datasets/{hub.repo}/resolve/"
         if path.startswith(resolve):
             revision, _, name = path.removeprefix(resolve).partition("/")
             return self._file(name, body) if self._known(revision) else self._missing("RevisionNotFound")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +73,20 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
             place, config=config, dtype=resolved_dtype(options.dtype, device), **placing, **common
         )
     model.train(False)
+    if getattr(model.config, "_commit_hash", None) is None:
+        model.config._commit_hash = _commit(options)
     return model
+
+
+def _commit(options: ModelOptions) -> str | None:
+    """The commit that a model of the Hub stood at, by the cache it was loaded from; None for a folder or a file."""
+    if Path(options.model).exists() or options.model.endswith(".gguf"):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(options.model, "config.json", revision=options.revision)
+    found = re.search(r"/snapshots/([0-9a-f]{40})/", cached) if isinstance(cached, str) else None
+    return None if found is None else found[1]
 
 
 def load_quietly() -> None:

@@ -78,8 +78,9 @@ def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
             yield from _parquet(path, name, field)
         else:
             yield Document(name, path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise CaptureError(f"{path} is not UTF-8 text; convert it, or leave it out") from None
+    except UnicodeDecodeError as error:
+        what = "is not UTF-8 text; convert it" if path.suffix != ".parquet" else f"cannot be read ({error})"
+        raise CaptureError(f"{path} {what}, or leave it out") from None
     except (OSError, pa.ArrowException) as error:
         raise CaptureError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); leave it out") from None
 

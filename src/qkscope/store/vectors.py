@@ -49,7 +49,7 @@ def read_sliding_window(path: Path) -> int | None:
             if "sliding_window" not in file.schema_arrow.names:
                 return None
             batch = next(file.iter_batches(1, columns=["sliding_window"]), None)
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
         return None  # reading its vectors will say what is wrong with it
     value = batch[0][0].as_py() if batch is not None and len(batch) else None
     # pandas turns whole numbers into fractions where some are missing.
@@ -107,7 +107,7 @@ def _read_table(path: Path, head: HeadId) -> pa.Table:
                 found = ", ".join(file.schema_arrow.names)
                 raise HeadError(head, f"expected the columns {', '.join(_READ)}; found {found}", path)
             return file.read(columns=list(_READ), use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns
         reason = " ".join(str(error).split())
         raise HeadError(
             head, f"the file cannot be read as parquet ({reason}); fetch or capture it again", path
