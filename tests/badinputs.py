@@ -106,6 +106,13 @@ def said(path: str, **changes: object) -> Callable[[Path], None]:
     return breaks
 
 
+def words_in(path: Path, name: str) -> None:
+    """A column of a parquet file, turned to words."""
+    found = pq.read_table(path)
+    words = pa.array(["word"] * len(found))
+    pq.write_table(found.set_column(found.column_names.index(name), name, words), path)
+
+
 def pipe(place: Path) -> None:
     file(place).unlink()
     os.mkfifo(file(place))
@@ -605,6 +612,18 @@ OPTIONS = [
         lambda p: [(p / "out").mkdir(), pq.write_table(pa.table({"model": ["m"]}), p / "out" / "heads.parquet")],
         ANALYZE,
         "{place}/out/heads.parquet is not a table of this version (heads: columns do not match their description: active_planes, active_share, amplification and 74 more); move it away or write elsewhere",
+    ),
+    error(
+        "a table with words for numbers",
+        lambda p: [shutil.copytree(p / "tables-data", p / "out"), words_in(p / "out" / "rotated.parquet", "r_k_a")],
+        ANALYZE,
+        "{place}/out/rotated.parquet is not a table of this version (column r_k_a should hold numbers); move it away or write elsewhere",
+    ),
+    error(
+        "axes with words for numbers",
+        lambda p: [shutil.copytree(p / "tables-data", p / "out"), words_in(p / "out" / "axes.parquet", "layer")],
+        ANALYZE,
+        "{place}/out/axes.parquet: column layer should hold numbers; it is not a file of ours, move it away",
     ),
     error(
         "a summary that is no JSON",

@@ -31,9 +31,9 @@ from qkscope.jobs import ANALYSES, Analysis, Outcome
 from qkscope.runrow import run_row
 from qkscope.sources import Extent
 from qkscope.store.atomic import locked, remove_leftovers
-from qkscope.store.axes import AXES, axes_bytes
+from qkscope.store.axes import AXES, axes_bytes, read_axes
 from qkscope.store.columns import TABLES
-from qkscope.store.points import POINTS, points_bytes
+from qkscope.store.points import POINTS, points_bytes, read_points
 from qkscope.store.tables import read_table, write_tables
 from qkscope.tablefolder import merged_headline
 
@@ -65,6 +65,9 @@ def check_folder(folder: Path, tables: Sequence[str]) -> None:
         if (folder / f"{name}.csv").is_dir() or (folder / f"{name}.parquet").is_dir():
             raise TableError(f"{folder / name}.csv or .parquet is a folder; move it away or write elsewhere")
         read_table(folder, name)
+    if tables:
+        read_axes(folder)
+        read_points(folder)
     _read_summary(folder)
 
 

@@ -1,10 +1,8 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +22,6 @@ from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError
 from qkscope.heads import HeadId
 from qkscope.store.datasets import Dataset
 from qkscope.store.runs import RunFolder
-from tests.capture.conftest import save
 from tests.capture.families import build, families
 from tests.store.hub_server import FakeHub
 
@@ -405,32 +402,10 @@ def test_config_overrides_reach_the_model(model_folder, texts, tmp_path):
     assert layer["rope"]["frequencies"][0] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "a capture needs a MODEL and --texts"),
-        (["{model}", "--texts", "/nowhere"], "/nowhere is no file, no folder and no pattern"),
-        (["{model}", "--texts", "{empty}"], "no text found at"),
-        (["/no/model", "--texts", "{texts}"], "/no/model cannot be loaded ("),
-        (["/no/model.gguf", "--texts", "{texts}"], "/no/model.gguf does not exist"),
-        (["{model}", "--texts", "{texts}", "--dtype", "int3"], "unknown dtype 'int3'"),
-        (["{model}", "--texts", "{bad}"], "line 2: expected a JSON object with a field 'text'"),
-        (["{model}", "--texts", "{texts}", "--config-overrides", "{{nope: 1}}"], "has no entry 'nope'"),
-        (["{model}", "--texts", "{texts}", "--save-vectors", "2"], "expected a rate above 0 and up to 1"),
-        (["{model}", "--texts", "{texts}", "--vector-heads", "2"], "--save-vectors, which was not given"),
-        (["{model}", "--texts", "{texts}", "--config-overrides", "{{a"], "--config-overrides is not valid YAML"),
-        (["{model}", "--texts", "{texts}", "--config-overrides", "[1]"], "--config-overrides: expected entries"),
-    ],
-)
-def test_what_cannot_be_captured_is_one_line(model_folder, texts, tmp_path, arguments, message):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bad.jsonl").write_text('{"text": "w01 w02"}\n{"other": 1}\n')
-    places = {"model": model_folder, "texts": texts, "empty": tmp_path / "empty", "bad": tmp_path / "bad.jsonl"}
-    done = run_cli("capture", *(a.format(**places) for a in arguments), "-o", tmp_path / "run")
+def test_heads_of_vectors_that_are_not_written(model_folder, texts, tmp_path):
+    done = run_cli("capture", model_folder, "--texts", texts, "--vector-heads", "2", "-o", tmp_path / "run")
     assert done.exit_code == 2
-    lines = [line for line in done.output.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert message in lines[0]
+    assert "error: --vector-heads chooses heads for --save-vectors, which was not given" in done.output
 
 
 def test_texts_of_every_kind(tmp_path):
@@ -478,23 +453,6 @@ def test_without_torch_the_way_out_is_named(tmp_path):
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert done.returncode == 2
     assert "pip install 'qkscope[capture]'" in done.stderr
-
-
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, texts):
-    """SIGKILL, wherever it strikes; then the same command again."""
-    folder = save(families()["llama"], tmp_path / "model")
-    command = [sys.executable, "-m", "qkscope", "capture", folder, "--texts", texts, "--sample", "50", "-q", "-o"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    start = time.monotonic()
-    subprocess.run([*command, tmp_path / "whole"], check=True, env=environment)
-    whole = time.monotonic() - start
-    for share in np.random.default_rng(0).uniform(0.6, 1.0, 4):
-        process = subprocess.Popen([*command, tmp_path / "killed"], env=environment)
-        time.sleep(whole * share)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    subprocess.run([*command, tmp_path / "killed"], check=True, env=environment)
-    assert all_bytes(tmp_path / "killed") == all_bytes(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", sorted(families()))

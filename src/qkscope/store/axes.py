@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from qkscope.errors import TableError
 from qkscope.store.points import read_beside
 
 AXES = "axes.parquet"
@@ -21,7 +22,10 @@ _COLUMNS = ["model", "layer", "head", "pc", "axis"]
 
 def read_axes(folder: Path) -> pd.DataFrame | None:
     """The axes written earlier, or None."""
-    return read_beside(folder / AXES, _COLUMNS)
+    frame = read_beside(folder / AXES, _COLUMNS)
+    if frame is not None and not all(isinstance(a, np.ndarray) and a.dtype == np.float32 for a in frame["axis"]):
+        raise TableError(f"{folder / AXES}: column axis should hold lists of numbers; move it away")
+    return frame
 
 
 def axes_bytes(folder: Path, new: pd.DataFrame) -> bytes:

@@ -17,6 +17,8 @@ from qkscope.store.atomic import locked, write_together
 
 POINTS = "points.parquet"
 POINT_KEYS = ["model", "layer", "head"]
+_OTHERS = ("model", "kind", "axis")
+"""Columns that do not hold numbers."""
 _INDEX = [*POINT_KEYS, "kind", "example_id", "position"]
 
 
@@ -36,6 +38,9 @@ def read_beside(path: Path, columns: list[str]) -> pd.DataFrame | None:
     missing = [name for name in columns if name not in frame]
     if missing:
         raise TableError(f"{path} has no column {', '.join(missing)}; it is not a file of ours, move it away")
+    for name in frame:
+        if name not in _OTHERS and not pd.api.types.is_numeric_dtype(frame[name]):
+            raise TableError(f"{path}: column {name} should hold numbers; it is not a file of ours, move it away")
     return frame
 
 

@@ -13,6 +13,8 @@ from qkscope.errors import TableError
 from qkscope.store.atomic import write_together
 from qkscope.store.columns import KEYS, column_names
 
+TEXTS = ("model", "family", "taxonomy", "flags", "view", "phase", "link", "name")
+"""Columns that hold words."""
 NULLABLE = {
     "concordant": "boolean",
     "nope": "boolean",
@@ -47,11 +49,18 @@ def read_table(folder: Path, table: str) -> pd.DataFrame | None:
             raise TableError(f"{reason}; move it away or write elsewhere")
         return None
     try:
-        frame = pd.read_parquet(path)
-        return arranged(table, frame)
+        return _numeric(arranged(table, pd.read_parquet(path)))
     except (OSError, ValueError, pa.ArrowException, TableError) as error:
         reason = " ".join(str(error).split())
         raise TableError(f"{path} is not a table of this version ({reason}); move it away or write elsewhere") from None
+
+
+def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame, if everything but labels is numbers or truth values."""
+    for name in frame.columns.difference(list(TEXTS)):
+        if not (pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all()):
+            raise TableError(f"column {name} should hold numbers")
+    return frame
 
 
 def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], others: Mapping[str, bytes]) -> list[Path]:
