@@ -1,5 +1,25 @@
-"""Shared test setting: shapes in annotations are checked at run time, by beartype, in tests only."""
+"""Shared test setting: shapes in annotations are checked at run time, by beartype, and tests are put in order."""
 
+import pytest
 from jaxtyping import install_import_hook
 
 install_import_hook(["qkscope.core", "qkscope.analyses"], "beartype.beartype")
+
+TOGETHER = (
+    "browser/test_pages.py",
+    "figures/test_write.py",
+    "report/test_pages.py",
+    "cli/test_report.py",
+    "test_api.py",
+    "test_plot.py",
+    "test_verify.py",
+)
+"""Modules whose fixtures take long to make: one process makes them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep such modules together, and begin with what takes long, so that no process is left with it in the end."""
+    for item in items:
+        if str(item.path).endswith(TOGETHER):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+    items.sort(key=lambda item: not (item.get_closest_marker("slow") or item.get_closest_marker("xdist_group")))

@@ -3,7 +3,7 @@
     python -m tests.fuzzing parquet --seconds 90        # guided by coverage; needs atheris (pip install atheris)
     python -m tests.fuzzing all --seconds 60
 
-tests/test_fuzzing.py feeds the same readers with hypothesis, and with what was found before (tests/found/).
+tests/test_fuzzing.py feeds the same readers with hypothesis, and with what was found before.
 """
 
 from __future__ import annotations

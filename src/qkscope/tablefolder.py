@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from qkscope.analyses.scoretables import heads_from
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
 from qkscope.store.axes import read_axes
 from qkscope.store.columns import KEYS
+from qkscope.store.frames import UNREADABLE, read_frame
 from qkscope.store.points import read_points
 
 TABLE_NAMES = ("qk", "heads", "rotated", "planes", "distance", "plasticity", "plasticity_pairs")
@@ -76,8 +76,8 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
     if not file.is_file():
         return None
     try:
-        frame = pd.read_parquet(file) if file is parquet else pd.read_csv(file, low_memory=False)
-    except (OSError, ValueError, pa.ArrowException, pd.errors.ParserError) as error:
+        frame = read_frame(file) if file is parquet else pd.read_csv(file, low_memory=False)
+    except (TableError, *UNREADABLE) as error:
         raise TableError(f"{file} cannot be read as a table ({' '.join(str(error).split())})") from None
     missing = [column for column in NEEDED[name] if column not in frame]
     if missing:
@@ -110,7 +110,7 @@ def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
         if column in frame:
             try:
                 frame[column] = _whole(pd.to_numeric(frame[column]))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, OverflowError) as error:
                 raise TableError(f"{file}: column {column} should hold whole numbers ({error})") from None
     texts = {"model", "family", "taxonomy", "flags", "view", "kind"}
     truths = {"concordant", "degenerate", "nope", "omega_at_edge", "active"}

@@ -10,10 +10,10 @@ import io
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 
 from qkscope.errors import TableError
 from qkscope.store.atomic import locked, write_together
+from qkscope.store.frames import read_frame
 
 POINTS = "points.parquet"
 POINT_KEYS = ["model", "layer", "head"]
@@ -32,9 +32,9 @@ def read_beside(path: Path, columns: list[str]) -> pd.DataFrame | None:
     if not path.exists():
         return None
     try:
-        frame = pd.read_parquet(path)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise TableError(f"{path} cannot be read ({' '.join(str(error).split())}); move it away") from None
+        frame = read_frame(path)
+    except TableError as error:
+        raise TableError(f"{path} cannot be read ({error}); move it away") from None
     missing = [name for name in columns if name not in frame]
     if missing:
         raise TableError(f"{path} has no column {', '.join(missing)}; it is not a file of ours, move it away")

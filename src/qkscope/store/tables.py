@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 
 from qkscope.errors import TableError
 from qkscope.store.atomic import write_together
 from qkscope.store.columns import KEYS, column_names
+from qkscope.store.frames import UNREADABLE, read_frame
 
 TEXTS = ("model", "family", "taxonomy", "flags", "view", "phase", "link", "name")
 """Columns that hold words."""
@@ -49,8 +49,8 @@ def read_table(folder: Path, table: str) -> pd.DataFrame | None:
             raise TableError(f"{reason}; move it away or write elsewhere")
         return None
     try:
-        return _numeric(arranged(table, pd.read_parquet(path)))
-    except (OSError, ValueError, pa.ArrowException, TableError) as error:
+        return _numeric(arranged(table, read_frame(path)))
+    except (TableError, *UNREADABLE) as error:
         reason = " ".join(str(error).split())
         raise TableError(f"{path} is not a table of this version ({reason}); move it away or write elsewhere") from None
 
