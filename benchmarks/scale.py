@@ -50,7 +50,8 @@ def manifest() -> dict[str, Any]:
     said = {"query_heads": list(range(N_Q)), "key_heads": list(range(N_K)), "rope": rope}
     return {
         "layers": [said | {"layer": number} for number in range(LAYERS_HERE)],
-        "options": {"buckets": N_BUCKETS},
+        "options": {"buckets": N_BUCKETS, "documents_per_shard": 1},
+        "documents": [{}] * 8,
         "stage": "post-rope",
         "window": 8192,
     }

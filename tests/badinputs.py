@@ -557,7 +557,7 @@ OPTIONS = [
         "a range without end",
         nothing,
         (*ANALYZE, "--heads", "0-99999999999"),
-        "expected ranges that rise and end below 10000, got '0-99999999999'",
+        "expected numbers and ranges such as 0,4-7, got '0-99999999999'",
     ),
     error(
         "an analysis that is none",
@@ -806,6 +806,12 @@ CAPTURES = [
         nothing,
         (*CAPTURE, "--config-overrides", "{{a"),
         "--config-overrides is not valid YAML (…)",
+    ),
+    error(
+        "a GPU that is not there",
+        nothing,
+        (*CAPTURE, "--device", "cuda"),
+        "--device cuda needs a GPU, and torch sees none here; leave it out to use the CPU",
     ),
     error(
         "a precision that is none",

@@ -99,7 +99,7 @@ class CaptureConfig(_Strict):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     attn: str | None = None
-    window: Annotated[int, Field(ge=16, lt=2**31, strict=True)] | None = None
+    window: Annotated[int, Field(ge=16, le=2**24, strict=True)] | None = None
     batch: Count = 1
     buckets: Annotated[int, Field(ge=1, le=256, strict=True)] = 16
     skip_first: Annotated[int, Field(ge=0, strict=True)] = 4

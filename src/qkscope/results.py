@@ -34,6 +34,7 @@ from qkscope.store.atomic import locked, remove_leftovers
 from qkscope.store.axes import AXES, axes_bytes, read_axes
 from qkscope.store.columns import TABLES
 from qkscope.store.points import POINTS, points_bytes, read_points
+from qkscope.store.regular import read_text
 from qkscope.store.tables import read_table, write_tables
 from qkscope.tablefolder import merged_headline
 
@@ -228,7 +229,7 @@ def _read_summary(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {"models": {}}
     try:
-        models = json.loads(path.read_text(encoding="utf-8"))["models"]
+        models = json.loads(read_text(path))["models"]
         return {"models": {name: dict(entry) for name, entry in models.items()}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TableError(f"{path} cannot be read ({error!r}); move it away or write elsewhere") from None

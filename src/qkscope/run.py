@@ -160,6 +160,7 @@ def open_run(
     """
     source = _source(location, revision, q_per_kv, window, rope)
     label = model or revision or Path(location).absolute().name
+    label = os.fsencode(label).decode("utf-8", "replace")  # what is not UTF-8 could not be written into tables
     return Run(source, label, family, Reading(max_samples, seed))
 
 

@@ -18,6 +18,7 @@ from qkscope.store.axes import read_axes
 from qkscope.store.columns import KEYS
 from qkscope.store.frames import UNREADABLE, read_frame
 from qkscope.store.points import read_points
+from qkscope.store.regular import read_text
 
 TABLE_NAMES = ("qk", "heads", "rotated", "planes", "distance", "plasticity", "plasticity_pairs")
 NEEDED = {
@@ -142,7 +143,7 @@ INDICES = ("layer", "head", "pc", "plane", "k_head")
 
 def _summary(path: Path) -> dict[str, Any]:
     try:
-        models = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["models"]
+        models = json.loads(read_text(path / SUMMARY))["models"]
         return models if isinstance(models, dict) else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}  # a foreign folder has none, and tables are enough
@@ -154,7 +155,7 @@ def merged_headline(summary: Any) -> dict[str, dict[str, float]]:
     parts: Iterable[Any] = summary.values() if isinstance(summary, dict) else ()
     for part in parts:
         said = part.get("headline") if isinstance(part, dict) else None
-        for name, value in (said or {}).items():
+        for name, value in said.items() if isinstance(said, dict) else ():
             if isinstance(value, dict) and all(isinstance(x, int | float) for x in value.values()) and "mean" in value:
                 found[str(name)] = {key: float(x) for key, x in value.items()}
     return found

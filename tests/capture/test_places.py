@@ -90,32 +90,46 @@ def test_jobs_that_share_the_work(alone, model, texts, tmp_path):
     assert all_bytes(tmp_path / "rounds") == alone
 
 
-def test_a_ray_actor_that_is_killed_by_its_number_is_replaced(alone, model, texts, tmp_path):
-    """Two actors, one of them killed while shards are being done; the run is as if nothing had happened."""
-    pytest.importorskip("ray")
-    given = command(model, texts, "--engine", "ray", "--workers", 2, "-o", tmp_path / "run")
-    process = subprocess.Popen(given, env=environment(), stderr=subprocess.PIPE, text=True)
-    killed = 0
-    while process.poll() is None and not killed:
-        time.sleep(0.005)
-        if any((tmp_path / "run" / "parts").glob("0*")):
-            actors = _actors(process.pid)
-            if actors:
-                os.kill(actors[0], signal.SIGKILL)
-                killed = actors[0]
+@pytest.mark.parametrize(("engine", "named"), [("ray", b"ray::_Actor"), ("local", b"spawn_main")])
+def test_a_worker_that_is_killed_by_its_number_is_replaced(alone, model, texts, tmp_path, engine, named):
+    """Two actors or processes, one of them killed while shards are being done; it is as if nothing had happened."""
+    process = started(model, texts, tmp_path / "run", engine)
+    workers = _below(process.pid, named)
+    os.kill(workers[0], signal.SIGKILL)
     _, said = process.communicate()
     assert process.returncode == 0, said
-    assert killed
     assert all_bytes(tmp_path / "run") == alone
 
 
-def _actors(driver: int) -> list[int]:
-    """Processes of Ray's actors below a driver."""
+def started(model: Path, texts: Path, folder: Path, engine: str) -> subprocess.Popen[str]:
+    """A capture with two workers, once its first shard is done."""
+    if engine == "ray":
+        pytest.importorskip("ray")
+    given = command(model, texts, "--engine", engine, "--workers", 2, "-o", folder)
+    process = subprocess.Popen(given, env=environment(), stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not any((folder / "parts").glob("0*")):
+        time.sleep(0.005)
+    return process
+
+
+@pytest.mark.parametrize("engine", ["ray", "local"])
+def test_a_capture_with_workers_that_is_asked_to_stop_says_so_and_can_go_on(alone, model, texts, tmp_path, engine):
+    process = started(model, texts, tmp_path / "run", engine)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert said.endswith("stopped; the same command again goes on where it stopped\n")
+    run_here(model, texts, "-o", tmp_path / "run")
+    assert all_bytes(tmp_path / "run") == alone
+
+
+def _below(driver: int, named: bytes) -> list[int]:
+    """Processes below another, by what stands in their command line."""
     found, parents = [], {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(entry.name)] = int(entry.joinpath("stat").read_text().rpartition(")")[2].split()[1])
-            if entry.joinpath("cmdline").read_bytes().startswith(b"ray::_Actor"):
+            if named in entry.joinpath("cmdline").read_bytes():
                 found.append(int(entry.name))
         except (FileNotFoundError, ProcessLookupError):
             continue

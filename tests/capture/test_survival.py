@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -31,6 +32,13 @@ from tests.forking import all_bytes
 from tests.store.hub_server import FakeHub
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch) -> None:
+    """What commands that ran before have set up keeps nothing from being heard."""
+    monkeypatch.setattr(logging.getLogger("qkscope"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("qkscope"), "level", logging.INFO)
 
 
 def alone(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -122,6 +130,40 @@ def test_begin_again_forgets_what_was_there_but_no_finished_run(model, ids, tmp_
         do(model, ids, tmp_path / "run", doing={"resume": False}, skip_first=6)
 
 
+def test_parts_of_another_run_are_not_taken_for_this_one(model, ids, tmp_path, caplog):
+    other = [one[::-1].copy() for one in ids]
+    interrupted(model, ids, tmp_path / "first", 19)
+    interrupted(model, other, tmp_path / "run", 3)
+    shutil.rmtree(tmp_path / "run" / "parts", ignore_errors=True)
+    shutil.copytree(tmp_path / "first" / "parts", tmp_path / "run" / "parts")
+    do(model, other, tmp_path / "run")
+    assert "000000-000002 is damaged (it is part of another run); what it held is measured again" in caplog.text
+    do(model, other, tmp_path / "whole")
+    assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
+
+
+def test_remains_of_a_run_that_lost_its_manifest_are_not_mixed_into_another(model, ids, tmp_path):
+    do(model, ids, tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    words = r"holds remains of a run without its manifest \(moments, sample, checksums.json\); choose another folder"
+    with pytest.raises(DatasetError, match=words):
+        do(model, ids[:8], tmp_path / "run", layers=(0, 1))
+    assert len(list((tmp_path / "run" / "moments").iterdir())) == 4
+    do(model, ids[:8], tmp_path / "run", doing={"resume": False}, layers=(0, 1))
+    do(model, ids[:8], tmp_path / "whole", layers=(0, 1))
+    assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
+
+
+def test_the_gate_stays_within_the_positions_a_model_has(ids, tmp_path):
+    """Frequencies that follow the length would otherwise be those of the gate's length."""
+    family = families()["dynamic scaling"]
+    family.config.max_position_embeddings = 64
+    whole = do(build(family), ids, tmp_path / "whole", window=None)
+    cut = do(build(family), ids, tmp_path / "cut", window=64)
+    (a, b) = (RunFolder.open(folder).manifest["layers"][0]["rope"]["frequencies"] for folder in (whole, cut))
+    assert a == b
+
+
 def test_other_numbers_of_documents_per_shard_agree_but_for_rounding(model, ids, tmp_path):
     one, other = (qkscope.open(do(model, ids, tmp_path / str(n), documents_per_shard=n)) for n in (3, 20))
     for head in one.heads[::5]:
@@ -205,6 +247,26 @@ def test_or_is_left_out_and_recorded(model, ids, tmp_path, caplog, batch):
         documents_per_shard=2,
         sample=300,
     )
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_documents_that_do_not_fit_in_batches_are_measured_alone_and_that_is_recorded(model, ids, tmp_path, caplog):
+    few = [np.resize(one, 120) for one in ids[:6]]
+    folder = do(model, few, tmp_path / "run", batch=3, documents_per_shard=3)
+    assert RunFolder.open(folder).manifest["one_by_one"] == [0, 1]
+    assert "documents 0 to 2 did not fit into memory in batches and were measured one by one" in caplog.text
+    alone = qkscope.open(do(model, few, tmp_path / "alone", documents_per_shard=3))
+    run = qkscope.open(folder)
+    np.testing.assert_array_equal(run.moments(run.heads[3]).q.scatter, alone.moments(run.heads[3]).q.scatter)
+
+
+def test_memory_that_runs_out_when_sums_are_brought_together_is_one_line(model, ids, tmp_path, monkeypatch):
+    def finish(_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("qkscope.capture.measure.finish", finish)
+    with pytest.raises(CaptureError, match="no memory is left to bring the sums of documents 0 to 1 together"):
+        do(model, ids[:2], tmp_path / "run")
 
 
 @pytest.mark.usefixtures("little_memory")
@@ -325,7 +387,10 @@ def test_shares_make_the_run(shares, tmp_path):
     assert all_bytes(tmp_path / "run") == all_bytes(shares / "whole")
     assert merged(shares, "job-2", "job-1", more=("-o", str(tmp_path / "run")))[0] == 0, "merging again does nothing"
     code, said = merged(shares, "job-1", more=("--partial", "-o", str(tmp_path / "some")))
-    assert (code, said) == (0, f"wrote a share to {tmp_path / 'some'}; 2 shards are still missing")
+    assert (code, said) == (
+        0,
+        f"wrote a share to {tmp_path / 'some'}; when all are done: qkscope merge FOLDER … -o RUN",
+    )
     assert merged(tmp_path, "some", str(shares / "job-2"), more=("-o", str(tmp_path / "later")))[0] == 0
     assert all_bytes(tmp_path / "later") == all_bytes(shares / "whole")
 
@@ -355,6 +420,22 @@ def test_a_damaged_share_is_named(shares, tmp_path):
     assert "layer-002.safetensors is not what was written); run its job again" in said
 
 
+def test_one_job_alone_leaves_a_share_too(model, ids, tmp_path):
+    do(model, ids, tmp_path / "share", doing={"share": Share(1, 1)})
+    assert not (tmp_path / "share" / "run.json").exists()
+    assert merged(tmp_path, "share", more=("-o", str(tmp_path / "run")))[0] == 0
+    do(model, ids, tmp_path / "whole")
+    assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_what_shares_left_out_is_said_when_they_are_merged(model, ids, tmp_path):
+    going = {"keep_going": True, "share": Share(1, 1)}
+    do(model, short(ids), tmp_path / "share", doing=going, sample=300)
+    code, said = merged(tmp_path, "share", more=("-o", str(tmp_path / "run")))
+    assert (code, said) == (1, "3 documents were left out, for lack of memory")
+
+
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])
 def test_shares_that_are_none(text):
     with pytest.raises(CaptureError, match="expected a share such as 2/8"):
@@ -372,7 +453,7 @@ def test_a_worker_that_sees_another_model_is_refused(model, ids, tmp_path, monke
     plain = running.ShardSums
     monkeypatch.setattr("qkscope.capture.measure.ShardSums", lambda *parts: plain(*parts[:3], "another"))
     with pytest.raises(
-        CaptureError, match="the worker that measured documents 0 to 1 sees another model, or other versions"
+        CaptureError, match="the worker that measured documents 0 to 1 sees another model, another kind"
     ):
         do(model, ids[:2], tmp_path / "run")
 

@@ -21,7 +21,8 @@ from tests.forking import all_bytes
 LAYERS = (0, 3)
 MANIFEST = {
     "layers": [{"layer": n, "query_heads": [0, 1], "key_heads": [0], "rope": None} for n in LAYERS],
-    "options": {"buckets": 2},
+    "options": {"buckets": 2, "documents_per_shard": 1},
+    "documents": [{"tokens": 8}] * 11,
     "stage": "post-rope",
     "window": 8,
 }

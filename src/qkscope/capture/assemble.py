@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from qkscope.capture.choose import VectorSampling, sample_tokens, vector_tokens
 from qkscope.capture.kept import write_datasets
 from qkscope.errors import CaptureError, DatasetError
 from qkscope.store.atomic import atomic_path
-from qkscope.store.checkpoints import KEPT, Checkpoints, read_manifest, refuse_difference
+from qkscope.store.checkpoints import KEPT, Checkpoints, check_folder, read_manifest, refuse_difference
 from qkscope.store.checksums import CHECKSUMS, write_checksums
-from qkscope.store.holding import held
+from qkscope.store.holding import being_read, held
 from qkscope.store.layerfiles import layer_file, write_layer
 from qkscope.store.parts import THREADS, Parts
-from qkscope.store.runs import MANIFEST, MOMENTS, PROGRESS
+from qkscope.store.runs import LEFT_OUT, MANIFEST, MOMENTS, PROGRESS, RunFolder
 
 OnDone = Callable[[int, int], None]
 """Called with how much is done, and how much there is in all."""
@@ -28,6 +29,13 @@ def n_shards(manifest: dict[str, Any]) -> int:
     return -(-len(manifest["documents"]) // int(manifest["options"]["documents_per_shard"]))
 
 
+def left_out(folder: Path) -> int:
+    """How many documents a run, or a share of one, does without."""
+    if (folder / MANIFEST).exists():
+        return len(RunFolder.open(folder).manifest.get(LEFT_OUT, []))
+    return len(_share(folder).note.left_out)
+
+
 def assemble(state: Checkpoints, on_done: OnDone | None = None) -> None:
     """Write a run of which every shard is done: moments, sample and vectors first, its manifest last.
 
@@ -36,13 +44,14 @@ def assemble(state: Checkpoints, on_done: OnDone | None = None) -> None:
     manifest, folder = state.manifest, state.folder
     if not state.finished:
         note = state.parts.note
-        left_out = [one.model_dump() | {"name": _name(manifest, one.document)} for one in note.left_out]
-        if len(left_out) == len(manifest["documents"]):
-            raise CaptureError(f"none of the {len(left_out)} documents could be measured; {folder} holds no run")
+        missing = [one.model_dump() | {"name": _name(manifest, one.document)} for one in note.left_out]
+        if len(missing) == len(manifest["documents"]):
+            raise CaptureError(f"none of the {len(missing)} documents could be measured; {folder} holds no run")
         _write_moments(state)
         sampled, chosen, sampling = _tokens(manifest)
         write_datasets(folder, manifest, sorted(note.kept), sampled, chosen, sampling, on_done)
-        state.finish(left_out)
+        (folder / CHECKSUMS).unlink(missing_ok=True)
+        state.finish(missing, note.one_by_one)
     if not (folder / CHECKSUMS).exists():
         write_checksums(folder)
     state.tidy()
@@ -53,10 +62,20 @@ def merge(folders: Sequence[Path], output: Path, *, partial: bool = False, on_do
 
     Returns the shards that are still missing: none unless partial.
     """
-    sources = [_share(folder) for folder in folders]
+    check_folder(output)
+    for folder in folders:
+        if output.absolute().is_relative_to(folder.absolute()) and output.absolute() != folder.absolute():
+            raise CaptureError(f"{output} lies in {folder}, which is one of the shares; choose another folder")
+    with ExitStack() as holding:
+        for folder in folders:
+            holding.enter_context(being_read(folder))
+        return _merge([_share(folder) for folder in folders], output, partial, on_done)
+
+
+def _merge(sources: list[Parts], output: Path, partial: bool, on_done: OnDone | None) -> list[int]:
     manifest = sources[0].manifest
     for other in sources[1:]:
-        refuse_difference(other.folder, other.manifest, manifest)
+        refuse_difference(other.folder, other.manifest, manifest, "leave it out, or run its job again")
     _refuse_twice(sources)
     missing = sorted(set(range(n_shards(manifest))) - {shard for one in sources for shard in one.done})
     if missing and not partial:
@@ -80,9 +99,8 @@ def _share(folder: Path) -> Parts:
     if not (folder / PROGRESS).is_file():
         what = "is a finished run" if (folder / MANIFEST).exists() else "holds no share of a capture"
         raise DatasetError(f"{folder} {what}; merge takes folders that capture --shard wrote")
-    with held(folder):
-        parts = Parts(folder, read_manifest(folder / PROGRESS))
-        damaged = parts.open(folder / KEPT, remove=False)
+    parts = Parts(folder, read_manifest(folder / PROGRESS))
+    damaged = parts.open(folder / KEPT, remove=False)
     if damaged:
         raise DatasetError(f"{damaged[0]}; run its job again")
     return parts

@@ -40,7 +40,8 @@ def sample_tokens(lengths: list[int], size: int, seed: int, skip_first: int) -> 
     counted = np.flatnonzero(position >= skip_first)
     keys = priority(example[counted], position[counted], seed)
     chosen = np.sort(counted[np.lexsort([position[counted], example[counted], keys])[:size]])
-    return [position[chosen[example[chosen] == i]] for i in range(len(lengths))]
+    ends = np.cumsum(np.bincount(example[chosen], minlength=len(lengths)))
+    return np.split(position[chosen], ends[:-1])
 
 
 def vector_tokens(example: int, length: int, sampling: VectorSampling, skip_first: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qkscope.capture.attention import backbone, self_attentions
-from qkscope.capture.models import ModelOptions, resolved_device, resolved_dtype
+from qkscope.capture.models import ModelOptions, refuse_absurd, resolved_device, resolved_dtype
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.errors import CaptureError
 
@@ -42,11 +42,14 @@ def estimate(options: ModelOptions, *, buckets: int, sample: int, window: int) -
     if place.endswith(".gguf"):
         place, which = str(Path(place).parent), {"gguf_file": Path(place).name}
     try:
-        config = AutoConfig.from_pretrained(place, revision=options.revision, **which)
-    except (OSError, ValueError) as error:
+        config = AutoConfig.from_pretrained(place, revision=options.revision, trust_remote_code=False, **which)
+        refuse_absurd(config)
+        with init_empty_weights():
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except CaptureError:
+        raise
+    except Exception as error:  # as in models.py
         raise CaptureError(f"{options.model} cannot be read ({' '.join(str(error).split())[:300]})") from None
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(config)
     text, layers = backbone(model).config, len(self_attentions(model))
     n_q = int(text.num_attention_heads)
     n_k = int(getattr(text, "num_key_value_heads", None) or n_q)

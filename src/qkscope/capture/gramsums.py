@@ -143,7 +143,8 @@ def trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
     try:
         for bounds in ((3, 690), (0, 128)):
             for vectors, totals in ((x, kernel), (x.cpu(), plain)):
-                add_squares(vectors, bounds, 128, 0, totals[0][:, 2], totals[1])
+                with torch.cuda.device(device):
+                    add_squares(vectors, bounds, 128, 0, totals[0][:, 2], totals[1])
         apart = max(float((a.cpu() - b).abs().max() / b.abs().max()) for a, b in zip(kernel, plain, strict=True))
     except Exception as error:  # a compiler that is not there fails in ways of its own
         reason = " ".join(str(error).split())[:120] or type(error).__name__

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from qkscope.capture.choose import VectorSampling
 from qkscope.core.headmoments import bucket_width
@@ -57,7 +57,10 @@ def write_datasets(
     sampling: VectorSampling | None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the run's sample and, if asked for, its dataset of vectors, layer by layer, from its shards' files."""
+    """Write the run's sample and, if asked for, its dataset of vectors, from its shards' files.
+
+    Samples are small, so several layers are written at a time; a dataset may be large, and is not.
+    """
     if not names:
         raise CaptureError("none of the tokens whose vectors were to be kept could be measured; use a larger --sample")
     targets: dict[Path, tuple[list[np.ndarray], set[HeadId] | None]] = {folder / SAMPLE: (sampled, None)}
@@ -70,7 +73,7 @@ def write_datasets(
         for target, (tokens, heads) in targets.items():
             _write_layer(target, layer, rows, tokens, heads, manifest)
 
-    with ThreadPoolExecutor(THREADS) as threads:
+    with ThreadPoolExecutor(THREADS if chosen is None else 1) as threads:
         for number, _ in enumerate(threads.map(write, manifest["layers"]), start=1):
             if on_done is not None:
                 on_done(number, len(manifest["layers"]))
@@ -94,10 +97,13 @@ def _rope(manifest: dict[str, Any]) -> dict[str, Any] | None:
 def _layer_rows(shards: list[Path], layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     parts = []
     for shard in shards:
-        with safe_open(shard, framework="np") as file:
-            if f"{layer}.q" in file.keys():  # noqa: SIM118
-                names = ("example_id", "position", f"{layer}.q", f"{layer}.k")
-                parts.append([file.get_tensor(name) for name in names])
+        try:
+            with safe_open(shard, framework="np") as file:
+                if f"{layer}.q" in file.keys():  # noqa: SIM118
+                    names = ("example_id", "position", f"{layer}.q", f"{layer}.k")
+                    parts.append([file.get_tensor(name) for name in names])
+        except (OSError, SafetensorError) as error:
+            raise CaptureError(f"{shard} cannot be read as kept vectors ({error}); capture the run again") from None
     example, position, q, k = (np.concatenate(part) for part in zip(*parts, strict=True))
     return example, position, q, k
 

@@ -15,9 +15,10 @@ from transformers import DynamicCache, PreTrainedModel
 from qkscope._version import __version__
 from qkscope.capture import models, parity
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
+from qkscope.capture.gramsums import trusted
 from qkscope.capture.kept import KeptVectors
 from qkscope.capture.layers import Layer, describe_layer
-from qkscope.capture.memory import OutOfMemoryIn, out_of_memory
+from qkscope.capture.memory import OutOfMemoryIn, memory_told
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
 from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
@@ -41,55 +42,65 @@ class Measurement:
         self.any_local = self.one_pass = False
         # Documents must not depend on those before them, not even through what an embedding remembers.
         self.forget = [embedding.remembered() for embedding in embeddings(model)]
-        self.layers = self._look(gate)
+        embedding: Any = self.decoder.get_input_embeddings()
+        self.vocabulary = int(embedding.weight.shape[0])
+        self.longest = int(getattr(self.decoder.config, "max_position_embeddings", None) or 2**31)
+        self.layers = self._look(gate if options.window is not None else gate[: self.longest])
         self.seen = self._seen()
 
     def shard(
         self, shard: Shard, *, keep_going: bool = False, on_documents: Callable[[int], None] | None = None
     ) -> ShardSums:
-        """The sums of one shard. Where memory runs out, it is begun again: with single documents, and then, if that
-        is wanted, without those that do not fit.
-        """  # noqa: D205
-        batch, left_out = self.options.batch, dict[int, str]()
-        while True:
+        """The sums of one shard.
+
+        Where memory runs out in a batch, the shard is begun again with single documents; where it runs out in one of
+        those, that is an error or, if so wanted, all that do not fit are left out.
+        """
+        left_out = dict[int, str]()
+        try:
+            return self._attempt(shard, self.options.batch, left_out, on_documents)
+        except OutOfMemoryIn as error:
+            lone = len(error.rows) == 1
+            if lone and not keep_going:
+                raise CaptureError(_does_not_fit(shard, error)) from None
+        _empty_cache()
+        if keep_going:
+            left_out = self._misfits(shard)
+        try:
+            return replace(self._attempt(shard, 1, left_out, on_documents), one_by_one=self.options.batch > 1)
+        except OutOfMemoryIn as error:
+            raise CaptureError(_does_not_fit(shard, error)) from None
+
+    def _misfits(self, shard: Shard) -> dict[int, str]:
+        """Documents that do not fit even alone, each with what was said of it."""
+        found = {}
+        for example in shard.examples:
+            others = {other: "" for other in shard.examples if other != example}
             try:
-                moments, kept = self._attempt(shard, batch, left_out, on_documents)
-                return ShardSums(moments, kept, left_out, self.seen.digest)
+                self._attempt(shard, 1, others, None)
             except OutOfMemoryIn as error:
-                if len(error.rows) == 1 and not keep_going:
-                    row = error.rows[0]
-                    raise CaptureError(
-                        f"document {shard.examples[row]} ({shard.names[row]}, {len(shard.ids[row])} tokens) does not "
-                        f"fit into memory ({error.reason}); try --prefill 2048 or a smaller --window, or leave such "
-                        "documents out with --keep-going"
-                    ) from None
-                if len(error.rows) == 1:
-                    left_out[shard.examples[error.rows[0]]] = f"out of memory ({error.reason})"
-                batch = 1
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+                found[example] = f"out of memory ({error.reason})"
+                _empty_cache()
+        return found
 
     def _attempt(
         self, shard: Shard, batch: int, left_out: dict[int, str], on_documents: Callable[[int], None] | None
-    ) -> tuple[dict[int, LayerMoments], KeptVectors]:
+    ) -> ShardSums:
         plan = Plan(shard.window, self.options.buckets, self.options.skip_first)
         rows = [row for row, example in enumerate(shard.examples) if example not in left_out]
         sums = {layer: LayerSums(plan, self._rope(found)) for layer, found in self.layers.items()}
         labels: list[tuple[np.ndarray, np.ndarray]] = []
         for first in range(0, len(rows), batch):
             some = rows[first : first + batch]
-            try:
+            with memory_told(some):
                 self._forward(shard, some, plan, sums, labels)
-            except (MemoryError, RuntimeError) as error:
-                reason = out_of_memory(error)
-                if reason is None:
-                    raise
-                raise OutOfMemoryIn(some, reason) from None
             if on_documents is not None:
                 on_documents(some[-1] + 1)
-        moments = finished(sums) if rows else {}
+        with memory_told([]):
+            moments = finished(sums) if rows else {}
+            kept = _kept_vectors(labels, sums)
         _check_finite(moments, shard)
-        return moments, _kept_vectors(labels, sums)
+        return ShardSums(moments, kept, left_out, self.seen.digest)
 
     # ---- looking at the model -------------------------------------------------------------------
 
@@ -101,27 +112,27 @@ class Measurement:
             models.describe(self.model),
             [_plain(layer.as_dict()) for layer in self.layers.values()],
             n_q // int(getattr(config, "num_key_value_heads", None) or n_q),
-            int(getattr(config, "max_position_embeddings", None) or 2**31),
+            self.longest,
+            self.vocabulary,
             torch.get_num_threads() if device.type == "cpu" else None,
+            _named(device, self.model.dtype, int(getattr(config, "head_dim", None) or config.hidden_size // n_q)),
             {"qkscope": __version__} | packages,
         )
 
     def _look(self, gate: np.ndarray) -> dict[int, Layer]:
         """Pass the parity gate on these tokens, and describe every layer that is to be measured."""
-        ids = torch.from_numpy(gate)[None]
+        ids = torch.from_numpy(np.clip(gate, 0, self.vocabulary - 1))[None]  # tokens beyond it are refused later
 
         def forward() -> torch.Tensor:
             with torch.no_grad():
                 return self._decode(ids, None, None, 0).last_hidden_state
 
         try:
-            seen = parity.check(self.model, forward)
-        except (MemoryError, RuntimeError) as error:
-            reason = out_of_memory(error)
-            if reason is None:
-                raise
+            with memory_told([]):
+                seen = parity.check(self.model, forward)
+        except OutOfMemoryIn as error:
             way_out = "try --dtype bfloat16, --device balanced or fewer --workers"
-            raise CaptureError(f"no memory is left beside the model ({reason}); {way_out}") from None
+            raise CaptureError(f"no memory is left beside the model ({error.reason}); {way_out}") from None
         candidates = embeddings(self.model)
         found = {a.layer: describe_layer(a, self.decoder, candidates, self.options) for a in seen}
         self.any_local = any(layer.local for layer in found.values())
@@ -161,6 +172,7 @@ class Measurement:
         """One batch of documents through the model, in one pass or in steps through a cache."""
         for restore in self.forget:
             restore()
+        already = max((len(part_sums.kept) for part_sums in sums.values()), default=0)
         ids, mask = _padded([shard.ids[row] for row in rows])
         length = ids.shape[1]
         step = self._step(length, plan.width)
@@ -181,7 +193,8 @@ class Measurement:
             with torch.no_grad(), watching(self.model, add, modules=self.attentions):
                 self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
         for part_sums in sums.values():
-            part_sums.kept = [(q.cpu(), k.cpu()) for q, k in part_sums.kept]
+            new = slice(already, None)
+            part_sums.kept[new] = [(q.cpu(), k.cpu()) for q, k in part_sums.kept[new]]
 
     def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
         device = _input_device(self.decoder)
@@ -264,6 +277,23 @@ def _kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, L
     return KeptVectors(example[order], position[order], vectors)  # type: ignore[arg-type]
 
 
+def _does_not_fit(shard: Shard, error: OutOfMemoryIn) -> str:
+    if not error.rows:
+        return (
+            f"no memory is left to bring the sums of {shard} together ({error.reason}); use fewer --documents-per-shard"
+        )
+    row = error.rows[0]
+    return (
+        f"document {shard.examples[row]} ({shard.names[row]}, {len(shard.ids[row])} tokens) does not fit into memory "
+        f"({error.reason}); try --prefill 2048 or a smaller --window, or leave such documents out with --keep-going"
+    )
+
+
+def _empty_cache() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def _check_finite(moments: dict[int, LayerMoments], shard: Shard) -> None:
     for layer, part in moments.items():
         for name, found in (("queries", part.q), ("keys", part.k)):
@@ -278,6 +308,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     return list(value) if isinstance(value, tuple) else value
+
+
+def _named(device: torch.device, dtype: torch.dtype, d: int) -> str:
+    if device.type != "cuda":
+        return device.type
+    half = dtype in (torch.bfloat16, torch.float16)
+    return f"{torch.cuda.get_device_name(device)}, {'kernel' if half and trusted(device, dtype, d) else 'plain'}"
 
 
 def _input_device(decoder: PreTrainedModel) -> torch.device:

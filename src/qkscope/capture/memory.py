@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
-_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class OutOfMemoryIn(Exception):
-    """Documents that, together, did not fit."""
+    """Documents of a shard, by row, that together did not fit; none: what comes after them did not."""
 
     def __init__(self, rows: list[int], reason: str) -> None:
         self.rows, self.reason = rows, reason
         super().__init__(reason)
 
 
-def out_of_memory(error: Exception) -> str | None:
-    """What torch says of it, in one of its ways; None where it is another error."""
-    said = " ".join(str(error).split())[:120]
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return said or "no memory left"
-    return said if any(words in str(error) for words in _WORDS) else None
+@contextmanager
+def memory_told(rows: list[int]) -> Iterator[None]:
+    """Raise ``OutOfMemoryIn`` where torch, in one of its ways, says that memory ran out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        said = " ".join(str(error).split())[:120]
+        ours = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in _WORDS)
+        if not ours:
+            raise
+        raise OutOfMemoryIn(rows, said or "no memory left") from None

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from qkscope.capture.attention import backbone, self_attentions
@@ -45,16 +44,13 @@ class ModelOptions:
     """CPU threads of a replica; by default as torch has it."""
 
 
-def load(options: ModelOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model (in evaluation mode) and tokenizer."""
-    return load_model(options), load_tokenizer(options)
-
-
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     """Load the tokenizer alone."""
     place, common = _place(options)
     with _errors_as_one_line(options):
-        return AutoTokenizer.from_pretrained(options.tokenizer or place, **({} if options.tokenizer else common))
+        if options.tokenizer:
+            return AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=options.trust_remote_code)
+        return AutoTokenizer.from_pretrained(place, **common)
 
 
 def load_model(options: ModelOptions) -> PreTrainedModel:
@@ -64,14 +60,17 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(place, **common)
         for key, value in (options.config_overrides or {}).items():
             _override(config, key, value)
-        _refuse_absurd(config)
+        refuse_absurd(config)
         device = resolved_device(options.device)
         placing = {"device_map": "auto" if device == "balanced" else device}
         if options.attn is not None:
             placing["attn_implementation"] = options.attn
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=resolved_dtype(options.dtype, device), **placing, **common
+        dtype = resolved_dtype(options.dtype, device)
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            place, config=config, dtype=dtype, output_loading_info=True, **placing, **common
         )
+        model: PreTrainedModel = found[0]
+        _refuse_missing(options, found[1])
     model.train(False)
     if getattr(model.config, "_commit_hash", None) is None:
         model.config._commit_hash = _commit(options)
@@ -98,8 +97,9 @@ def load_quietly() -> None:
 
 def _place(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     """Where transformers finds it."""
-    common: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-    common = {key: value for key, value in common.items() if value}
+    # False and not None: transformers takes the latter for leave to ask.
+    common: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    common |= {"revision": options.revision} if options.revision else {}
     if not options.model.endswith(".gguf"):
         if options.model.startswith(("/", "./", "../", "~")) and not Path(options.model).exists():
             raise CaptureError(f"{options.model} does not exist; give a Hub id, a folder or a GGUF file")
@@ -114,8 +114,22 @@ def _place(options: ModelOptions) -> tuple[str, dict[str, Any]]:
 def _errors_as_one_line(options: ModelOptions) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise CaptureError(f"{options.model} cannot be loaded ({' '.join(str(error).split())[:400]})") from None
+    except CaptureError:
+        raise
+    except Exception as error:  # what a config that is none makes transformers raise has no end
+        reason = " ".join(str(error).split())[:400] or type(error).__name__
+        raise CaptureError(f"{options.model} cannot be loaded ({reason})") from None
+
+
+def _refuse_missing(options: ModelOptions, loading: dict[str, Any]) -> None:
+    """Weights that were not in the files would be random numbers, and nothing further on could tell."""
+    missing = sorted(map(str, loading.get("missing_keys", ())))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CaptureError(
+            f"{options.model} lacks weights that its config asks for ({missing[0]}{more}); fetch it again, or correct "
+            "its config or --config-overrides"
+        )
 
 
 def describe(model: PreTrainedModel) -> dict[str, Any]:
@@ -143,7 +157,7 @@ def _digest(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def _refuse_absurd(config: Any) -> None:
+def refuse_absurd(config: Any) -> None:
     """A config of more layers than any model has would be built without end."""
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > MOST_LAYERS:
@@ -152,7 +166,7 @@ def _refuse_absurd(config: Any) -> None:
 
 def _override(config: Any, key: str, value: Any) -> None:
     target = config.get_text_config(decoder=True)
-    if not hasattr(target, key):
+    if not isinstance(key, str) or not hasattr(target, key):
         raise CaptureError(f"the model's config has no entry {key!r}")
     setattr(target, key, value)
 
@@ -161,6 +175,10 @@ def resolved_device(asked: str) -> str:
     """The device that ``auto`` stands for here."""
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.startswith("cuda") and not torch.cuda.is_available():
+        raise CaptureError(f"--device {asked} needs a GPU, and torch sees none here; leave it out to use the CPU")
+    if re.fullmatch(r"cpu|cuda(:\d{1,2})?|balanced|mps|xpu(:\d{1,2})?", asked) is None:
+        raise CaptureError(f"unknown device {asked!r}; there are cpu, cuda, cuda:1 …, balanced and auto")
     return asked
 
 

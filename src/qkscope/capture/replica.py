@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,10 @@ class Replica:
     """Told of every document, in this process."""
     _measurement: Measurement | None = field(default=None, init=False, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to a worker: neither a loaded model nor what listens in this process."""
+        return vars(self) | {"on_documents": None, "_measurement": None}
+
     def __call__(self, shard: Shard | None) -> Seen | ShardSums:
         """Look at the model, or measure one shard."""
         if self._measurement is None:
@@ -53,6 +58,9 @@ class Replica:
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         # Workers of one machine share its GPUs; one that replaces another has its number, and so its GPU.
-        if number is not None and models.resolved_device(options.device) == "cuda":
-            options = replace(options, device=f"cuda:{number % torch.cuda.device_count()}")
-        return models.load_model(options)
+        device = models.resolved_device(options.device)
+        if number is not None and device == "cuda":
+            device = f"cuda:{number % torch.cuda.device_count()}"
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)  # kernels of our own run on the current one
+        return models.load_model(replace(options, device=device))

@@ -17,23 +17,22 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qkscope.capture.assemble import OnDone, assemble, n_shards
+from qkscope.capture.assemble import OnDone, assemble
 from qkscope.capture.kept import write_kept
 from qkscope.capture.manifest import manifest
 from qkscope.capture.models import ModelOptions, resolved_device
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.replica import Replica
 from qkscope.capture.seen import Seen, ShardSums
-from qkscope.capture.shards import WHOLE, Shard, Share, kept_tokens, per_shard
+from qkscope.capture.shards import Shard, Share, kept_tokens, per_shard
 from qkscope.capture.texts import Document
 from qkscope.core.layermoments import LayerMoments
 from qkscope.engine import HERE, Place, pool
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.store.checkpoints import KEPT, VECTORS, Checkpoints
-from qkscope.store.checksums import CHECKSUMS
-from qkscope.store.holding import HOLDER, held
-from qkscope.store.parts import PARTS, LeftOut, Note, Span
-from qkscope.store.runs import MANIFEST, MOMENTS, PROGRESS, SAMPLE
+from qkscope.store.checkpoints import Checkpoints, check_folder
+from qkscope.store.holding import held
+from qkscope.store.manifests import problem
+from qkscope.store.parts import LeftOut, Note, Span
 
 log = logging.getLogger("qkscope")
 
@@ -58,8 +57,8 @@ class Doing:
 
     place: Place = HERE
     """Where it runs."""
-    share: Share = WHOLE
-    """Which of several jobs this is."""
+    share: Share | None = None
+    """Which of several jobs this is; None: the only one, which finishes the run."""
     keep_going: bool = False
     """Leave out documents that do not fit into memory, rather than stop."""
     resume: bool = True
@@ -101,13 +100,19 @@ def capture(
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
     gate = ids[usable[0]][: min(PARITY_TOKENS, options.window or PARITY_TOKENS)]
     replica = Replica(model, options, gate, doing.keep_going)
-    with held(folder), pool(replica, doing.place, len(usable), per_worker=1) as workers:
+    in_all = -(-len(usable) // (options.documents_per_shard or 1))
+    mine = range(in_all) if doing.share is None else doing.share.shards(in_all)
+    with held(folder), pool(replica, doing.place, len(mine), per_worker=1) as workers:
         ((_, seen),) = workers.map([None])
         assert isinstance(seen, Seen)
         window = options.window or min(longest, seen.longest)
         cut, options = [ids[number][:window] for number in usable], replace(options, window=window)
         found = manifest(seen, [documents[number] for number in usable], cut, options, about)
         found["documents_too_short"] = len(ids) - len(usable)
+        wrong = problem(found)
+        if wrong:
+            raise CaptureError(f"this capture could not be read again ({wrong}); choose other options")
+        _refuse_strange_tokens(cut, seen)
         if window > seen.longest:
             log.warning("the window of %d goes past the %d positions the model was made for", window, seen.longest)
         state = Checkpoints(folder, found)
@@ -117,31 +122,19 @@ def capture(
         for line in state.damaged:
             log.warning("%s; what it held is measured again", line)
         if not state.finished:
-            job = _Job(state, seen, cut, [documents[number].name for number in usable], options, doing)
+            job = _Job(state, seen, cut, [documents[number].name for number in usable], options, doing, mine)
             replica.on_documents = job.tell
             job.do(workers.map)
-        if doing.share == WHOLE:
+        if doing.share is None:
             assemble(state, doing.on_writing)
     return folder
 
 
-def check_folder(folder: Path) -> None:
-    """A run has a folder of its own: new, empty, or with an earlier attempt at the same run."""
-    if folder.exists() and not folder.is_dir():
-        raise CaptureError(f"{folder} is not a folder")
-    ours = (MANIFEST, PROGRESS, MOMENTS, SAMPLE, VECTORS, CHECKSUMS, PARTS, KEPT, HOLDER, "tables")
-    strange = [p.name for p in folder.glob("*") if p.name not in ours and not _old(p.name) and not _leftover(p.name)]
-    if strange:
-        raise CaptureError(f"{folder} holds other things ({', '.join(sorted(strange)[:3])}); choose another folder")
-
-
-def _old(name: str) -> bool:
-    """What earlier versions kept while a capture was under way; reading progress.json will say so."""
-    return name == "shards" or name.startswith("moments-")
-
-
-def _leftover(name: str) -> bool:
-    return name.startswith(".") and name.endswith(".tmp")
+def _refuse_strange_tokens(ids: list[np.ndarray], seen: Seen) -> None:
+    highest = max(int(one.max()) for one in ids)
+    if highest >= seen.vocabulary or min(int(one.min()) for one in ids) < 0:
+        way_out = "give the model's own with --tokenizer"
+        raise CaptureError(f"the tokenizer gives token {highest}, and the model knows {seen.vocabulary}; {way_out}")
 
 
 @dataclass
@@ -154,44 +147,53 @@ class _Job:
     names: list[str]
     options: CaptureOptions
     doing: Doing
+    mine: range
+    """The shards of this job."""
     _tokens: int = field(default=0, init=False)
     _documents: int = field(default=0, init=False)
     _before: int = field(default=0, init=False)
+    _saving: Future[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        size = self.options.documents_per_shard or 1
+        self._whole = self.ids[self.mine.start * size : self.mine.stop * size]
+        self._tokens_in_all = sum(map(len, self._whole))
 
     def do(self, measure: Callable[[Sequence[Shard]], Any]) -> None:
         """Measure every shard of this job's share that no part holds yet.
 
         A shard is saved while the next one is measured; the next but one waits, so that no more than two are in memory.
         """
-        mine, done = self.doing.share.shards(n_shards(self.state.manifest)), self.state.parts.done
+        done = self.state.parts.done
         kept = kept_tokens([len(one) for one in self.ids], self.options)
-        for number in mine:
+        for number in self.mine:
             if number in done:
                 self._count(self._examples(number))
         self._before = self._tokens
-        todo = [self._shard(number, kept) for number in mine if number not in done]
-        saving: Future[None] | None = None
+        todo = [self._shard(number, kept) for number in self.mine if number not in done]
         with ThreadPoolExecutor(1) as saver:
             for index, sums in measure(todo):
-                if saving is not None:
-                    saving.result()
-                saving = saver.submit(self._save, todo[index], sums)
+                self._saved()
+                self._saving = saver.submit(self._save, todo[index], sums)
                 self._count(todo[index].examples)
                 if self.doing.place != HERE:
                     self._say(self._documents, self._tokens)
-            if saving is not None:
-                saving.result()
+            self._saved()
 
     def tell(self, shard: Shard, documents: int) -> None:
         """So many documents of a shard have been measured in this process."""
+        if self._saving is not None and self._saving.done():
+            self._saving.result()  # a disk that is full is not to be found out a shard later
         self._say(self._documents + documents, self._tokens + sum(map(len, shard.ids[:documents])))
+
+    def _saved(self) -> None:
+        if self._saving is not None:
+            self._saving.result()
 
     def _say(self, documents: int, tokens: int) -> None:
         if self.doing.on_progress is not None:
-            mine = self.doing.share.shards(n_shards(self.state.manifest))
-            size = self.options.documents_per_shard or 1
-            whole = self.ids[mine.start * size : mine.stop * size]
-            self.doing.on_progress(Progress(documents, len(whole), tokens, sum(map(len, whole)), self._before))
+            now = Progress(documents, len(self._whole), tokens, self._tokens_in_all, self._before)
+            self.doing.on_progress(now)
 
     def _count(self, examples: list[int]) -> None:
         self._documents += len(examples)
@@ -211,12 +213,15 @@ class _Job:
         """The vectors first, then the part that names them."""
         if sums.seen != self.seen.digest:
             raise CaptureError(
-                f"the worker that measured {shard} sees another model, or other versions, than the first one; "
-                "give all machines the same weights and packages"
+                f"the worker that measured {shard} sees another model, another kind of GPU or other versions than the "
+                "first one; give all machines the same"
             )
         for document, reason in sums.left_out.items():
             log.error("left out document %d (%s): %s", document, self.names[document], reason)
+        if sums.one_by_one:
+            log.warning("%s did not fit into memory in batches and were measured one by one", shard)
         note = Note(
+            one_by_one=[shard.number] if sums.one_by_one else [],
             kept=write_kept(self.state.kept, shard.number, sums.kept),
             left_out=[LeftOut(document=document, reason=reason) for document, reason in sums.left_out.items()],
         )

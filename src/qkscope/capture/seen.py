@@ -20,8 +20,12 @@ class Seen:
     q_per_kv: int
     longest: int
     """Positions the model was made for."""
+    vocabulary: int
+    """Tokens the model knows."""
     threads: int | None
     """On a CPU: how many it computes with, on which the last bits of a forward pass depend."""
+    device: str
+    """The CPU, or the GPU by name and by how its sums are formed."""
     versions: dict[str, str]
 
     @property
@@ -41,3 +45,5 @@ class ShardSums:
     """Documents that could not be measured, and why."""
     seen: str
     """Digest of what the replica saw."""
+    one_by_one: bool = False
+    """Whether batches did not fit and its documents were measured alone, which changes the last bits."""

@@ -37,10 +37,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Share:
-    """Which of several jobs this is: the first of one, unless it is said otherwise."""
+    """Which of several jobs this is, from 1."""
 
-    job: int = 1
-    of: int = 1
+    job: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.job <= self.of:
+            raise CaptureError(f"expected a share such as 2/8, the second of eight jobs; got '{self.job}/{self.of}'")
 
     @classmethod
     def parse(cls, text: str) -> Share:
@@ -49,8 +53,8 @@ class Share:
         >>> Share.parse("2/8")
         Share(job=2, of=8)
         """
-        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+        if found is None:
             raise CaptureError(f"expected a share such as 2/8, the second of eight jobs; got {text!r}")
         return cls(int(found[1]), int(found[2]))
 
@@ -60,9 +64,6 @@ class Share:
             many = "one shard" if in_all == 1 else f"{in_all} shards"
             raise CaptureError(f"these documents make {many}, too few for {self.of} jobs; use {in_all} or fewer")
         return range((self.job - 1) * in_all // self.of, self.job * in_all // self.of)
-
-
-WHOLE = Share()
 
 
 def per_shard(options: CaptureOptions, longest: int, device: str) -> int:

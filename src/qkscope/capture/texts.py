@@ -91,7 +91,20 @@ def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
             names = ", ".join(file.schema_arrow.names[:10])
             raise CaptureError(f"{path} has no one column {field!r} (but {names}); say which with --field")
         values = (value for batch in file.iter_batches(columns=[field]) for value in batch[0].to_pylist())
-        yield from (Document(f"{name}:{number}", str(value)) for number, value in enumerate(values) if value)
+        for number, value in enumerate(values):
+            if value:
+                yield Document(f"{name}:{number}", _text(value, f"{path}, row {number}"))
+
+
+def _text(value: object, where: str) -> str:
+    """A value that is text."""
+    try:
+        if isinstance(value, str):
+            value.encode()
+            return value
+    except UnicodeEncodeError:
+        raise CaptureError(f"{where}: expected text, got half of a surrogate pair; leave it out") from None
+    raise CaptureError(f"{where}: expected text, got {type(value).__name__}; say with --field which holds it")
 
 
 def _json_lines(path: Path, name: str, field: str) -> Iterator[Document]:
@@ -104,4 +117,4 @@ def _json_lines(path: Path, name: str, field: str) -> Iterator[Document]:
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise CaptureError(f"{path}, line {number}: expected a JSON object with a field {field!r}") from None
             if value is not None:
-                yield Document(f"{name}:{number}", str(value))
+                yield Document(f"{name}:{number}", _text(value, f"{path}, line {number}"))

@@ -36,7 +36,9 @@ Texts = Annotated[
     list[str] | None,
     typer.Option("--texts", help=".txt, .md, .jsonl or .parquet files, folders, globs, hf:// URLs; may be repeated."),
 ]
-Window = Annotated[int | None, typer.Option(min=16, help="Tokens per document; by default the longest, if it fits.")]
+Window = Annotated[
+    int | None, typer.Option(min=16, max=2**24, help="Tokens per document; by default the longest, if it fits.")
+]
 Buckets = Annotated[int, typer.Option(min=1, max=256, help="Position buckets over the window.")]
 SampleSize = Annotated[int, typer.Option("--sample", min=1, help="Tokens whose vectors are kept, in every head.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
@@ -88,7 +90,7 @@ def capture(
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of each replica; 1 with --workers, otherwise all cores.")
+        int | None, typer.Option(min=1, max=1024, help="CPU threads of each replica; 1 with --workers, otherwise all.")
     ] = None,
     shard: Annotated[
         str | None, typer.Option(help="Do one share of the documents, such as 2/8; qkscope merge puts them together.")
@@ -167,15 +169,17 @@ def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
     need_torch()
     from qkscope.capture import models
     from qkscope.capture import run as running
-    from qkscope.capture.shards import WHOLE, Share
+    from qkscope.capture.shards import Share
     from qkscope.capture.texts import read_documents
     from qkscope.results import check_folder
+    from qkscope.store.checkpoints import check_folder as check_run_folder
 
     if not bars():
         models.load_quietly()
     check_folder(output, [])
-    running.check_folder(output)
+    check_run_folder(output)
     started = time.monotonic()
+    share = Share.parse(doing["shard"]) if doing["shard"] else None
     if given["trust_remote_code"]:
         log.warning("running code that comes with %s, as asked", given["model"])
     chosen, options = _model_options(given), _capture_options(given)
@@ -188,7 +192,7 @@ def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
     with documents_done() as on_progress:
         doing_it = running.Doing(
             place,
-            Share.parse(doing["shard"]) if doing["shard"] else WHOLE,
+            share,
             keep_going=doing["keep_going"],
             resume=doing["resume"],
             on_progress=on_progress,
@@ -196,19 +200,21 @@ def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
         source = replace(chosen, threads=threads)
         folder = running.capture(source, documents, ids, output, options, about, doing_it)
     log.info("done in %.0f s", time.monotonic() - started)
-    if doing["shard"]:
-        log.info("wrote share %s to %s; when all are done: qkscope merge FOLDER … -o RUN", doing["shard"], folder)
-        return 0
-    log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
-    return _left_out(folder)
+    return said_of(folder)
 
 
-def _left_out(folder: Path) -> int:
-    from qkscope.store.runs import LEFT_OUT, RunFolder
+def said_of(folder: Path) -> int:
+    """Say what is in a folder now, a run or a share of one; the exit code, by whether documents were left out."""
+    from qkscope.capture.assemble import left_out
+    from qkscope.store.runs import MANIFEST
 
-    missing = RunFolder.open(folder).manifest.get(LEFT_OUT, [])
+    if (folder / MANIFEST).exists():
+        log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
+    else:
+        log.info("wrote a share to %s; when all are done: qkscope merge FOLDER … -o RUN", folder)
+    missing = left_out(folder)
     if missing:
-        log.error("%d documents were left out; run.json names them", len(missing))
+        log.error("%d documents were left out, for lack of memory", missing)
     return SOME_HEADS_FAILED if missing else 0
 
 

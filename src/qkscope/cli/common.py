@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -70,17 +71,14 @@ def set_up_logging(*, quiet: bool, verbose: bool) -> None:
     log.propagate = False
 
 
-class Terminated(BaseException):
-    """SIGTERM, as an exception, so that what is open is closed and workers end."""
-
-
 @contextmanager
 def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
     """Turn the errors we raise on purpose, and those of the system, into one line and an exit code; let bugs show
     their traceback. ``stopped`` says what holds when the user, or the system, ends the command.
     """  # noqa: D205
+    came: list[int] = []
     try:
-        with _sigterm_raised():
+        with _interrupted_by_sigterm(came):
             yield
     except QkscopeError as error:
         log.error("error: %s", error)
@@ -93,19 +91,24 @@ def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
         log.error("error: %s%s; %s%s", os.strerror(error.errno).lower(), where, full, stopped)
         log.debug("", exc_info=error)
         raise typer.Exit(NOTHING_DONE) from None
-    except (KeyboardInterrupt, Terminated) as how:
+    except KeyboardInterrupt:
         log.error("stopped; %s", stopped)
-        raise typer.Exit(128 + (signal.SIGTERM if isinstance(how, Terminated) else signal.SIGINT)) from None
+        raise typer.Exit(128 + (came or [signal.SIGINT])[0]) from None
 
 
 @contextmanager
-def _sigterm_raised() -> Iterator[None]:
+def _interrupted_by_sigterm(came: list[int]) -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, so that what is open is closed and workers end; ``came`` tells them apart.
+
+    No error of our own: what libraries wait in lets only this one through.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def stop(*_: object) -> None:
-        raise Terminated
+    def stop(number: int, _: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
@@ -124,8 +127,8 @@ def parse_indices(text: str | None) -> frozenset[int] | None:
         return None
     chosen: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+        first, _, last = part.strip().partition("-")
+        if re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", part.strip()) is None:
             raise ConfigError(f"expected numbers and ranges such as 0,4-7, got {text!r}")
         low, high = int(first), int(last or first)
         if not low <= high < MOST_INDICES:
@@ -143,7 +146,7 @@ def parse_points(text: str | None, run: Run) -> PointOptions | None:
     if text is None or text == "all":
         return None if text is None else PointOptions()
     there = [(head.layer, head.head) for head in run.heads]
-    if text.isdecimal():
+    if re.fullmatch(r"[0-9]{1,9}", text):
         return PointOptions(frozenset(choose(there, count=int(text))))
     named = [HeadId.match(f"{name.strip()}q") for name in text.split(",")]
     wanted = frozenset((head.layer, head.head) for head in named if head is not None)

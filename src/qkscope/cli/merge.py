@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from qkscope.cli.capture import said_of
 from qkscope.cli.common import Quiet, Verbose, counted, errors_as_lines, log, set_up_logging
 
 
@@ -29,6 +30,5 @@ def merge(
         with counted("layers") as on_done:
             missing = merge_shares(folders, output, partial=partial, on_done=on_done)
         if missing:
-            log.info("wrote a share to %s; %d shards are still missing", output, len(missing))
-        else:
-            log.info("wrote %s; next: qkscope analyze %s -o %s", output, output, output / "tables")
+            log.info("%d shards are still missing", len(missing))
+        raise typer.Exit(said_of(output))

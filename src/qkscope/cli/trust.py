@@ -20,10 +20,10 @@ def doctor(
 
     with errors_as_lines():
         findings = examine(folder)
-    for finding in findings:
-        typer.echo(str(finding))
-    problems = sum(finding.level == "problem" for finding in findings)
-    typer.echo(f"{problems} problem{'' if problems == 1 else 's'}")
+        for finding in findings:
+            typer.echo(str(finding))
+        problems = sum(finding.level == "problem" for finding in findings)
+        typer.echo(f"{problems} problem{'' if problems == 1 else 's'}")
     raise typer.Exit(PROBLEMS if problems else 0)
 
 
@@ -47,8 +47,8 @@ def verify(
         if tables is not None or where.is_dir():
             found += check_tables(run, where, model, workers)
             compared = f"tables in {where} compared"
-    for line in found:
-        typer.echo(line)
-    if not quiet:
-        typer.echo(f"{run}: {len(found)} difference{'' if len(found) == 1 else 's'}; {compared}")
+        for line in found:
+            typer.echo(line)
+        if not quiet:
+            typer.echo(f"{run}: {len(found)} difference{'' if len(found) == 1 else 's'}; {compared}")
     raise typer.Exit(PROBLEMS if found else 0)

@@ -6,6 +6,8 @@ Ray is imported here alone. Its usage reports are off unless RAY_USAGE_STATS_ENA
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ from qkscope.engine.place import TRIES, Place, cores, gave_up
 from qkscope.engine.workers import single_threaded
 from qkscope.errors import ConfigError, QkscopeError
 
+PATIENCE = 300.0
+"""Seconds in which a first actor has to be there; a cluster may have to start machines for it."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -44,33 +48,62 @@ class RayPool(Generic[Item, Result]):
         self._ray, self._work = ray, ray.put(work)
         # Not restarted by Ray: a new actor is as good, and the item has to be given out again in any case.
         self._kind = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(_Actor)
-        self._actors = [self._kind.remote(self._work) for _ in range(count)]
+        self._actors, self._free, self._starting = list[Any](), list[Any](), dict[Any, Any]()
+        for _ in range(count):
+            self._start()
 
     def map(self, items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
-        """Yield (index, result) as items are done; an item whose actor dies is given out again."""
-        ray = self._ray
-        waiting, deaths = deque(range(len(items))), Counter[int]()
-        free, running = deque(range(len(self._actors))), dict[Any, tuple[int, int]]()
+        """Yield (index, result) as items are done; actors get items once they are there, one that dies is replaced."""
+        waiting, deaths, running = deque(range(len(items))), Counter[int](), dict[Any, tuple[Any, int]]()
         while waiting or running:
-            while waiting and free:
-                actor, index = free.popleft(), waiting.popleft()
-                running[self._actors[actor].do.remote(items[index])] = actor, index
-            (done, *_), _ = ray.wait(list(running), num_returns=1)
+            while waiting and self._free:
+                actor, index = self._free.pop(), waiting.popleft()
+                running[actor.do.remote(items[index])] = actor, index
+            done = self._next([*running, *(self._starting if waiting else ())], none_yet=not running)
+            if done in self._starting:
+                self._arrived(done)
+                continue
             actor, index = running.pop(done)
-            try:
-                result = ray.get(done)
-            except ray.exceptions.RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, QkscopeError) else error) from None
-            except ray.exceptions.RayActorError:
+            answer = self._answer(done)
+            if answer is None:
                 deaths[index] += 1
                 if deaths[index] == TRIES:
-                    raise gave_up(items[index]) from None
+                    raise gave_up(items[index])
                 waiting.appendleft(index)
-                self._actors[actor] = self._kind.remote(self._work)
-                free.append(actor)
+                self._start()
                 continue
-            free.append(actor)
-            yield index, result
+            self._free.append(actor)
+            yield index, answer[0]
+
+    def _start(self) -> None:
+        actor = self._kind.remote(self._work)
+        self._actors.append(actor)
+        self._starting[actor.ready.remote()] = actor
+
+    def _next(self, expected: list[Any], *, none_yet: bool) -> Any:
+        done, _ = self._ray.wait(expected, num_returns=1, timeout=PATIENCE if none_yet else None)
+        if not done:
+            raise QkscopeError(f"Ray found no room for an actor in {PATIENCE:.0f} s; use fewer --workers, or wait")
+        return done[0]
+
+    def _arrived(self, ready: Any) -> None:
+        actor, errors = self._starting.pop(ready), self._ray.exceptions
+        try:
+            self._ray.get(ready)
+        except errors.RayError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise QkscopeError(f"an actor of Ray could not start ({reason}); is qkscope installed there?") from None
+        self._free.append(actor)
+
+    def _answer(self, done: Any) -> tuple[Result] | None:
+        """The result; None if its actor is gone."""
+        errors = self._ray.exceptions
+        try:
+            return (self._ray.get(done),)
+        except errors.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, QkscopeError) else error) from None
+        except (errors.RayActorError, errors.OutOfMemoryError, errors.WorkerCrashedError, errors.ObjectLostError):
+            return None
 
     def end(self) -> None:
         """End the actors, whatever they are doing."""
@@ -84,6 +117,9 @@ class _Actor:
     def __init__(self, work: Callable[[Any], Any]) -> None:
         single_threaded()
         self._work = work
+
+    def ready(self) -> None:
+        """Answer, once it is there."""
 
     def do(self, item: Any) -> Any:
         return self._work(item)
@@ -101,19 +137,26 @@ def _ray() -> Any:
 
 def _connect(ray: Any, place: Place) -> None:
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
-    if place.address is None:
-        ray.init(num_cpus=max(place.workers or 0, cores()), include_dashboard=False, **quiet)
-        return
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=place.address, **quiet)
+        if place.address is None:
+            ray.init(num_cpus=max(place.workers or 0, cores()), include_dashboard=False, **quiet)
+        else:
+            ray.init(address=place.address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"there is no Ray cluster at {place.address} ({reason})") from None
+        what = "Ray could not start" if place.address is None else f"there is no Ray cluster at {place.address}"
+        raise ConfigError(f"{what} ({reason})") from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)  # Ray puts its own in place, which ends the process without a word
 
 
 def _count(ray: Any, place: Place, most: int) -> int:
     """Actors: as asked, or as many as the cluster has room for; never more than there are items."""
-    there = int(ray.cluster_resources().get("GPU" if place.gpus else "CPU", 0)) // max(1, place.gpus)
+    has = ray.cluster_resources()
+    there = min(int(has.get("CPU", 0)), int(has.get("GPU", 0)) // place.gpus if place.gpus else 10**9)
     if not there:
         raise ConfigError(f"the Ray cluster has no {'GPU' if place.gpus else 'CPU'} to run on")
     return max(1, min(place.workers or there, there, most))

@@ -7,6 +7,7 @@ threads that do not survive a fork.
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import signal
@@ -15,7 +16,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -53,9 +54,14 @@ class Workers(Generic[Item, Result]):
 
     def __enter__(self) -> Workers[Item, Result]:
         self._workers = [_Worker(self._work, number) for number in range(self._count)]
+        atexit.register(self._end)  # for an iterator that nobody closes
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        atexit.unregister(self._end)
+        self._end()
+
+    def _end(self) -> None:
         for worker in self._workers:
             worker.end()
 
@@ -108,7 +114,8 @@ class _Worker:
         self.item: int | None = None
         self.pipe, far_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(far_end, work, number), daemon=True)
-        self._process.start()
+        with _no_interrupts():
+            self._process.start()
         far_end.close()
 
     def give(self, index: int, items: Sequence[Any]) -> None:
@@ -153,6 +160,19 @@ def _result(answer: _Answer) -> Any:
     raise answer.error
 
 
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """A process that starts now ignores Ctrl-C from its first moment on; the parent answers for all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # ---- in the worker ------------------------------------------------------------------------------
 
 
@@ -163,13 +183,10 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], number: int) -> None:
         signal.signal(interrupt, signal.SIG_IGN)  # the parent answers for all, and ends its workers
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     single_threaded()
-    pipe.send(_Ready())
-    while True:
-        try:
-            item = pipe.recv()
-        except (EOFError, OSError):
-            return
-        pipe.send(_done(work, item))
+    with suppress(EOFError, OSError):  # the other end has gone
+        pipe.send(_Ready())
+        while True:
+            pipe.send(_done(work, pipe.recv()))
 
 
 def _done(work: Callable[[Any], Any], item: Any) -> _Answer:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qkscope.errors import DatasetError
 from qkscope.store.atomic import write_together
+from qkscope.store.regular import check_regular, read_text
 
 CHECKSUMS = "checksums.json"
 PARTS = ("run.json", "moments", "sample", "vectors")
@@ -30,7 +31,7 @@ def compare(folder: Path) -> list[str] | None:
     if not path.exists():
         return None
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{path} cannot be read ({error}); copy the run again") from None
     if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
@@ -53,5 +54,6 @@ def _names(folder: Path) -> list[str]:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,6 +14,7 @@ from qkscope.errors import DatasetError, HeadError
 from qkscope.heads import HeadId
 from qkscope.store.atomic import write_together
 from qkscope.store.files import Files, Located, locate
+from qkscope.store.regular import read_text
 from qkscope.store.rotary import Rotary, parse_rotary
 from qkscope.store.vectors import DATA_FILE, read_rows, write_rows
 
@@ -179,7 +180,7 @@ def _read_card(files: Files, names: list[str], prefix: str) -> dict[str, Any]:
         return {}
     path = files.path(name)
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{path} cannot be read as JSON ({error}); correct or remove it") from None
     if not isinstance(said, dict):

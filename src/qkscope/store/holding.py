@@ -40,6 +40,20 @@ def held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def being_read(folder: Path) -> Iterator[None]:
+    """Keep others from holding a folder while it is read; nothing is written into it."""
+    if not folder.is_dir():
+        yield  # whoever reads it will say so
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _take(handle, folder, shared=True)
+        yield
+    finally:
+        os.close(handle)
+
+
 def can_be_held(folder: Path) -> bool:
     """Whether the file system of this folder knows locks."""
     import fcntl
@@ -56,13 +70,14 @@ def can_be_held(folder: Path) -> bool:
     return True
 
 
-def _take(handle: int, folder: Path) -> None:
+def _take(handle: int, folder: Path, *, shared: bool = False) -> None:
     import fcntl
 
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, how | fcntl.LOCK_NB)
         except BlockingIOError:
             who = _who(folder)
             if who is None and time.monotonic() < until:

@@ -14,6 +14,7 @@ from qkscope.core.headmoments import N_GROUPS, BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.errors import DatasetError
+from qkscope.store.regular import check_regular
 from qkscope.store.tensors import write_tensors
 
 
@@ -33,6 +34,7 @@ def read_layer(path: Path, *, buckets: bool = True) -> LayerMoments:
     """Read one layer's moments, those of queries by bucket only if wanted."""
     wanted = ("q", "k", "q_buckets") if buckets else ("q", "k")
     try:
+        check_regular(path)
         with safe_open(path, framework="numpy") as file:
             found = {name: file.get_tensor(name) for name in file.keys() if buckets or "q_buckets" not in name}  # noqa: SIM118
         parts = {name: Moments(*_together(found, name, ("n", "mean", "scatter"))) for name in wanted}
@@ -85,6 +87,8 @@ def misfit(moments: LayerMoments, said: dict[str, Any], buckets: int, window: in
         **_cells_shapes("q_cells", (n_q, N_GROUPS, buckets), d),
         **_cells_shapes("k_cells", (n_k, N_GROUPS, buckets), d),
     }
+    if said["rope"] is not None and said["rope"].get("start", 0) + 2 * planes > d:
+        return f"its manifest turns coordinates beyond the {d} there are"
     found = arrays(moments)
     if found["temperature"].shape not in ((2, 0), (2, window)):
         return f"temperature has shape {found['temperature'].shape}, its manifest says {(2, 0)} or {(2, window)}"

@@ -31,15 +31,30 @@ class LayerSaid(_Said):
     layer: Index
     query_heads: Annotated[list[Index], Field(min_length=1, max_length=10_000)]
     key_heads: Annotated[list[Index], Field(min_length=1, max_length=10_000)]
-    scaling: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    scaling: Annotated[float, Field(gt=0, lt=1e6, allow_inf_nan=False)]
     sliding_window: Annotated[int, Field(gt=0, lt=2**31, strict=True)] | None
     rope: RopeSaid | None
+
+
+class VectorsSaid(BaseModel):
+    """How vectors were chosen for a dataset."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    rate: Annotated[float, Field(gt=0, le=1)]
+    sampler: Literal["uniform", "log_uniform", "all"]
+    seed: Annotated[int, Field(strict=True)]
+    heads: Annotated[int, Field(ge=1, lt=2**31, strict=True)] | None
 
 
 class OptionsSaid(_Said):
     """Choices of the capture that analyses depend on."""
 
     buckets: Annotated[int, Field(ge=1, le=4096, strict=True)]
+    documents_per_shard: Annotated[int, Field(ge=1, lt=2**31, strict=True)] = 8
+    sample: Annotated[int, Field(ge=1, lt=2**31, strict=True)] = 2048
+    seed: Annotated[int, Field(strict=True)] = 0
+    skip_first: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 4
+    vectors: VectorsSaid | None = None
 
 
 class DocumentSaid(_Said):
@@ -80,7 +95,13 @@ def problem(manifest: dict[str, Any]) -> str | None:
     numbers = [layer.layer for layer in said.layers]
     if len(set(numbers)) < len(numbers):
         return f"layers: layer {max(numbers, key=numbers.count)} is there twice"
+    longest = max((document.tokens for document in said.documents), default=0)
+    if longest > said.window:
+        return f"documents: one has {longest} tokens, more than the window of {said.window}"
     for layer in said.layers:
+        for name, heads in (("query", layer.query_heads), ("key", layer.key_heads)):
+            if heads != sorted(set(heads)):
+                return f"layers: the {name} heads of layer {layer.layer} are not in order, or there twice"
         missing = {head // said.q_per_kv for head in layer.query_heads} - set(layer.key_heads)
         if missing:
             return f"layers: layer {layer.layer} lacks key head {min(missing)}, which one of its query heads reads"

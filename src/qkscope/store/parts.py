@@ -12,29 +12,33 @@ A part is written under another name, synced and then renamed; only then do the 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import DatasetError
 from qkscope.store.atomic import sync, temporary_name, write_together
 from qkscope.store.checksums import digest
 from qkscope.store.layerfiles import layer_file, read_layer_of, write_layer
+from qkscope.store.regular import read_text
 
 PARTS = "parts"
 NOTE = "part.json"
 THREADS = 8
 """Layers that are read, merged and written at a time."""
 _NAME = re.compile(r"(\d{6,9})-(\d{6,9})")
+_UNFINISHED = re.compile(r"\.\d{6,9}-\d{6,9}\.\d+\.tmp")
 KEPT_NAME = re.compile(r"shard-\d{6,9}\.safetensors")
 """Files of kept vectors, which lie beside the parts."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -90,16 +94,21 @@ class Note(BaseModel):
     """What a part says of itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    run: str = ""
+    """Digest of the manifest of the run that it is part of."""
     layers: dict[str, Digest] = {}
     """Digest of each layer's file, by name; none if no document of these shards could be measured."""
     kept: dict[str, Digest] = {}
     """Digest of each file of kept vectors, by name."""
     left_out: list[LeftOut] = []
+    one_by_one: list[int] = []
+    """Shards whose batches did not fit and whose documents were measured alone."""
 
     def with_(self, other: Note) -> Note:
         """What both say together; their layers are merged, so those digests are none."""
         left_out = sorted([*self.left_out, *other.left_out], key=lambda one: one.document)
-        return Note(kept=dict(sorted((self.kept | other.kept).items())), left_out=left_out)
+        kept = dict(sorted((self.kept | other.kept).items()))
+        return Note(kept=kept, left_out=left_out, one_by_one=sorted([*self.one_by_one, *other.one_by_one]))
 
 
 Layers = Mapping[int, Callable[[], LayerMoments]]
@@ -135,9 +144,11 @@ class Parts:
                 raise DatasetError(f"{place} is a link, which a capture does not make; choose another folder")
         damaged = []
         for path in sorted(self.place.iterdir()) if self.place.is_dir() else ():
-            span, unfinished = Span.parse(path.name), path.name.startswith(".")
+            span, unfinished = Span.parse(path.name), _UNFINISHED.fullmatch(path.name) is not None
             if path.is_symlink() or not path.is_dir() or (span is None and not unfinished):
                 raise DatasetError(f"{path} is no part of a capture; move it away or choose another folder")
+            if span is not None and span.first + span.count > self._most:
+                raise DatasetError(f"{path} is no part of this capture, which has {self._most} shards; remove it")
             found = None if span is None else self._read(span, kept)
             if span is not None and isinstance(found, Note):
                 self.notes[span] = found
@@ -190,6 +201,19 @@ class Parts:
         """What all parts say together."""
         return reduce(Note.with_, (self.notes[span] for span in sorted(self.notes)), Note())
 
+    def _documents(self, span: Span) -> range:
+        """The documents of some shards."""
+        size = int(self.manifest["options"]["documents_per_shard"])
+        return range(span.first * size, min((span.first + span.count) * size, len(self.manifest["documents"])))
+
+    @property
+    def _most(self) -> int:
+        return -(-len(self.manifest["documents"]) // int(self.manifest["options"]["documents_per_shard"]))
+
+    @cached_property
+    def _run(self) -> str:
+        return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
+
     @property
     def _numbers(self) -> list[int]:
         return [int(one["layer"]) for one in self.manifest["layers"]]
@@ -198,15 +222,22 @@ class Parts:
         """What a part says of itself, or what is wrong with it."""
         place = self.place / span.name
         try:
-            note = Note.model_validate_json((place / NOTE).read_bytes())
+            note = Note.model_validate_json(read_text(place / NOTE))
+            if note.run != self._run:
+                return "it is part of another run"
             files = {place / name: said for name, said in note.layers.items()}
             files |= {kept / name: said for name, said in note.kept.items()}
+            documents = set(self._documents(span))
+            if not {one.document for one in note.left_out} <= documents:
+                return "it leaves out documents of other shards"
+            if not note.layers and len(note.left_out) < len(documents):
+                return "it holds no sums"
             if note.layers and set(note.layers) != set(map(layer_file, self._numbers)):
                 return "it does not hold the layers of its manifest"
             if not all(map(KEPT_NAME.fullmatch, note.kept)):
                 return f"{NOTE} names files that no capture writes"
             changed = [path for path, said in files.items() if path.is_symlink() or digest(path) != said]
-        except (OSError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             return " ".join(str(error).split())[:200]
         return f"{changed[0].name} is not what was written" if changed else note
 
@@ -217,7 +248,8 @@ class Parts:
         try:
             with ThreadPoolExecutor(THREADS) as threads:
                 found = threads.map(lambda number: _write_layer(temporary, number, layer(number)), self._numbers)
-                note = note.model_copy(update={"layers": {name: said for name, said in found if said}})
+                layers = {name: said for name, said in found if said}
+            note = note.model_copy(update={"run": self._run, "layers": layers})
             write_together(temporary, {NOTE: note.model_dump_json(indent=1).encode()})
             os.replace(temporary, final)  # noqa: PTH105
             sync(self.place)

@@ -18,14 +18,16 @@ from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import DatasetError
 from qkscope.store.layerfiles import read_layer_of
 from qkscope.store.manifests import problem
+from qkscope.store.regular import read_text
 
 FORMAT = 2
 MANIFEST = "run.json"
 PROGRESS = "progress.json"
 MOMENTS = "moments"
 SAMPLE = "sample"
-LEFT_OUT = "left_out"
-"""What the manifest of a finished run may say beyond that of one under way: documents that were not measured."""
+LEFT_OUT, ONE_BY_ONE = "left_out", "one_by_one"
+"""What the manifest of a finished run may say beyond that of one under way: documents that were not measured, and
+shards whose batches did not fit into memory."""
 UNFINISHED = "the capture in {} is not finished; the same command again goes on with it"
 
 
@@ -41,7 +43,7 @@ class RunFolder:
         """Read the manifest; a ``DatasetError`` says what is wrong with it."""
         path = folder / MANIFEST
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = json.loads(read_text(path))
         except FileNotFoundError:
             if (folder / PROGRESS).exists():
                 raise DatasetError(UNFINISHED.format(folder)) from None
