@@ -29,6 +29,7 @@ def manifest(
         "options": {key: list(one) if isinstance(one, tuple) else one for key, one in asdict(options).items()},
         "threads": seen.threads,
         "corpus": corpus,
+        "tokens": hashlib.sha256(b"".join(one.tobytes() for one in ids)).hexdigest(),
         "documents": listed,
         "layers": seen.layers,
         "versions": seen.versions,
