@@ -118,6 +118,40 @@ def pipe(place: Path) -> None:
     os.mkfifo(file(place))
 
 
+def fifo(path: str) -> Callable[[Path], None]:
+    """A named pipe in place of a file."""
+
+    def breaks(place: Path) -> None:
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).unlink(missing_ok=True)
+        os.mkfifo(place / path)
+
+    return breaks
+
+
+def link(path: str) -> Callable[[Path], None]:
+    """A link in place of a folder of the run that is to be captured."""
+
+    def breaks(place: Path) -> None:
+        content("new/progress.json", "{}")(place)
+        (place / path).symlink_to(place / "texts")
+
+    return breaks
+
+
+def weights(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], None]:
+    file_ = "model/model.safetensors"
+    return lambda place: save_file(change(load_file(place / file_)), place / file_, metadata={"format": "pt"})
+
+
+def code(place: Path) -> None:
+    """A model that comes with code of its own."""
+    said(
+        "model/config.json", model_type="unheard-of", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
+    )(place)
+    (place / "model" / "own.py").write_text(f"open({str(place / 'executed')!r}, 'w')")
+
+
 def still(r: Rows) -> Rows:
     """Every vector twice, at two positions: nothing drifts."""
     n = len(r) // 2
@@ -362,6 +396,12 @@ DATASETS = [
         "{place}/data/dataset.json cannot be read as JSON (…); correct or remove it",
     ),
     error(
+        "a pipe in place of a card",
+        fifo("data/dataset.json"),
+        ANALYZE,
+        "{place}/data/dataset.json cannot be read as JSON (it is no regular file); correct or remove it",
+    ),
+    error(
         "a card that is a list",
         content("data/dataset.json", "[]"),
         ANALYZE,
@@ -440,6 +480,30 @@ RUNS = [
         "{place}/run/run.json cannot be read (…); capture the run again",
     ),
     error(
+        "a pipe in place of a manifest",
+        fifo("run/run.json"),
+        ("verify", "{place}/run"),
+        "{place}/run/run.json cannot be read (it is no regular file); capture the run again",
+    ),
+    error(
+        "a pipe in place of checksums",
+        fifo("run/checksums.json"),
+        ("verify", "{place}/run"),
+        "{place}/run/checksums.json cannot be read (it is no regular file); copy the run again",
+    ),
+    error(
+        "documents longer than the window",
+        said("run/run.json", window=16),
+        RUN,
+        "{place}/run/run.json is no manifest of a capture (documents: one has 87 tokens, more than the window of 16); capture the run again",
+    ),
+    error(
+        "a head that is there twice",
+        said("run/run.json", layers__0__query_heads=[0, 0, 1, 1]),
+        RUN,
+        "{place}/run/run.json is no manifest of a capture (layers: the query heads of layer 0 are not in order, or there twice); capture the run again",
+    ),
+    error(
         "a manifest of another format",
         said("run/run.json", format=1),
         RUN,
@@ -485,6 +549,16 @@ RUNS = [
         "a truncated layer",
         content("run/moments/layer-001.safetensors", lambda b: b[:500]),
         "cannot be read as a layer's moments (…); capture the run again",
+    ),
+    layer(
+        "a pipe in place of a layer",
+        fifo("run/moments/layer-001.safetensors"),
+        "cannot be read as a layer's moments (it is no regular file); capture the run again",
+    ),
+    layer(
+        "a rotary encoding beyond the vectors",
+        said("run/run.json", layers__1__rope__start=9),
+        "does not fit (its manifest turns coordinates beyond the 12 there are); capture the run again",
     ),
     layer(
         "a layer that is gone",
@@ -632,6 +706,12 @@ OPTIONS = [
         "{place}/out/summary.json cannot be read (…); move it away or write elsewhere",
     ),
     error(
+        "a pipe in place of a summary",
+        fifo("out/summary.json"),
+        ANALYZE,
+        "{place}/out/summary.json cannot be read (…); move it away or write elsewhere",
+    ),
+    error(
         "a folder where a table goes",
         lambda p: (p / "out" / "rotated.csv").mkdir(parents=True),
         ANALYZE,
@@ -742,6 +822,18 @@ CAPTURES = [
         "{place}/texts/b.jsonl, line 1: expected a JSON object with a field 'text'",
     ),
     error(
+        "a JSON line whose text is a number",
+        content("texts/b.jsonl", '{"text": 5}\n'),
+        CAPTURE,
+        "{place}/texts/b.jsonl, line 1: expected text, got int; say with --field which holds it",
+    ),
+    error(
+        "a JSON line with half a character",
+        content("texts/b.jsonl", '{"text": "\\ud800"}\n'),
+        CAPTURE,
+        "{place}/texts/b.jsonl, line 1: expected text, got half of a surrogate pair; leave it out",
+    ),
+    error(
         "a parquet of texts without its column",
         lambda p: pq.write_table(pa.table({"body": ["w01"]}), p / "texts" / "b.parquet"),
         CAPTURE,
@@ -784,6 +876,31 @@ CAPTURES = [
         "{place}/model cannot be loaded (…)",
     ),
     error(
+        "weights that are missing",
+        weights(lambda t: {k: v for k, v in t.items() if "layers.1.self_attn.q_proj" not in k}),
+        CAPTURE,
+        "{place}/model lacks weights that its config asks for (model.layers.1.self_attn.q_proj.weight); fetch it again, or correct its config or --config-overrides",
+    ),
+    error(
+        "overrides that ask for weights there are not",
+        nothing,
+        (*CAPTURE, "--config-overrides", "{{num_hidden_layers: 6}}"),
+        "{place}/model lacks weights that its config asks for (…); fetch it again, or correct its config or --config-overrides",
+    ),
+    error("a model with code of its own", code, CAPTURE, "{place}/model cannot be loaded (…)"),
+    error(
+        "heads that do not divide",
+        said("model/config.json", num_key_value_heads=3),
+        CAPTURE,
+        "{place}/model cannot be loaded (…)",
+    ),
+    error(
+        "a tokenizer of another model",
+        said("model/tokenizer.json", model__vocab__w01=5000),
+        CAPTURE,
+        "the tokenizer gives token 5000, and the model knows 96; give the model's own with --tokenizer",
+    ),
+    error(
         "a model's config that is no JSON",
         content("model/config.json", "{"),
         CAPTURE,
@@ -812,6 +929,18 @@ CAPTURES = [
         nothing,
         (*CAPTURE, "--device", "cuda"),
         "--device cuda needs a GPU, and torch sees none here; leave it out to use the CPU",
+    ),
+    error(
+        "a device that is none",
+        nothing,
+        (*CAPTURE, "--device", "meta"),
+        "unknown device 'meta'; there are cpu, cuda, cuda:1 …, balanced and auto",
+    ),
+    error(
+        "overrides of entries that are no names",
+        nothing,
+        (*CAPTURE, "--config-overrides", "{{1: 2}}"),
+        "the model's config has no entry 1",
     ),
     error(
         "a precision that is none",
@@ -853,6 +982,30 @@ CAPTURES = [
         "{place}/new holds other things (thesis.tex); choose another folder",
     ),
     error(
+        "a folder of one's own that is called as ours",
+        content("new/kept/thesis.tex", "x"),
+        CAPTURE,
+        "{place}/new holds other things (kept); choose another folder",
+    ),
+    error(
+        "a link in place of a run's moments",
+        link("new/moments"),
+        CAPTURE,
+        "{place}/new/moments is a link, which a capture does not make; choose another folder",
+    ),
+    error(
+        "a link in place of a run's sample",
+        link("new/sample"),
+        CAPTURE,
+        "{place}/new/sample is a link, which a capture does not make; choose another folder",
+    ),
+    error(
+        "a pipe in place of an unfinished run's progress",
+        fifo("new/progress.json"),
+        CAPTURE,
+        "{place}/new holds other things (progress.json); choose another folder",
+    ),
+    error(
         "a file in place of the run's folder",
         content("new", "x"),
         CAPTURE,
@@ -875,6 +1028,36 @@ CAPTURES = [
         lambda p: [(p / "new").mkdir(), (p / "new" / "parts").symlink_to(p / "data")],
         CAPTURE,
         "{place}/new/parts is a link, which a capture does not make; choose another folder",
+    ),
+    error(
+        "a share to be merged into itself",
+        lambda p: shutil.copytree(p / "share", p / "new"),
+        ("merge", "{place}/new", "-o", "{place}/new/parts/x"),
+        "{place}/new/parts/x lies in {place}/new, which is one of the shares; choose another folder",
+    ),
+    error(
+        "a share merged into a folder of other things",
+        content("new/thesis.tex", "x"),
+        ("merge", "{place}/share", "-o", "{place}/new"),
+        "{place}/new holds other things (thesis.tex); choose another folder",
+    ),
+    error(
+        "a part that no capture of this size has",
+        lambda p: (p / "share" / "parts" / "000000-000001").rename(p / "share" / "parts" / "000000-268435456"),
+        ("merge", "{place}/share", "-o", "{place}/new"),
+        "{place}/share/parts/000000-268435456 is no part of this capture, which has 1 shards; remove it",
+    ),
+    error(
+        "a share whose options are none",
+        said("share/progress.json", manifest__options__documents_per_shard=0),
+        ("merge", "{place}/share", "-o", "{place}/new"),
+        "{place}/share/progress.json is no manifest of a capture (options.documents_per_shard: input should be greater than or equal to 1, got 0); choose another folder",
+    ),
+    error(
+        "a part without its sums",
+        said("share/parts/000000-000001/part.json", layers={}),
+        ("merge", "{place}/share", "-o", "{place}/new"),
+        "{place}/share/parts/000000-000001 is damaged (it holds no sums); run its job again",
     ),
     error(
         "shares of which one is no share",

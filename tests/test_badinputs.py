@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from qkscope.capture.shards import Share
 from qkscope.cli.main import app
 from qkscope.cli.published import pca_app
 from qkscope.heads import HeadId
@@ -31,6 +32,7 @@ def good(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("good")
     small_dataset(place / "data", layers=1)
     do(build(families()["llama"]), [np.arange(3, 90) % 90 + 3] * 8, place / "run", layers=(0, 1))
+    do(build(families()["llama"]), [np.arange(3, 90) % 90 + 3] * 8, place / "share", doing={"share": Share(1, 1)})
     save(families()["llama"], place / "model")
     (place / "texts").mkdir()
     (place / "texts" / "a.txt").write_text("w01 w02 w03 w04 w05 w06 w07 w08 w09 w10 " * 5)
@@ -64,6 +66,7 @@ def test_a_bad_input(good, place, what):
     for line, expected in zip(lines, case.says, strict=True):
         words = re.escape(expected).replace("…", ".+").replace(re.escape("{place}"), re.escape(str(place)))
         assert re.fullmatch(words, line), line
+    assert not (place / "executed").exists(), "code of a model was run"
     if case.code == 2:
         assert before == (all_bytes(place / "out") if (place / "out").exists() else None), "something was written"
     if case.code == 1:
