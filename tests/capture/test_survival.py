@@ -463,3 +463,22 @@ def test_unfinished_captures_of_earlier_versions_are_named(model, ids, tmp_path)
     (tmp_path / "run" / "progress.json").write_text(json.dumps({"manifest": {}, "shards_done": 1, "moments": "x"}))
     with pytest.raises(DatasetError, match="was written by an earlier version of qkscope; choose another folder"):
         do(model, ids[:2], tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("asked", "number", "loaded", "current"),
+    [("cuda", None, "cuda", []), ("cuda", 3, "cuda:1", ["cuda:1"]), ("cuda:1", None, "cuda:1", ["cuda:1"])],
+)
+def test_workers_of_one_machine_share_its_gpus(monkeypatch, asked, number, loaded, current):
+    """No GPU is needed to see which one a worker takes; a plain 'cuda' cannot be made the current device."""
+    from qkscope.capture import models, replica
+
+    set_to: list[str] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", set_to.append)
+    monkeypatch.setattr(replica, "worker_number", lambda: number)
+    monkeypatch.setattr(models, "load_model", lambda options: options.device)
+    one = replica.Replica(models.ModelOptions("m", device=asked), CaptureOptions(), np.arange(5))
+    assert one._model() == loaded
+    assert set_to == current

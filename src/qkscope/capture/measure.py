@@ -115,7 +115,7 @@ class Measurement:
             self.longest,
             self.vocabulary,
             torch.get_num_threads() if device.type == "cpu" else None,
-            _named(device, self.model.dtype, int(getattr(config, "head_dim", None) or config.hidden_size // n_q)),
+            _named(device, self.model),
             {"qkscope": __version__} | packages,
         )
 
@@ -172,7 +172,7 @@ class Measurement:
         """One batch of documents through the model, in one pass or in steps through a cache."""
         for restore in self.forget:
             restore()
-        already = max((len(part_sums.kept) for part_sums in sums.values()), default=0)
+        already = {layer: len(part_sums.kept) for layer, part_sums in sums.items()}
         ids, mask = _padded([shard.ids[row] for row in rows])
         length = ids.shape[1]
         step = self._step(length, plan.width)
@@ -192,8 +192,8 @@ class Measurement:
 
             with torch.no_grad(), watching(self.model, add, modules=self.attentions):
                 self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
-        for part_sums in sums.values():
-            new = slice(already, None)
+        for layer, part_sums in sums.items():
+            new = slice(already[layer], None)
             part_sums.kept[new] = [(q.cpu(), k.cpu()) for q, k in part_sums.kept[new]]
 
     def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
@@ -310,11 +310,14 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _named(device: torch.device, dtype: torch.dtype, d: int) -> str:
+def _named(device: torch.device, model: PreTrainedModel) -> str:
+    """The CPU, or a GPU by its name and by whether its sums are formed by our own kernel."""
     if device.type != "cuda":
         return device.type
-    half = dtype in (torch.bfloat16, torch.float16)
-    return f"{torch.cuda.get_device_name(device)}, {'kernel' if half and trusted(device, dtype, d) else 'plain'}"
+    config = backbone(model).config
+    d = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    half = model.dtype in (torch.bfloat16, torch.float16)
+    return f"{torch.cuda.get_device_name(device)}, {'kernel' if half and trusted(device, model.dtype, d) else 'plain'}"
 
 
 def _input_device(decoder: PreTrainedModel) -> torch.device:

@@ -103,6 +103,8 @@ def _place(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     if not options.model.endswith(".gguf"):
         if options.model.startswith(("/", "./", "../", "~")) and not Path(options.model).exists():
             raise CaptureError(f"{options.model} does not exist; give a Hub id, a folder or a GGUF file")
+        if options.revision and Path(options.model).is_dir():
+            raise CaptureError(f"{options.model} is a folder here, and folders have no revisions; leave out --revision")
         return options.model, common
     path = Path(options.model)
     if not path.is_file():

@@ -61,6 +61,6 @@ class Replica:
         device = models.resolved_device(options.device)
         if number is not None and device == "cuda":
             device = f"cuda:{number % torch.cuda.device_count()}"
-        if device.startswith("cuda"):
+        if device.startswith("cuda:"):  # without a number it is the current one already
             torch.cuda.set_device(device)  # kernels of our own run on the current one
         return models.load_model(replace(options, device=device))

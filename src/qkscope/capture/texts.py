@@ -60,6 +60,8 @@ def _at(place: str, field: str) -> Iterator[Document]:
 
 def _paths(place: str) -> list[Path]:
     path = Path(place)
+    if not place:
+        raise CaptureError("--texts is empty; give a file, a folder, a pattern or an hf:// URL")
     if path.is_file():
         return [path]
     if path.is_dir():

@@ -58,6 +58,13 @@ def write_figures(
 ) -> tuple[list[Written], list[LeftOut]]:
     """Draw every figure of the catalogue that applies, each into a folder of its own."""
     tasks, left_out = [], []
+    for place in (
+        folder,
+        *(folder / figure.name for figure in CATALOGUE),
+        *(folder / f.name.split("/")[0] for f in CATALOGUE),
+    ):
+        if place.is_symlink():
+            raise TableError(f"{place} is a link, and figures would be written where it leads; remove it")
     for figure in CATALOGUE:
         try:
             tasks.append(_Task(figure.name, figure.prepare(study), folder / figure.name, _produced(study, command)))

@@ -103,6 +103,9 @@ def problem(manifest: dict[str, Any]) -> str | None:
             if heads != sorted(set(heads)):
                 return f"layers: the {name} heads of layer {layer.layer} are not in order, or there twice"
         missing = {head // said.q_per_kv for head in layer.query_heads} - set(layer.key_heads)
+        unread = set(layer.key_heads) - {head // said.q_per_kv for head in layer.query_heads}
+        if unread:
+            return f"layers: layer {layer.layer} has key head {min(unread)}, which none of its query heads reads"
         if missing:
             return f"layers: layer {layer.layer} lacks key head {min(missing)}, which one of its query heads reads"
     return None
