@@ -328,11 +328,11 @@ def test_a_second_process_is_told_that_the_folder_is_taken(model, ids, tmp_path)
 
 def test_a_run_wants_a_folder_of_its_own(model, ids, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CaptureError, match="is not a folder"):
+    with pytest.raises(DatasetError, match="is not a folder"):
         do(model, ids, tmp_path / "file")
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "qk.csv").write_text("x")
-    with pytest.raises(CaptureError, match=r"holds other things \(qk.csv\)"):
+    with pytest.raises(DatasetError, match=r"holds other things \(qk.csv\)"):
         do(model, ids, tmp_path / "results")
 
 

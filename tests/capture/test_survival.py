@@ -264,7 +264,7 @@ def test_memory_that_runs_out_when_sums_are_brought_together_is_one_line(model, 
     def finish(_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("qkscope.capture.measure.finish", finish)
+    monkeypatch.setattr("qkscope.capture.gathered.finish", finish)
     with pytest.raises(CaptureError, match="no memory is left to bring the sums of documents 0 to 1 together"):
         do(model, ids[:2], tmp_path / "run")
 

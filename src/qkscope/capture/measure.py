@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +14,17 @@ from transformers import DynamicCache, PreTrainedModel
 from qkscope._version import __version__
 from qkscope.capture import models, parity
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
+from qkscope.capture.batches import padded, tokens_of
+from qkscope.capture.gathered import check_finite, finished, kept_vectors
 from qkscope.capture.gramsums import trusted
-from qkscope.capture.kept import KeptVectors
 from qkscope.capture.layers import Layer, describe_layer
 from qkscope.capture.memory import OutOfMemoryIn, memory_told
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
+from qkscope.capture.reduce import LayerSums, Plan, Tokens
 from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
 from qkscope.capture.seen import Seen, ShardSums
 from qkscope.capture.shards import Shard
-from qkscope.core.headmoments import N_GROUPS
-from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import CaptureError
-from qkscope.store.parts import THREADS
 
 LONG = 8192
 """Beyond this length a T × T mask is avoided by prefilling in chunks, where the model would build one."""
@@ -98,8 +95,8 @@ class Measurement:
                 on_documents(some[-1] + 1)
         with memory_told([]):
             moments = finished(sums) if rows else {}
-            kept = _kept_vectors(labels, sums)
-        _check_finite(moments, shard)
+            kept = kept_vectors(labels, sums)
+        check_finite(moments, shard)
         return ShardSums(moments, kept, left_out, self.seen.digest)
 
     # ---- looking at the model -------------------------------------------------------------------
@@ -173,13 +170,13 @@ class Measurement:
         for restore in self.forget:
             restore()
         already = {layer: len(part_sums.kept) for layer, part_sums in sums.items()}
-        ids, mask = _padded([shard.ids[row] for row in rows])
+        ids, mask = padded([shard.ids[row] for row in rows])
         length = ids.shape[1]
         step = self._step(length, plan.width)
         cache = DynamicCache(config=self.decoder.config) if step < length else None
         for first in range(0, length, step):
             part = ids[:, first : first + step]
-            tokens = _tokens(shard, rows, first, part.shape[1])
+            tokens = tokens_of(shard, rows, first, part.shape[1])
             angles = self._angles(torch.arange(first, first + part.shape[1]))
             labels += [(np.full(len(k), shard.examples[r]), k + first) for r, k in zip(rows, tokens.kept, strict=True)]
 
@@ -237,46 +234,6 @@ class Measurement:
 _Angles = dict[Embedding, tuple[torch.Tensor, torch.Tensor]]
 
 
-def finished(sums: dict[int, LayerSums]) -> dict[int, LayerMoments]:
-    """The sums of all layers as moments on the host, several layers at a time."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        return dict(zip(sums, threads.map(finish, sums.values()), strict=True))
-
-
-def _padded(rows: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Documents side by side, and which of it is tokens, where not all is."""
-    length = max(map(len, rows))
-    ids = torch.zeros(len(rows), length, dtype=torch.int64)
-    for row, one in enumerate(rows):
-        ids[row, : len(one)] = torch.from_numpy(one)
-    if all(len(one) == length for one in rows):
-        return ids, None
-    return ids, torch.tensor([[1] * len(one) + [0] * (length - len(one)) for one in rows])
-
-
-def _tokens(shard: Shard, rows: list[int], first: int, columns: int) -> Tokens:
-    kept = [shard.kept[row] for row in rows]
-    return Tokens(
-        first=first,
-        lengths=np.array([np.clip(len(shard.ids[row]) - first, 0, columns) for row in rows]),
-        groups=np.array([shard.examples[row] for row in rows]) % N_GROUPS,
-        kept=[part[(part >= first) & (part < first + columns)] - first for part in kept],
-    )
-
-
-def _kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, LayerSums]) -> KeptVectors:
-    """The kept tokens by document and position, in whatever order they passed."""
-    empty = [np.zeros(0, dtype=np.int64)]
-    example, position = (np.concatenate(empty + [pair[which] for pair in labels]) for which in (0, 1))
-    order = np.lexsort([position, example])
-    vectors = {
-        layer: tuple(torch.cat([pair[which] for pair in part.kept]).float().numpy()[order] for which in (0, 1))
-        for layer, part in sums.items()
-        if part.kept
-    }
-    return KeptVectors(example[order], position[order], vectors)  # type: ignore[arg-type]
-
-
 def _does_not_fit(shard: Shard, error: OutOfMemoryIn) -> str:
     if not error.rows:
         return (
@@ -292,16 +249,6 @@ def _does_not_fit(shard: Shard, error: OutOfMemoryIn) -> str:
 def _empty_cache() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _check_finite(moments: dict[int, LayerMoments], shard: Shard) -> None:
-    for layer, part in moments.items():
-        for name, found in (("queries", part.q), ("keys", part.k)):
-            if not np.isfinite(found.scatter).all():
-                raise CaptureError(
-                    f"layer {layer} gave {name} that are not finite in documents {shard.examples[0]} to "
-                    f"{shard.examples[-1]}; try --dtype float32 or bfloat16"
-                )
 
 
 def _plain(value: Any) -> Any:
