@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +26,17 @@ def noted(change: Callable[[dict[str, Any]], object]) -> bytes:
     change(notes)
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({b"pandas": json.dumps(notes).encode()}), buffer)
+    return buffer.getvalue()
+
+
+def badly_spelt() -> bytes:
+    """A table with a label that is no text."""
+    table = pq.read_table(io.BytesIO(seeds("table parquet")[0]))
+    words = pa.StringArray.from_buffers(
+        2, pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(b"\xff\xfe\xff\xfe")
+    )
+    buffer = io.BytesIO()
+    pq.write_table(table.set_column(table.column_names.index("model"), "model", words), buffer)
     return buffer.getvalue()
 
 
@@ -48,6 +61,7 @@ FOUND: dict[str, tuple[tuple[str, ...], Callable[[], bytes]]] = {
         ("table parquet", "own table", "points", "axes"),
         lambda: noted(lambda notes: notes["column_indexes"][0].update(pandas_type="umicode")),
     ),
+    "text that is not UTF-8": (("table parquet", "own table", "points", "axes"), badly_spelt),
     "an index too large for 64 bits": (
         ("table",),
         lambda: b"model,layer,head,r_q_a\nm,99999999999999999999999,1,0.5\n",

@@ -83,7 +83,12 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
     missing = [column for column in NEEDED[name] if column not in frame]
     if missing:
         raise TableError(f"{file} has no column {', '.join(missing)}, which a table of heads needs")
-    return _checked(_typed(frame, file, path), name, file) if len(frame) else None
+    try:
+        return _checked(_typed(frame, file, path), name, file) if len(frame) else None
+    except TableError:
+        raise
+    except UNREADABLE as error:  # text that is none shows itself only when it is looked at
+        raise TableError(f"{file} cannot be read as a table ({' '.join(str(error).split())})") from None
 
 
 def _checked(frame: pd.DataFrame, name: str, file: Path) -> pd.DataFrame:
