@@ -94,8 +94,7 @@ def test_jobs_that_share_the_work(alone, model, texts, tmp_path):
 def test_a_worker_that_is_killed_by_its_number_is_replaced(alone, model, texts, tmp_path, engine, named):
     """Two actors or processes, one of them killed while shards are being done; it is as if nothing had happened."""
     process = started(model, texts, tmp_path / "run", engine)
-    workers = _below(process.pid, named)
-    os.kill(workers[0], signal.SIGKILL)
+    os.kill(_below(process.pid, named)[0], signal.SIGKILL)
     _, said = process.communicate()
     assert process.returncode == 0, said
     assert all_bytes(tmp_path / "run") == alone
@@ -112,9 +111,8 @@ def started(model: Path, texts: Path, folder: Path, engine: str) -> subprocess.P
     return process
 
 
-@pytest.mark.parametrize("engine", ["ray", "local"])
-def test_a_capture_with_workers_that_is_asked_to_stop_says_so_and_can_go_on(alone, model, texts, tmp_path, engine):
-    process = started(model, texts, tmp_path / "run", engine)
+def test_a_capture_on_ray_that_is_asked_to_stop_says_so_and_can_go_on(alone, model, texts, tmp_path):
+    process = started(model, texts, tmp_path / "run", "ray")
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 143, said

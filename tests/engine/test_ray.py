@@ -8,7 +8,7 @@ import pytest
 
 from qkscope.engine import Place, for_each, pool
 from qkscope.errors import ConfigError, HeadError, QkscopeError
-from tests.engine.works import Dies, fails, square, threads_of_blas
+from tests.engine.works import Dies, DiesOnArrival, fails, square, threads_of_blas
 
 RAY = Place(2, "ray")
 pytestmark = [
@@ -40,6 +40,11 @@ def test_an_actor_that_dies_is_replaced_and_its_item_done_again(tmp_path):
     found = dict(for_each(Dies(tmp_path, item=2, times=2), range(6), RAY))
     assert {index: value.tolist() for index, value in found.items()} == {i: [i] * 3 for i in range(6)}
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_one_that_dies_before_it_is_there_is_replaced_too(tmp_path):
+    assert sorted(for_each(DiesOnArrival(tmp_path), range(4), RAY)) == [(i, i) for i in range(4)]
+    assert (tmp_path / "arrived").exists()
 
 
 def test_an_item_that_kills_every_actor_is_named(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from qkscope.engine import HERE, Place, for_each, pool
 from qkscope.errors import ConfigError, HeadError, QkscopeError
-from tests.engine.works import Dies, Untravelled, fails, number_of_worker, square, threads_of_blas
+from tests.engine.works import Dies, DiesOnArrival, Untravelled, fails, number_of_worker, square, threads_of_blas
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -40,6 +40,11 @@ def test_a_worker_that_dies_is_replaced_and_its_item_done_again(tmp_path, answer
     found = dict(for_each(work, range(6), Place(2)))
     assert len(list(tmp_path.iterdir())) == 2
     assert {index: value.tolist() for index, value in found.items()} == {i: [i] * 3 for i in range(6)}
+
+
+def test_one_that_dies_before_it_is_there_is_replaced_too(tmp_path):
+    assert sorted(for_each(DiesOnArrival(tmp_path), range(4), Place(2))) == [(i, i) for i in range(4)]
+    assert (tmp_path / "arrived").exists()
 
 
 def test_an_item_that_kills_every_worker_is_named(tmp_path):
@@ -98,7 +103,7 @@ def test_a_script_without_its_guard_is_told_of_it(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "a worker process could not start; in a script, what starts workers has to stand behind" in done.stderr
+    assert "worker processes cannot start; in a script, what starts workers has to stand behind" in done.stderr
 
 
 def test_places_that_are_none():

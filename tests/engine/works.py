@@ -76,3 +76,23 @@ class Waits:
         (self.folder / f"process-{os.getpid()}").touch()
         time.sleep(60)
         return item
+
+
+@dataclass(frozen=True)
+class DiesOnArrival:
+    """Kills the first worker it comes to, before that can say that it is there."""
+
+    folder: Path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return _arrive, (self.folder,)
+
+    def __call__(self, item: int) -> int:
+        return item
+
+
+def _arrive(folder: Path) -> DiesOnArrival:
+    if not (folder / "arrived").exists():
+        (folder / "arrived").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return DiesOnArrival(folder)

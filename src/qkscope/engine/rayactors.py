@@ -49,6 +49,7 @@ class RayPool(Generic[Item, Result]):
         # Not restarted by Ray: a new actor is as good, and the item has to be given out again in any case.
         self._kind = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(_Actor)
         self._actors, self._free, self._starting = list[Any](), list[Any](), dict[Any, Any]()
+        self._failed = 0
         for _ in range(count):
             self._start()
 
@@ -87,12 +88,17 @@ class RayPool(Generic[Item, Result]):
         return done[0]
 
     def _arrived(self, ready: Any) -> None:
+        """Take an actor that is there; one that died before it could answer is replaced as any other."""
         actor, errors = self._starting.pop(ready), self._ray.exceptions
         try:
             self._ray.get(ready)
         except errors.RayError as error:
-            reason = " ".join(str(error).split())[:300]
-            raise QkscopeError(f"an actor of Ray could not start ({reason}); is qkscope installed there?") from None
+            self._failed += 1
+            if self._failed == TRIES:
+                reason = " ".join(str(error).split())[:300]
+                raise QkscopeError(f"actors of Ray cannot start ({reason}); is qkscope installed there?") from None
+            self._start()
+            return
         self._free.append(actor)
 
     def _answer(self, done: Any) -> tuple[Result] | None:

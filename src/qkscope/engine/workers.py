@@ -79,7 +79,7 @@ class Workers(Generic[Item, Result]):
                 if isinstance(answer, _Died):
                     deaths[index] += 1
                     if deaths[index] == TRIES:
-                        raise gave_up(items[index])
+                        raise gave_up(items[index]) if answer.ready else _cannot_start()
                     waiting.appendleft(index)
                     self._workers[worker.number] = _Worker(self._work, worker.number)
                 elif not isinstance(answer, _Ready):
@@ -94,6 +94,9 @@ class _Ready:
 @dataclass(frozen=True)
 class _Died:
     """What a worker says by no longer being there."""
+
+    ready: bool
+    """Whether it ever was."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +134,7 @@ class _Worker:
         except (EOFError, OSError, UnpicklingError):
             self._process.kill()
             self.end()
-            if not self._ready:
-                raise QkscopeError(
-                    "a worker process could not start; in a script, what starts workers has to stand behind "
-                    "if __name__ == '__main__'; or use one worker"
-                ) from None
-            return _Died()
+            return _Died(self._ready)
         if isinstance(said, _Ready):
             self._ready = True
         else:
@@ -150,6 +148,13 @@ class _Worker:
             self._process.join(SECONDS_TO_END)
         self._process.kill()
         self._process.join()
+
+
+def _cannot_start() -> QkscopeError:
+    return QkscopeError(
+        "worker processes cannot start; in a script, what starts workers has to stand behind "
+        "if __name__ == '__main__'; or use one worker"
+    )
 
 
 def _result(answer: _Answer) -> Any:
