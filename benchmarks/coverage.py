@@ -11,6 +11,7 @@ import numpy as np
 from tests.helpers import index_of, moments_of, one_head
 
 from qkscope.analyses.causal import bias_causal
+from qkscope.analyses.columns import frame_of
 from qkscope.analyses.distance import distance_curve, mean_field, score_pairs
 from qkscope.analyses.headvariance import head_variance
 from qkscope.analyses.heldout import lda_accuracy
@@ -69,8 +70,8 @@ def _ranges(seeds: range) -> dict[str, list[tuple[float, float, float]]]:
         axes = components(head.truth.q, head.truth.k, 2).axes
         lines = [lda_accuracy(group_moments(head.q), group_moments(head.k), pair, axes)]
         frames = (
-            (causal_columns([scores])[0], {"bias_causal": _causal_truth(head)}),
-            (plasticity_tables(index_of(1), [scores]).frames["plasticity"], _ap_truth(head)),
+            (frame_of(causal_columns([scores])[0]), {"bias_causal": _causal_truth(head)}),
+            (plasticity_tables(frame_of(index_of(1)), [scores]).frames["plasticity"], _ap_truth(head)),
             (pca_tables(index_of(1), moments, lines=lines).frames["heads"], {"lda_accuracy": _line_truth(head, axes)}),
         )
         for frame, truths in frames:
@@ -177,7 +178,7 @@ def _share_range(seed: int) -> tuple[float, float, float]:
         rotary, moments = HeadRotary(ROPE, *unrotated), one_head(pair.q, pair.k, WINDOW)
         return HeadScores(moments, pair, rotary, mean_field(rotary, moments.total_q, moments.total_k, 1.0), None)
 
-    row = distance_tables(index_of(1), [scores(rows(32))]).frames["distance"].iloc[0]
+    row = distance_tables(frame_of(index_of(1)), [scores(rows(32))]).frames["distance"].iloc[0]
     many = scores(rows(800))
     assert many.pair is not None
     assert many.field is not None

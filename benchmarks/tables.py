@@ -88,7 +88,7 @@ def check(run: qkscope.Run) -> float:
     """Largest relative error of a standard error, against a full decomposition of every replicate."""
     some = frozenset([0, 5])
     fast = _tables(run, intervals=True, heads=some)
-    with patch("qkscope.core.linalg.NEAR_LIMIT", -1.0):
+    with patch("qkscope.core.near.NEAR_LIMIT", -1.0):
         full = _tables(run, intervals=True, heads=some)
     worst = 0.0
     for name in ("qk", "heads", "rotated"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
+from qkscope.analyses.columns import Columns
 from qkscope.core.headmoments import HeadMoments, bucket_moments, cell_means, group_moments
 from qkscope.core.planted import PlantedHead, plant
 from qkscope.core.rows import Rows
@@ -37,8 +37,9 @@ def one_head(q: Rows, k: Rows, window: int = 4096) -> HeadMoments:
     )
 
 
-def index_of(n: int) -> pd.DataFrame:
-    return pd.DataFrame({"model": "m", "family": "f", "layer": 0, "head": range(n), "k_head": range(n)})
+def index_of(n: int) -> Columns:
+    named = {"model": np.full(n, "m"), "family": np.full(n, "f")}
+    return named | {"layer": np.zeros(n, int), "head": np.arange(n), "k_head": np.arange(n)}
 
 
 def small_dataset(

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from qkscope.analyses.tabulate import PcaOptions, RotationOptions, Tables
+from qkscope.analyses.columns import Tables
+from qkscope.analyses.tabulate import PcaOptions, RotationOptions
 from qkscope.analyses.vectortables import PointOptions
 from qkscope.errors import ConfigError, HeadError
 from qkscope.heads import HeadId

@@ -9,9 +9,10 @@ from itertools import groupby
 import numpy as np
 import pandas as pd
 
+from qkscope.analyses.columns import Tables
 from qkscope.analyses.scoretables import SCALARS, with_scalars
 from qkscope.analyses.spectrum import chance_coherence, tokens_of
-from qkscope.analyses.tabulate import PcaOptions, RotationOptions, Tables
+from qkscope.analyses.tabulate import PcaOptions, RotationOptions
 from qkscope.analyses.vectortables import PLANE_ROWS, PointOptions, with_active_planes
 from qkscope.config import Config
 from qkscope.engine import Place, for_each
@@ -21,7 +22,7 @@ from qkscope.jobs import ANALYSES, Analysis, Failure, Job, Outcome, Selection, T
 from qkscope.run import Run, open_run
 from qkscope.store.columns import TABLES
 from qkscope.store.tables import arranged
-from qkscope.tabulating import concat_frames, concat_replicates, do_task
+from qkscope.tabulating import do_task, joined, with_notes
 
 HEADS_AT_ONCE = 16
 """Query heads whose tables are made together, at least: a table costs about as much for one head as for many."""
@@ -170,7 +171,8 @@ def _outcome(
 ) -> Outcome:
     """Put the results of a job's tasks together, in the order of the tasks."""
     mine = [results[index] for index, task in enumerate(tasks) if task.job is job]
-    found = concat_frames([tables for tables, _ in mine])
+    whole = joined([tables for tables, _ in mine])
+    found = {name: with_notes(job.run, frame, name) for name, frame in whole.frames.items()}
     frames = {}
     for name in (table for analysis in analyses for table in ANALYSES[analysis]):
         empty = pd.DataFrame(columns=[column.name for column in TABLES[name]])
@@ -181,11 +183,9 @@ def _outcome(
         if {"heads", name} <= frames.keys() and len(frames["heads"]):
             frames["heads"] = with_scalars(frames["heads"], frames[name], name)
     frames |= {name: found[name] for name in ("points", "axes") if name in found}
-    replicates = concat_replicates([tables for tables, _ in mine])
     n_heads = sum(task.n_heads for task in tasks if task.job is job)
-    return Outcome(
-        job, analyses, n_heads, Tables(frames, replicates), [failure for _, failures in mine for failure in failures]
-    )
+    failures = [failure for _, failed in mine for failure in failed]
+    return Outcome(job, analyses, n_heads, Tables({**frames}, whole.replicates), failures)
 
 
 def _chance(run: Run, heads: list[HeadId]) -> float | None:

@@ -9,6 +9,7 @@ from itertools import groupby
 import numpy as np
 import pandas as pd
 
+from qkscope.analyses.columns import Columns, Tables, frame_of, together, under_each_other
 from qkscope.analyses.distance import mean_field
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.nulls import null_r95
@@ -24,7 +25,6 @@ from qkscope.analyses.scoretables import (
     plasticity_tables,
 )
 from qkscope.analyses.tabulate import (
-    Tables,
     pca_columns_again,
     pca_tables,
     rotation_columns_again,
@@ -95,12 +95,10 @@ def _tabulate_together(task: Task, loaded: Loaded) -> tuple[Tables, list[HeadErr
             parts += _off_moments(task, drifting, some, pca=False, axes=True)
     scores = [_scores(run, one) for one in loaded]
     if "distance" in task.analyses:
-        parts.append(distance_tables(_index(run, loaded), scores, intervals=task.intervals))
+        parts.append(distance_tables(frame_of(_index(run, loaded)), scores, intervals=task.intervals))
     if "plasticity" in task.analyses:
-        parts.append(plasticity_tables(_index(run, loaded), scores, intervals=task.intervals))
-    frames = {name: frame for tables in parts for name, frame in tables.frames.items()}
-    again = {name: values for tables in parts for name, values in tables.replicates.items()}
-    return Tables({name: _with_notes(run, frame, name) for name, frame in frames.items()}, again), errors
+        parts.append(plasticity_tables(frame_of(_index(run, loaded)), scores, intervals=task.intervals))
+    return together(parts), errors
 
 
 def _off_moments(task: Task, loaded: Loaded, moments: HeadMoments, *, pca: bool, axes: bool) -> list[Tables]:
@@ -110,7 +108,7 @@ def _off_moments(task: Task, loaded: Loaded, moments: HeadMoments, *, pca: bool,
     model = rotation_model(moments, job.rotation, intervals=task.intervals) if axes else None
     again: dict[str, Replicates] = {}
     if task.intervals:
-        wanted = {} if pcs is None else {"pca": pca_columns_again(job.pca, pcs)}
+        wanted = {} if pcs is None else {"pca": pca_columns_again(pcs)}
         if model is not None and "rotation" in task.analyses:
             wanted["rotation"] = rotation_columns_again(job.rotation, model)
         again = dict(zip(wanted, replicates(moments, *wanted.values()), strict=True))
@@ -145,19 +143,20 @@ def _of_axes(task: Task, loaded: Loaded, moments: HeadMoments, model: Rotation, 
     """What needs the axes a and b: the rotation model, the planes of its complement, points."""
     job, index = task.job, _index(task.job.run, loaded)
     vectors = of_model(model, [one.vectors for one in loaded], moments.window.tolist())
-    tables = Tables({})
+    parts = []
     if "rotation" in task.analyses:
         tables = rotation_tables(index, moments, job.rotation, model, again, intervals=task.intervals)
         causal, left_out = causal_columns([_scores(job.run, one) for one in loaded], intervals=task.intervals)
-        tables.frames["rotated"] = tables.frames["rotated"].join(omega_columns(vectors)).join(causal)
-        tables.frames["rotated"]["null_r95"] = _nulls(loaded, moments, job.rotation.centering)
-        tables.replicates.update(left_out)
+        nulls = {"null_r95": np.array(_nulls(loaded, moments, job.rotation.centering))}
+        parts.append(Tables(tables.given, tables.replicates | left_out))
+        parts[-1].columns("rotated").update(omega_columns(vectors) | causal | nulls)
     if "planes" in task.analyses:
-        found = both_views(planes_table(index, vectors, task.chance), _rope_view(index, loaded))
-        tables.frames.update({"planes": found} if len(found) else {})
-    points = _points(task, index, loaded, vectors)
-    tables.frames.update({"points": pd.concat(points, ignore_index=True)} if points else {})
-    return tables
+        named = frame_of(index)
+        found = both_views(planes_table(named, vectors, task.chance), _rope_view(named, loaded))
+        parts.append(Tables({"planes": found} if len(found) else {}))
+    points = _points(task, loaded, vectors)
+    parts.append(Tables({"points": pd.concat(points, ignore_index=True)} if points else {}))
+    return together(parts)
 
 
 def _rope_view(index: pd.DataFrame, loaded: Loaded) -> list[pd.DataFrame]:
@@ -193,13 +192,11 @@ def _nulls(loaded: Loaded, moments: HeadMoments, centering: Centering) -> list[f
     ]
 
 
-def _points(
-    task: Task, index: pd.DataFrame, loaded: Loaded, vectors: Sequence[HeadVectors | None]
-) -> list[pd.DataFrame]:
+def _points(task: Task, loaded: Loaded, vectors: Sequence[HeadVectors | None]) -> list[pd.DataFrame]:
     options = task.job.points
     if options is None:
         return []
-    count = max(options.pcs) + 1
+    count, index = max(options.pcs) + 1, frame_of(_index(task.job.run, loaded))
     return [
         points_table(index.iloc[[i]], head, components(one.moments.total_q, one.moments.total_k, count), options)
         for i, (one, head) in enumerate(zip(loaded, vectors, strict=True))
@@ -216,7 +213,7 @@ def _reading(task: Task) -> Reading:
     return replace(task.job.run.reading, paired=paired, sample=sample, buckets=buckets, rotary=rotary)
 
 
-def _with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
+def with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
     """The columns of a head table that say what kind of layer it is, and those that other analyses fill."""
     if table not in ("heads", "rotated"):
         return frame
@@ -234,29 +231,14 @@ def _with_notes(run: Run, frame: pd.DataFrame, table: str) -> pd.DataFrame:
 
 
 def joined(parts: list[Tables]) -> Tables:
-    """The tables of several tasks or heads under each other."""
-    return parts[0] if len(parts) == 1 else Tables(concat_frames(parts), concat_replicates(parts))
-
-
-def concat_frames(parts: list[Tables]) -> dict[str, pd.DataFrame]:
-    """The rows of several tasks under each other; what is told of pairs in a layer is added up."""
-    names = {name: None for tables in parts for name in tables.frames}
-    frames = {
-        name: pd.concat([tables.frames[name] for tables in parts if name in tables.frames], ignore_index=True)
-        for name in names
-    }
-    if "plasticity_pairs" in frames:
-        frames["plasticity_pairs"] = merged_pairs([frames["plasticity_pairs"]])
-    return frames
-
-
-def concat_replicates(parts: list[Tables]) -> dict[str, np.ndarray]:
-    """The replicates of several tasks under each other."""
-    names = {name: None for tables in parts for name in tables.replicates}
-    return {
-        name: np.concatenate([tables.replicates[name] for tables in parts if name in tables.replicates])
-        for name in names
-    }
+    """The tables of several tasks or heads under each other; what is told of pairs in a layer is added up."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = under_each_other(parts)
+    pairs = whole.given.get("plasticity_pairs")
+    if not isinstance(pairs, pd.DataFrame):
+        return whole
+    return together([whole, Tables({"plasticity_pairs": merged_pairs([pairs])})])
 
 
 def _no_drift(run: Run, head: HeadId) -> HeadError:
@@ -264,14 +246,12 @@ def _no_drift(run: Run, head: HeadId) -> HeadError:
     return HeadError(head, reason, run.source.file(head))
 
 
-def _index(run: Run, loaded: Loaded) -> pd.DataFrame:
+def _index(run: Run, loaded: Loaded) -> Columns:
     heads = [one.head for one in loaded]
-    return pd.DataFrame(
-        {
-            "model": run.model,
-            "family": run.family,
-            "layer": [head.layer for head in heads],
-            "head": [head.head for head in heads],
-            "k_head": [run.source.key_head(head).head for head in heads],
-        }
-    )
+    return {
+        "model": np.full(len(heads), run.model),
+        "family": np.full(len(heads), run.family),
+        "layer": np.array([head.layer for head in heads]),
+        "head": np.array([head.head for head in heads]),
+        "k_head": np.array([run.source.key_head(head).head for head in heads]),
+    }

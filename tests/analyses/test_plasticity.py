@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import ortho_group
 from sklearn.covariance import oas
 
+from qkscope.analyses.columns import frame_of
 from qkscope.analyses.keypairs import key_pairs
 from qkscope.analyses.plasticity import (
     MIN_QUERIES,
@@ -251,21 +252,21 @@ def uneven(lengths: list[int], seed: int = 0) -> HeadScores:
 
 def test_replicates_weigh_buckets_by_the_queries_that_are_left():
     one = uneven([100, 130, 200, 512] * 8)
-    row = plasticity_tables(index_of(1), [one]).frames["plasticity"].iloc[0]
+    row = plasticity_tables(frame_of(index_of(1)), [one]).frames["plasticity"].iloc[0]
     pair = one.pair
     assert pair is not None
     again = []
     for g in range(8):
         kept = [rows.take(np.flatnonzero(rows.example_id % 8 != g)) for rows in (pair.q, pair.k)]
         less = HeadScores(one_head(*kept, WINDOW), Pair(*kept), None, None, None)
-        again.append(plasticity_tables(index_of(1), [less]).frames["plasticity"]["ap_overall"].iloc[0])
+        again.append(plasticity_tables(frame_of(index_of(1)), [less]).frames["plasticity"]["ap_overall"].iloc[0])
     by_hand = np.sqrt(7 / 8 * ((np.array(again) - np.mean(again)) ** 2).sum())
     assert row["ap_overall_se"] == pytest.approx(by_hand, rel=0.35)
 
 
 def test_what_one_group_alone_tells_has_no_interval():
     one = uneven([512] + [200] * 15)
-    row = plasticity_tables(index_of(1), [one]).frames["plasticity"].iloc[-1]
+    row = plasticity_tables(frame_of(index_of(1)), [one]).frames["plasticity"].iloc[-1]
     assert row["ap_last20"] > 0
     assert np.isnan(row["ap_last20_low"])
     assert np.isnan(row["ap_drop_low"])

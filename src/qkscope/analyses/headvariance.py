@@ -10,7 +10,7 @@ from scipy.special import ndtr
 
 from qkscope.analyses.pca import Components
 from qkscope.core.linalg import ratio
-from qkscope.core.moments import Moments
+from qkscope.core.moments import Moments, Spread
 from qkscope.core.shapes import PerHead
 
 
@@ -31,12 +31,12 @@ class HeadVariance:
     lda_accuracy_gaussian: PerHead
 
 
-def head_variance(q: Moments, k: Moments, pcs: Components) -> HeadVariance:
+def head_variance(q: Spread, k: Spread, pcs: Components) -> HeadVariance:
     """Everything a head's moments and components say about it as a whole."""
     published_q, pc0_share_q = _published(pcs.explained_variance, pcs.r_q)
     published_k, pc0_share_k = _published(pcs.explained_variance, pcs.r_k)
-    linear_q, total_q = _linear_variance(q), _total_variance(q)
-    linear_k, total_k = _linear_variance(k), _total_variance(k)
+    linear_q, total_q = _linear_variance(q), q.total_variance
+    linear_k, total_k = _linear_variance(k), k.total_variance
     return HeadVariance(
         posvar_q_published=published_q,
         posvar_k_published=published_k,
@@ -48,17 +48,16 @@ def head_variance(q: Moments, k: Moments, pcs: Components) -> HeadVariance:
         amplification=pcs.mu_q[..., 0] * pcs.slope_k[..., 0],
         fisher=pcs.fisher[..., 0],
         separation=pcs.separation[..., 0],
-        lda_accuracy_gaussian=lda_accuracy_gaussian(q, k, pcs.axes[..., :2, :]),
+        lda_accuracy_gaussian=lda_accuracy_gaussian(pcs.on_q.subset(slice(2)), pcs.on_k.subset(slice(2))),
     )
 
 
-def lda_accuracy_gaussian(q: Moments, k: Moments, axes: Float[np.ndarray, "*batch 2 d"]) -> PerHead:
-    """Accuracy of Fisher's line between Q and K on two axes, were both Gaussian; in [0, 1].
+def lda_accuracy_gaussian(on_q: Moments, on_k: Moments) -> PerHead:
+    """Accuracy of Fisher's line between Q and K on two axes (or one), were both Gaussian; in [0, 1].
 
     w = S_w⁻¹(μ_Q − μ_K), threshold half-way, mean of the two classes' Φ.
     """
-    on_q, on_k = q.project(axes), k.project(axes)
-    within = ratio(on_q.scatter[..., :-1, :-1] + on_k.scatter[..., :-1, :-1], (q.n + k.n)[..., None, None])
+    within = ratio(on_q.scatter[..., :-1, :-1] + on_k.scatter[..., :-1, :-1], (on_q.n + on_k.n)[..., None, None])
     apart = on_q.mean_x - on_k.mean_x
     still = np.trace(within, axis1=-2, axis2=-1) == 0
     w = np.einsum("...ij,...j->...i", np.linalg.pinv(within, hermitian=True), apart)
@@ -80,10 +79,6 @@ def _published(share: Float[np.ndarray, "*batch c"], r: Float[np.ndarray, "*batc
     return total, ratio(parts[..., 0], total)
 
 
-def _linear_variance(m: Moments) -> PerHead:
+def _linear_variance(m: Spread) -> PerHead:
     """‖c‖² / var t: the variance that a linear function of position explains."""
     return ratio((m.cov_xt**2).sum(-1), m.var_t)
-
-
-def _total_variance(m: Moments) -> PerHead:
-    return m.total_variance

@@ -16,12 +16,13 @@ from qkscope.core.linalg import (
     canonical_signs,
     eigh_descending,
     eigh_leading,
-    eigh_near,
     ratio,
     sign_is_anchored_on_k,
 )
-from qkscope.core.moments import Moments
+from qkscope.core.moments import Moments, Spread
+from qkscope.core.near import NEAR_BLOCK, KnownAll, eigh_near
 from qkscope.core.shapes import PerHead
+from qkscope.core.without import Pooled
 
 DEGENERATE_GAP = 0.02
 """Below this relative eigengap a component can turn freely within its eigenspace."""
@@ -44,6 +45,10 @@ class Components:
     slope_k: Float[np.ndarray, "*batch c"]
     var_q: Float[np.ndarray, "*batch c"]
     var_k: Float[np.ndarray, "*batch c"]
+    on_q: Moments
+    """Moments of the queries' coordinates."""
+    on_k: Moments
+    """Moments of the keys' coordinates."""
 
     @property
     def separation(self) -> Float[np.ndarray, "*batch c"]:
@@ -72,45 +77,63 @@ class Components:
 
 
 def components(
-    q: Moments,
-    k: Moments,
-    n_components: int = 10,
-    near: Components | None = None,
-    pooled: Moments | None = None,
-    *,
-    whole_basis: bool = True,
+    q: Moments, k: Moments, n_components: int = 10, pooled: Moments | None = None, *, whole_basis: bool = True
 ) -> Components:
     """The leading components of queries and keys pooled, oriented by the sign rule.
 
-    With ``near``, q and k have one more batch axis, the groups left out one at a time; the search then starts from
-    the components of the whole, and their orientation is kept. ``pooled``, q and k together, spares merging them.
-    Without ``whole_basis`` only the components asked for are computed; nothing can start from them then.
+    ``pooled``, q and k together, spares merging them. Without ``whole_basis`` only the components asked for are
+    computed; nothing can start from them then.
     """
     pooled = pooled or q.merge(k)
     n_components = min(n_components, pooled.d)
-    if near is None or near.basis is None:
-        found = eigh_descending(pooled.cov_x) if whole_basis else eigh_leading(pooled.cov_x, n_components + 1)
-        basis = found if whole_basis else None
-        values, axes = found.values, found.axes[..., :n_components, :]
-        signs = canonical_signs(q.corr_along(axes), k.corr_along(axes))
-    else:
-        basis = None
-        values, axes = eigh_near(pooled.cov_x, near.basis, n_components)
-        signs = np.where((axes * near.axes[..., None, :, :]).sum(-1) < 0, -1.0, 1.0)
-    axes = axes * signs[..., None]
+    found = eigh_descending(pooled.cov_x) if whole_basis else eigh_leading(pooled.cov_x, n_components + 1)
+    axes = found.axes[..., :n_components, :]
+    on_q, on_k = q.project(axes), k.project(axes)
+    signs = canonical_signs(on_q.correlations(q.total_variance), on_k.correlations(k.total_variance))
+    basis = found if whole_basis else None
+    return _measured(Eigen(found.values, axes), signs, (q, on_q), (k, on_k), pooled.total_variance, basis)
+
+
+def components_near(pooled: Pooled, near: Components) -> Components:
+    """The same with each document group left out in turn: one more batch axis, orientation as in the whole."""
+    assert near.basis is not None
+    n_components, d = near.axes.shape[-2:]
+    known = KnownAll(near.basis, min(n_components + NEAR_BLOCK, d))
+    # Rows taken away lower a scatter in every direction, and what remains is divided by fewer.
+    ceiling = known.beyond[..., None] * ratio(pooled.whole_n, pooled.n)
+    n = np.where(pooled.n > 0, pooled.n, 1.0)[..., None, None]
+    found = eigh_near(lambda vectors: pooled.times(vectors) / n, known, n_components, ceiling)
+    signs = np.where(np.vecdot(found.axes, near.axes[..., None, :, :]) < 0, -1.0, 1.0)
+    on_q, on_k = pooled.q.project(found.axes), pooled.k.project(found.axes)
+    return _measured(found, signs, (pooled.q, on_q), (pooled.k, on_k), pooled.total_variance, None)
+
+
+def _measured(
+    found: Eigen,
+    signs: Float[np.ndarray, "*batch c"],
+    queries: tuple[Spread, Moments],
+    keys: tuple[Spread, Moments],
+    total: Float[np.ndarray, "*batch"],
+    basis: Eigen | None,
+) -> Components:
+    """Components with these signs, and what both classes do along them; ``found`` may hold further eigenvalues."""
+    count = found.axes.shape[-2]
+    (q, on_q), (k, on_k) = ((whole, on.turned(signs)) for whole, on in (queries, keys))
     return Components(
-        axes=axes,
+        axes=found.axes * signs[..., None],
         basis=basis,
-        explained_variance=ratio(values[..., :n_components], pooled.total_variance[..., None]),
-        eigengap=_eigengap(values)[..., :n_components],
-        r_q=q.corr_along(axes),
-        r_k=k.corr_along(axes),
-        mu_q=q.mean_along(axes),
-        mu_k=k.mean_along(axes),
-        slope_q=q.slope_along(axes),
-        slope_k=k.slope_along(axes),
-        var_q=q.var_along(axes),
-        var_k=k.var_along(axes),
+        explained_variance=ratio(found.values[..., :count], total[..., None]),
+        eigengap=_eigengap(found.values)[..., :count],
+        r_q=on_q.correlations(q.total_variance),
+        r_k=on_k.correlations(k.total_variance),
+        mu_q=on_q.mean_x,
+        mu_k=on_k.mean_x,
+        slope_q=on_q.slopes,
+        slope_k=on_k.slopes,
+        var_q=on_q.variances,
+        var_k=on_k.variances,
+        on_q=on_q,
+        on_k=on_k,
     )
 
 

@@ -13,12 +13,13 @@ import numpy as np
 from jaxtyping import Float
 
 from qkscope.analyses.headvariance import head_variance
-from qkscope.analyses.pca import Components, components
-from qkscope.analyses.rotation import Centering, Rotation, linearity_r2, rotation
-from qkscope.core.headmoments import DELETE_ONE, HeadMoments
+from qkscope.analyses.pca import Components, components_near
+from qkscope.analyses.rotation import Centering, Rotation, linearity_r2, rotation_near
+from qkscope.core.headmoments import HeadMoments
 from qkscope.core.linalg import Eigen
+from qkscope.core.near import KnownTop
 
-HEADS_AT_ONCE = 1
+HEADS_AT_ONCE = 4
 """Eight matrices of a head fill a processor's cache; and how far they are refined depends on no other head."""
 
 Replicates = dict[str, Float[np.ndarray, "heads groups *rest"]]
@@ -33,13 +34,12 @@ def replicates(moments: HeadMoments, *analyses: Again) -> list[dict[str, np.ndar
     return [_joined([part[i] for part in parts]) for i in range(len(analyses))]
 
 
-def pca_again(n_components: int, pcs: Components, of_pcs: Iterable[str], of_heads: Iterable[str]) -> Again:
+def pca_again(pcs: Components, of_pcs: Iterable[str], of_heads: Iterable[str]) -> Again:
     """Columns of each component and of each head."""
 
     def again(few: HeadMoments, some: slice) -> Replicates:
-        q, k = few.without_q, few.without_k
-        found = components(q, k, n_components, near=_at(pcs, some), pooled=few.pooled_without)
-        whole = head_variance(q, k, found)
+        found = components_near(few.pooled_without, _at(pcs, some))
+        whole = head_variance(few.without_q, few.without_k, found)
         return {name: getattr(found, name) for name in of_pcs} | {name: getattr(whole, name) for name in of_heads}
 
     return again
@@ -49,10 +49,7 @@ def rotation_again(centering: Centering, model: Rotation, names: Iterable[str], 
     """Columns of each head; ``paired``: δ over tokens."""
 
     def again(few: HeadMoments, some: slice) -> Replicates:
-        cross = few.cross.merged(DELETE_ONE) if paired and few.cross is not None else None
-        found = rotation(
-            few.without_q, few.without_k, cross, centering, near=_at(model, some), pooled=few.pooled_without
-        )
+        found = rotation_near(few.pooled_without, _at(model, some), few.cross if paired else None, centering)
         straight = {"linearity_r2": np.asarray(linearity_r2(few.k_buckets_without, found.a))}
         return {name: straight[name] if name in straight else getattr(found, name) for name in names}
 
@@ -65,6 +62,8 @@ def _at(model: Model, some: slice) -> Model:
     def part(value: Any) -> Any:
         if isinstance(value, Eigen):
             return Eigen(value.values[some], value.axes[some])
+        if isinstance(value, KnownTop):
+            return KnownTop(value.matrix[some], part(value.top))
         return None if value is None else value[some]
 
     return replace(model, **{field.name: part(getattr(model, field.name)) for field in fields(model)})

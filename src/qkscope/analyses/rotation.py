@@ -8,30 +8,31 @@ bias_strength = mu_q_a · alpha_k > 0 means that later keys score higher for the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from qkscope.core.headmoments import BucketMeans
+from qkscope.core.headmoments import DELETE_ONE, BucketMeans
 from qkscope.core.linalg import (
-    Eigen,
-    eigh_descending,
     eigh_leading,
-    eigh_near,
     householder,
     off_axis,
     off_axis_matrix,
     ratio,
     unit,
 )
-from qkscope.core.moments import Moments
+from qkscope.core.moments import Moments, Spread
+from qkscope.core.near import KnownTop, Times, eigh_near
 from qkscope.core.shapes import PerHead, TruthPerHead
+from qkscope.core.without import Pooled
 
 Centering = Literal["pooled", "within"]
 Pairing = Literal["independent", "token"]
 
 TIE_BREAK = 1e-9
+NEIGHBOURS = 10
+"""Eigenpairs of C_δ off axis a that are known where models with a group left out start from them."""
 NO_DRIFT = 1e-12
 """‖c‖ below this share of √(tr Σ · var t) is rounding, and axis a is undefined."""
 
@@ -42,8 +43,8 @@ class Rotation:
 
     a: Float[np.ndarray, "*batch d"]
     b: Float[np.ndarray, "*batch d"]
-    off_a: Eigen | None
-    """All eigenpairs of C_δ off axis a, where they were computed; b is the first."""
+    off_a: KnownTop | None
+    """C_δ off axis a and its leading eigenpairs, where they were computed; b is the first."""
     position_r: PerHead
     r_q_a: PerHead
     r_k_a: PerHead
@@ -102,7 +103,6 @@ def rotation(
     k: Moments,
     cross: Moments | None = None,
     centering: Centering = "pooled",
-    near: Rotation | None = None,
     pooled: Moments | None = None,
     *,
     whole_basis: bool = True,
@@ -110,49 +110,81 @@ def rotation(
     """Construct a and b and measure queries and keys along them.
 
     ``cross`` holds moments of (q, k) at the same token; with it δ pairs them token by token, without it δ runs over
-    all pairs. With ``near``, the moments have one more batch axis, the groups left out one at a time; the search for b
-    then starts from the model of the whole, and the orientation of its axes is kept. ``pooled``, q and k together,
-    spares merging them. Without ``whole_basis`` only b is computed; nothing can start from it then.
+    all pairs. ``pooled``, q and k together, spares merging them. Without ``whole_basis`` only b is computed; nothing
+    can start from it then.
     """
     pooled = pooled or q.merge(k)
     a = unit((pooled if centering == "pooled" else centred(q, k, centering)).cov_xt)
     c_delta = difference_moment(q, k) if cross is None else paired_difference_moment(cross)
+    trace = np.trace(c_delta, axis1=-2, axis2=-1)
     # A little less than nothing along a keeps the top eigenvector off it even where nothing else varies.
-    off = off_axis_matrix(c_delta, a, np.asarray(TIE_BREAK * np.trace(c_delta, axis1=-2, axis2=-1)))
-    if near is None or near.off_a is None:
-        values, vectors = eigh_descending(off) if whole_basis else eigh_leading(off, 1)
-        off_a = Eigen(values, vectors) if whole_basis else None
-        signs = np.ones((*a.shape[:-1], 1)), _sign((vectors[..., 0, :] * (q.mean_x - k.mean_x)).sum(-1))
-    else:
-        off_a = None
-        values, vectors = eigh_near(off, near.off_a, 1)
-        like_a, like_b = near.a[..., None, :], near.b[..., None, :]
-        signs = _sign((a * like_a).sum(-1)), _sign((vectors[..., 0, :] * like_b).sum(-1))
-    a, b = a * signs[0], unit(off_axis(vectors[..., 0, :], a)) * signs[1]
+    off = off_axis_matrix(c_delta, a, np.asarray(TIE_BREAK * trace))
+    found = eigh_leading(off, min(NEIGHBOURS, off.shape[-1]) if whole_basis else 1)
+    b = found.axes[..., 0, :]
+    b = unit(off_axis(b, a)) * _sign((b * (q.mean_x - k.mean_x)).sum(-1))
+    return _measured(a, b, q, k, ratio(found.values[..., 0], trace), KnownTop(off, found) if whole_basis else None)
+
+
+def rotation_near(
+    pooled: Pooled, near: Rotation, cross: Moments | None = None, centering: Centering = "pooled"
+) -> Rotation:
+    """The same with each document group left out in turn: one more batch axis, orientation as in the whole.
+
+    ``cross`` are the pairs at the same token, by group.
+    """
+    assert near.off_a is not None
+    q, k = pooled.q, pooled.k
+    within = ratio(q.scatter_xt + k.scatter_xt, pooled.n[..., None])
+    a = unit(pooled.cov_xt if centering == "pooled" else within)
+    a = a * _sign((a * near.a[..., None, :]).sum(-1))
+    delta = _independent(pooled) if cross is None else _paired(cross)
+    off = _off_axis_times(delta.times, a, TIE_BREAK * delta.trace)
+    values, vectors = eigh_near(off, near.off_a, 1, _ceiling(near, a, delta), rounds=2)
+    b = unit(off_axis(vectors[..., 0, :], a))
+    b = b * _sign((b * near.b[..., None, :]).sum(-1))
+    return _measured(a, b, q, k, ratio(values[..., 0], delta.trace), None)
+
+
+def _measured(
+    a: Float[np.ndarray, "*batch d"],
+    b: Float[np.ndarray, "*batch d"],
+    q: Spread,
+    k: Spread,
+    separation_strength: PerHead,
+    off_a: KnownTop | None,
+) -> Rotation:
+    """What both classes do along the axes."""
     axes = np.stack([a, b], -2)
-    total = pooled.total_variance
-    mu_q, mu_k = q.mean_along(axes), k.mean_along(axes)
-    var_frac = ratio(pooled.var_along(axes), total[..., None])
-    slope_q, slope_k = q.slope_along(axes)[..., 0], k.slope_along(axes)[..., 0]
+    on_q, on_k = q.project(axes), k.project(axes)
+    on = on_q.merge(on_k)
+    total = _pooled_variance(q, k)
+    var_frac, var_q, var_k = ratio(on.variances, total[..., None]), on_q.variances, on_k.variances
     return Rotation(
         a=a,
         b=b,
         off_a=off_a,
-        position_r=np.abs(pooled.corr_along(axes)[..., 0]),
-        r_q_a=q.corr_along(axes)[..., 0],
-        r_k_a=k.corr_along(axes)[..., 0],
-        alpha_q=slope_q,
-        alpha_k=slope_k,
-        mu_q_a=mu_q[..., 0],
-        mu_k_a=mu_k[..., 0],
-        mu_q_b=mu_q[..., 1],
-        mu_k_b=mu_k[..., 1],
-        separation_strength=ratio(values[..., 0], np.trace(c_delta, axis1=-2, axis2=-1)),
+        position_r=np.abs(on.correlations(total)[..., 0]),
+        r_q_a=on_q.correlations(q.total_variance)[..., 0],
+        r_k_a=on_k.correlations(k.total_variance)[..., 0],
+        alpha_q=on_q.slopes[..., 0],
+        alpha_k=on_k.slopes[..., 0],
+        mu_q_a=on_q.mean_x[..., 0],
+        mu_k_a=on_k.mean_x[..., 0],
+        mu_q_b=on_q.mean_x[..., 1],
+        mu_k_b=on_k.mean_x[..., 1],
+        separation_strength=separation_strength,
         var_frac_a=var_frac[..., 0],
         var_frac_b=var_frac[..., 1],
-        content_var_b=(q.var_along(axes)[..., 1] + k.var_along(axes)[..., 1]) / 2,
+        content_var_b=(var_q[..., 1] + var_k[..., 1]) / 2,
         bias_full=ratio((q.mean_x * k.cov_xt).sum(-1), k.var_t),
     )
+
+
+def _pooled_variance(q: Spread, k: Spread) -> Float[np.ndarray, "*batch"]:
+    """Trace of the covariance of both classes together."""
+    n = np.asarray(q.n + k.n)
+    between = ratio(q.n * k.n, n) * ((q.mean_x - k.mean_x) ** 2).sum(-1)
+    return ratio(q.n * q.total_variance + k.n * k.total_variance + between, n)
 
 
 def difference_moment(q: Moments, k: Moments) -> Float[np.ndarray, "*batch d d"]:
@@ -169,6 +201,66 @@ def paired_difference_moment(cross: Moments) -> Float[np.ndarray, "*batch d d"]:
     d = cross.d // 2
     delta = cross.project(np.concatenate([np.eye(d), -np.eye(d)], axis=1))
     return delta.cov_x + delta.mean_x[..., :, None] * delta.mean_x[..., None, :]
+
+
+# ---- with a group left out ----------------------------------------------------------------------
+
+
+class _Moment(NamedTuple):
+    """C_δ: products with it, its trace, and all pairs as a multiple of those that are left."""
+
+    times: Times
+    trace: Float[np.ndarray, "*batch g"]
+    grown: Float[np.ndarray, "*batch g"]
+
+
+def _independent(pooled: Pooled) -> _Moment:
+    """C_δ over all pairs."""
+    q, k = pooled.q, pooled.k
+    apart = (q.mean_x - k.mean_x)[..., None, :]
+    n_q, n_k = (np.where(kind.n > 0, kind.n, 1.0)[..., None, None] for kind in (q, k))
+
+    def times(vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
+        product = q.times(vectors) / n_q
+        product += k.times(vectors) / n_k
+        product += (vectors @ apart.swapaxes(-1, -2)) * apart
+        return product
+
+    trace = q.total_variance + k.total_variance + (apart[..., 0, :] ** 2).sum(-1)
+    return _Moment(times, trace, ratio(q.whole.n[..., None], q.n) * ratio(k.whole.n[..., None], k.n))
+
+
+def _paired(cross: Moments) -> _Moment:
+    """C_δ over pairs at the same token."""
+    c_delta = paired_difference_moment(cross.merged(DELETE_ONE))
+    grown = ratio(cross.total.n[..., None], cross.total.n[..., None] - cross.n)
+    return _Moment(lambda vectors: vectors @ c_delta, np.trace(c_delta, axis1=-2, axis2=-1), grown)
+
+
+def _off_axis_times(times: Times, a: Float[np.ndarray, "*batch d"], along: Float[np.ndarray, "*batch"]) -> Times:
+    """Products with (I − aaᵀ)M(I − aaᵀ), less ``along``·aaᵀ."""
+    axis = a[..., None, :]
+
+    def off(vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
+        on = np.vecdot(vectors, axis)[..., None]
+        product = times(vectors - on * axis)
+        product -= (np.vecdot(product, axis)[..., None] + along[..., None, None] * on) * axis
+        return product
+
+    return off
+
+
+def _ceiling(near: Rotation, a: Float[np.ndarray, "*batch g d"], delta: _Moment) -> Float[np.ndarray, "*batch g"]:
+    """The most that C_δ off a can carry on axes beyond those that are known of the whole.
+
+    C_δ is a mean of squares over pairs, so without some of them it grows by at most their share in any direction. The
+    turn of a adds to the length on a factor of C_δ at most the sine of that turn times the length along a.
+    """
+    assert near.off_a is not None
+    most = delta.grown * near.off_a.beyond[..., None]
+    cosine = np.minimum((a * near.a[..., None, :]).sum(-1) ** 2, 1.0)
+    along = np.vecdot(delta.times(a[..., None, :]), a[..., None, :])[..., 0]
+    return (np.sqrt(most) + np.sqrt((1.0 - cosine) * along)) ** 2
 
 
 # ---- what the model leaves out ------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from qkscope.analyses.causal import bias_causal
+from qkscope.analyses.columns import Columns, Tables
 from qkscope.analyses.distance import MeanField, distance_curve, score_pairs
 from qkscope.analyses.keypairs import KeyPairs, key_pairs
 from qkscope.analyses.plasticity import (
@@ -20,7 +21,7 @@ from qkscope.analyses.plasticity import (
     parts_of_window,
     plasticity,
 )
-from qkscope.analyses.tabulate import ENDS, Columns, Tables
+from qkscope.analyses.tabulate import ENDS
 from qkscope.analyses.tabulate import over_window as times_window
 from qkscope.analyses.uncertainty import MIN_GROUPS, Scale, interval_columns, usable_groups
 from qkscope.core.headmoments import N_GROUPS, HeadMoments, bucket_moments, bucket_width
@@ -129,7 +130,7 @@ def distance_tables(index: pd.DataFrame, heads: Sequence[HeadScores], *, interva
 
 def causal_columns(
     heads: Sequence[HeadScores], *, intervals: bool = True
-) -> tuple[pd.DataFrame, dict[str, Float[np.ndarray, "heads groups"]]]:
+) -> tuple[Columns, dict[str, Float[np.ndarray, "heads groups"]]]:
     """``bias_causal`` and ``bias_causal_window`` of each head with intervals, and the replicates."""
     found = [
         (np.nan, np.full(N_GROUPS, np.nan)) if head.pair is None else bias_causal(head.pair, head.sliding_window)
@@ -144,7 +145,7 @@ def causal_columns(
         CAUSAL, numbers, {"bias_causal": np.nan_to_num(again)}, (~np.isnan(again)).astype(float)
     )
     numbers |= times_window(numbers, ("bias_causal_window",), np.array([head.window for head in heads]))
-    return pd.DataFrame(numbers), {"bias_causal": again}
+    return numbers, {"bias_causal": again}
 
 
 # ---- plasticity ---------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int
 
+from qkscope.analyses.columns import Columns, Tables, repeated
 from qkscope.analyses.headvariance import HeadVariance, head_variance
 from qkscope.analyses.heldout import held_out
 from qkscope.analyses.pca import TAXONOMY, Components, components, taxonomy
@@ -18,8 +18,6 @@ from qkscope.analyses.rotation import Centering, Pairing, Rotation, leftovers, r
 from qkscope.analyses.uncertainty import Scale, flags, interval_columns, usable_groups
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.moments import Moments
-
-Columns = dict[str, Float[np.ndarray, "heads *rest"]]
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,6 @@ class RotationOptions:
         for name, choices in (("centering", get_args(Centering)), ("pairing", get_args(Pairing))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"expected {name} to be {' or '.join(choices)}, got {getattr(self, name)!r}")
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Tables by name, and the delete-one replicates of the columns that summaries average (NaN: no such group)."""
-
-    frames: dict[str, pd.DataFrame]
-    replicates: dict[str, Float[np.ndarray, "heads groups"]] = field(default_factory=dict)
 
 
 PC_INTERVALS = {"r_q": Scale.CORRELATION, "r_k": Scale.CORRELATION, "explained_variance": Scale.SHARE}
@@ -109,7 +99,7 @@ _ROTATION_NUMBERS = ("position_r", "r_q_a", "r_k_a", "alpha_q", "alpha_k", "mu_q
 
 
 def pca_tables(
-    index: pd.DataFrame,
+    index: Columns,
     moments: HeadMoments,
     options: PcaOptions | None = None,
     pcs: Components | None = None,
@@ -129,18 +119,19 @@ def pca_tables(
     pcs = pcs or components(q, k, options.n_components, pooled=moments.pooled, whole_basis=intervals)
     whole = head_variance(q, k, pcs)
     if intervals and again is None:
-        (again,) = replicates(moments, pca_columns_again(options, pcs))
+        (again,) = replicates(moments, pca_columns_again(pcs))
     kind = np.array(TAXONOMY)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
-    qk = _pc_rows(index.assign(taxonomy=kind, flags=flags(moments)), moments, pcs, again)
-    heads = _head_rows(index.assign(taxonomy=kind), moments, whole, again)
+    qk = _pc_rows(index | {"taxonomy": kind, "flags": np.array(flags(moments))}, moments, pcs, again)
+    heads = _head_rows(index | {"taxonomy": kind}, moments, whole, again)
     pc0 = {name: values[..., 0] if name in PC_INTERVALS else values for name, values in (again or {}).items()}
     columns, again_line = _line_columns(lines, moments, intervals=intervals)
-    frames = {"qk": qk, "heads": heads.assign(**columns), "axes": _axes_rows(index, pcs)}
-    return Tables(frames, _present(pc0, moments) | again_line)
+    return Tables(
+        {"qk": qk, "heads": heads | columns, "axes": _axes_rows(index, pcs)}, _present(pc0, moments) | again_line
+    )
 
 
 def rotation_tables(
-    index: pd.DataFrame,
+    index: Columns,
     moments: HeadMoments,
     options: RotationOptions | None = None,
     model: Rotation | None = None,
@@ -161,13 +152,13 @@ def rotation_tables(
     numbers |= over_window(numbers, ("bias_window", "bias_full_window"), moments.window)
     numbers["logit_bias_window"] = numbers["bias_full_window"] * moments.scaling
     counts = {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
-    frame = pd.concat([index, pd.DataFrame(counts | numbers, index=index.index)], axis=1)
-    return Tables({"rotated": frame.assign(flags=flags(moments))}, _present(again or {}, moments))
+    rotated = index | counts | numbers | {"flags": np.array(flags(moments))}
+    return Tables({"rotated": rotated}, _present(again or {}, moments))
 
 
-def pca_columns_again(options: PcaOptions, pcs: Components) -> Again:
+def pca_columns_again(pcs: Components) -> Again:
     """The columns of ``qk`` and ``heads`` that have intervals, for ``replicates``."""
-    return pca_again(options.n_components, pcs, PC_INTERVALS, HEAD_INTERVALS)
+    return pca_again(pcs, PC_INTERVALS, HEAD_INTERVALS)
 
 
 def rotation_columns_again(options: RotationOptions, model: Rotation) -> Again:
@@ -197,43 +188,40 @@ def _present(replicates: Columns, moments: HeadMoments) -> Columns:
 # ---- rows ---------------------------------------------------------------------------------------
 
 
-def _pc_rows(index: pd.DataFrame, moments: HeadMoments, pcs: Components, again: Columns | None) -> pd.DataFrame:
-    n_q, n_k = (m.n.sum(-1).astype(np.int64) for m in (moments.q, moments.k))
+def _pc_rows(index: Columns, moments: HeadMoments, pcs: Components, again: Columns | None) -> Columns:
     n_heads, n_pcs = pcs.r_q.shape
+    n_q, n_k = (m.n.sum(-1).astype(np.int64).repeat(n_pcs) for m in (moments.q, moments.k))
     numbers = _numbers(pcs, _PC_NUMBERS) | {"eigengap": pcs.eigengap}
     of_pcs = None if again is None else {name: again[name] for name in PC_INTERVALS}
     ranges = interval_columns(PC_INTERVALS, numbers, of_pcs, usable_groups(moments))
     for name in ranges:
         if name.startswith(("r_q", "r_k")):
             ranges[name] = np.where(np.arange(n_pcs) == 0, ranges[name], np.nan)
-    frame = index.loc[index.index.repeat(n_pcs)].reset_index(drop=True)
-    frame["pc"] = np.tile(np.arange(n_pcs), n_heads)
-    frame["n_q"], frame["n_k"] = n_q.repeat(n_pcs), n_k.repeat(n_pcs)
-    flat = {name: values.reshape(-1) for name, values in (numbers | ranges).items()}
-    frame = pd.concat([frame, pd.DataFrame(flat)], axis=1)
-    anchored = pcs.sign_anchored_on_k.reshape(-1)
-    frame["concordant"] = pd.array(pcs.concordant.reshape(-1), dtype="boolean")
-    frame.loc[anchored, "concordant"] = pd.NA
-    frame["degenerate"] = pcs.degenerate.reshape(-1)
+    pc = np.tile(np.arange(n_pcs), n_heads)
+    columns = repeated(index, n_pcs) | {"pc": pc, "n_q": n_q, "n_k": n_k}
+    columns |= {name: values.reshape(-1) for name, values in (numbers | ranges).items()}
+    columns["concordant"] = np.where(pcs.sign_anchored_on_k, np.nan, pcs.concordant).reshape(-1)
+    columns["degenerate"] = pcs.degenerate.reshape(-1)
     # n rows span n − 1 dimensions about their mean; components beyond that do not exist.
-    return frame[frame["pc"] < frame["n_q"] + frame["n_k"] - 1].reset_index(drop=True)
+    there = pc < n_q + n_k - 1
+    return columns if there.all() else {name: values[there] for name, values in columns.items()}
 
 
-def _axes_rows(index: pd.DataFrame, pcs: Components) -> pd.DataFrame:
+def _axes_rows(index: Columns, pcs: Components) -> Columns:
     """The axes themselves: one row per head and component, with a column of vectors."""
     n_heads, n_pcs, d = pcs.axes.shape
-    frame = index.loc[index.index.repeat(n_pcs), ["model", "layer", "head"]].reset_index(drop=True)
-    return frame.assign(pc=np.tile(np.arange(n_pcs), n_heads), axis=list(pcs.axes.reshape(-1, d).astype(np.float32)))
+    columns = repeated({name: index[name] for name in ("model", "layer", "head")}, n_pcs)
+    return columns | {"pc": np.tile(np.arange(n_pcs), n_heads), "axis": pcs.axes.reshape(-1, d).astype(np.float32)}
 
 
-def _head_rows(index: pd.DataFrame, moments: HeadMoments, whole: HeadVariance, again: Columns | None) -> pd.DataFrame:
+def _head_rows(index: Columns, moments: HeadMoments, whole: HeadVariance, again: Columns | None) -> Columns:
     numbers = _numbers(whole, _HEAD_NUMBERS)
     numbers["amplification_window"] = whole.amplification * moments.window
     of_heads = None if again is None else {name: again[name] for name in HEAD_INTERVALS}
     ranges = interval_columns(HEAD_INTERVALS, numbers, of_heads, usable_groups(moments))
     for part in ENDS:
         ranges[f"amplification_window{part}"] = ranges[f"amplification{part}"] * moments.window
-    return pd.concat([index, pd.DataFrame(numbers | ranges, index=index.index)], axis=1)
+    return index | numbers | ranges
 
 
 def _line_columns(

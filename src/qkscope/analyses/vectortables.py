@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from qkscope.analyses.columns import Columns
 from qkscope.analyses.pca import Components
 from qkscope.analyses.planes import Complement, circle, complement, planes
 from qkscope.analyses.ropeplanes import rope_planes
@@ -52,16 +53,14 @@ def of_model(model: Rotation, pairs: Sequence[Pair | None], windows: Sequence[in
     ]
 
 
-def omega_columns(heads: Sequence[HeadVectors | None]) -> pd.DataFrame:
+def omega_columns(heads: Sequence[HeadVectors | None]) -> Columns:
     """``omega``, ``omega_r_squared``, ``omega_at_edge`` of each head; empty without vectors."""
     fits = [circle(h.measured(), h.a, h.b, h.window) if h is not None and h.enough else None for h in heads]
-    return pd.DataFrame(
-        {
-            "omega": [np.nan if fit is None else fit.omega for fit in fits],
-            "omega_r_squared": [np.nan if fit is None else fit.r_squared for fit in fits],
-            "omega_at_edge": pd.array([None if fit is None else fit.at_edge for fit in fits], dtype="boolean"),
-        }
-    )
+    return {
+        "omega": np.array([np.nan if fit is None else fit.omega for fit in fits]),
+        "omega_r_squared": np.array([np.nan if fit is None else fit.r_squared for fit in fits]),
+        "omega_at_edge": np.array([np.nan if fit is None else float(fit.at_edge) for fit in fits]),
+    }
 
 
 def planes_table(index: pd.DataFrame, heads: Sequence[HeadVectors | None], chance: float | None) -> pd.DataFrame:

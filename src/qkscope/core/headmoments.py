@@ -16,9 +16,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
+from qkscope.core.batch import MomentsBatch
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Rows
+from qkscope.core.without import Pooled, Without
 
 N_GROUPS = 8
 N_BUCKETS = 16
@@ -95,8 +97,8 @@ class HeadMoments:
         q_buckets = [h.q_buckets for h in heads if h.q_buckets is not None]
         q_cells = [h.q_cells for h in heads if h.q_cells is not None]
         return cls(
-            q=Moments.stack(h.q for h in heads),
-            k=Moments.stack(h.k for h in heads),
+            q=MomentsBatch([h.q for h in heads]),
+            k=MomentsBatch([h.k for h in heads]),
             k_cells=BucketMeans.stack([h.k_cells for h in heads]),
             window=np.stack([h.window for h in heads]),
             scaling=np.stack([h.scaling for h in heads]),
@@ -130,35 +132,35 @@ class HeadMoments:
         """Key means by position bucket with each document group left out in turn (…, 8, 16)."""
         return self.k_cells.merged(DELETE_ONE)
 
-    @cached_property
+    @property
     def halves_q(self) -> Moments:
         """Queries of the even and of the odd document groups (…, 2)."""
-        return self.q.merged(HALVES)
+        return self.q.halves
 
-    @cached_property
+    @property
     def halves_k(self) -> Moments:
         """Keys of the even and of the odd document groups (…, 2)."""
-        return self.k.merged(HALVES)
+        return self.k.halves
 
-    @cached_property
+    @property
     def total_q(self) -> Moments:
         """Queries of all documents."""
-        return self.halves_q.part(0).merge(self.halves_q.part(1))
+        return self.q.total
 
-    @cached_property
+    @property
     def total_k(self) -> Moments:
         """Keys of all documents."""
-        return self.halves_k.part(0).merge(self.halves_k.part(1))
+        return self.k.total
 
     @cached_property
-    def without_q(self) -> Moments:
+    def without_q(self) -> Without:
         """Queries with each document group left out in turn (…, 8)."""
-        return self.q.merged(DELETE_ONE)
+        return Without(self.q, self.total_q)
 
     @cached_property
-    def without_k(self) -> Moments:
+    def without_k(self) -> Without:
         """Keys with each document group left out in turn (…, 8)."""
-        return self.k.merged(DELETE_ONE)
+        return Without(self.k, self.total_k)
 
     @cached_property
     def pooled(self) -> Moments:
@@ -166,9 +168,9 @@ class HeadMoments:
         return self.total_q.merge(self.total_k)
 
     @cached_property
-    def pooled_without(self) -> Moments:
+    def pooled_without(self) -> Pooled:
         """Queries and keys together with each document group left out in turn (…, 8)."""
-        return self.without_q.merge(self.without_k)
+        return Pooled(self.without_q, self.without_k)
 
     @property
     def groups_present(self) -> Float[np.ndarray, "*batch 8"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float
@@ -60,7 +61,7 @@ class LayerMoments:
         """The statistics of one query head and the key head it reads."""
         return HeadMoments(
             q=self.q[query],
-            k=self.k[key],
+            k=self._keys[key],
             k_cells=self.k_cells[key],
             window=np.asarray(window),
             scaling=np.asarray(scaling),
@@ -69,3 +70,8 @@ class LayerMoments:
             q_buckets=None if self.q_buckets is None else self.q_buckets[query],
             q_cells=self.q_cells[query],
         )
+
+    @cached_property
+    def _keys(self) -> list[Moments]:
+        """Keys head by head: the query heads that read one share what is made of it."""
+        return [self.k[key] for key in range(len(self.k.n))]

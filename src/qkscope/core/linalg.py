@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy import linalg
+from scipy.linalg import lapack
 
 SIGN_ANCHOR = 0.05
 """Below this |r_q| the sign of a component is anchored on r_k instead."""
@@ -20,7 +21,9 @@ def ratio(
     >>> ratio(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
     [0.25, 0.0]
     """
-    some = np.asarray(whole) > 0
+    some = np.greater(whole, 0)
+    if some.all():
+        return np.asarray(part / whole)
     return np.asarray(np.where(some, part, 0.0) / np.where(some, whole, 1.0))
 
 
@@ -39,7 +42,12 @@ def eigh_descending(matrix: Float[np.ndarray, "*batch d d"]) -> Eigen:
     ([4.0, 1.0], [[0.0, 1.0], [1.0, 0.0]])
     """
     values, vectors = np.linalg.eigh(matrix)
-    return Eigen(np.maximum(values[..., ::-1], 0.0), vectors[..., ::-1].swapaxes(-1, -2))
+    return Eigen(np.maximum(values[..., ::-1], 0.0), _rows(vectors))
+
+
+def _rows(vectors: Float[np.ndarray, "*batch d k"]) -> Float[np.ndarray, "*batch k d"]:
+    """Columns as rows, last first, laid out so that products with them are fast."""
+    return np.ascontiguousarray(vectors[..., ::-1].swapaxes(-1, -2))
 
 
 def eigh_leading(matrix: Float[np.ndarray, "*batch d d"], k: int) -> Eigen:
@@ -58,83 +66,35 @@ def eigh_leading(matrix: Float[np.ndarray, "*batch d d"], k: int) -> Eigen:
     batch = matrix.shape[:-2]
     return Eigen(
         np.maximum(values[:, ::-1], 0.0).reshape(*batch, k),
-        vectors[:, :, ::-1].swapaxes(-1, -2).reshape(*batch, k, d),
+        _rows(vectors).reshape(*batch, k, d),
     )
 
 
-NEAR_BLOCK = 14
-"""Neighbours beyond the wanted eigenvectors that ``eigh_near`` treats without approximation."""
-NEAR_TIES = 2
-"""Eigenpairs beyond the wanted ones that take part in the corrections."""
-NEAR_ENOUGH = 3e-5
-"""Residual ‖Mu − λu‖ / λ from which on ``eigh_near`` improves no further."""
-NEAR_LIMIT = 1e-3
-"""Largest residual ‖Mu − λu‖ / λ that ``eigh_near`` lets pass; beyond it the matrix is decomposed in full."""
+def inverse(matrix: Float[np.ndarray, "*batch d d"]) -> Float[np.ndarray, "*batch d d"]:
+    """Of a positive definite matrix, by Cholesky's factor: half the work where that is known.
 
-
-def eigh_near(matrix: Float[np.ndarray, "*batch g d d"], known: Eigen, k: int) -> Eigen:
-    """The k leading eigenpairs of g matrices close to one whose eigenpairs are all known.
-
-    The block of leading axes is decomposed exactly. Two corrections follow, each a Rayleigh–Ritz step: one by what
-    couples the block to the remaining axes and, where needed, one by the residual that is left (Davidson's step). A
-    matrix is taken to be near only if no remaining axis carries as much as the k-th eigenvalue and the residuals end
-    up small; the others are decomposed in full.
+    >>> inverse(np.array([[2.0, 0.0], [0.0, 4.0]])).tolist()
+    [[0.5, 0.0], [0.0, 0.25]]
     """
-    axes, block = known.axes[..., None, :, :], min(matrix.shape[-1], k + NEAR_BLOCK)
-    rows = axes[..., :block, :] @ matrix @ axes.swapaxes(-1, -2)
-    values, mix = eigh_descending(rows[..., :block])
-    # A few more than are wanted: until the corrections are made, near ties stand in no certain order.
-    held = min(k + NEAR_TIES, block)
-    inside = _nothing_beyond(matrix, rows, known, values[..., k - 1])
-    values, mix = values[..., :held], mix[..., :held, :]
-    before = known.values[..., None, None, :]
-    span = np.concatenate([mix, ratio(mix @ rows[..., block:], values[..., None] - before[..., block:])], -1) @ axes
-    values, found = _ritz(matrix, span, held)
-    residual = found @ matrix - values[..., None] * found
-    if (np.linalg.norm(residual, axis=-1) > NEAR_ENOUGH * values)[..., :k].any():
-        on, distance = residual @ axes.swapaxes(-1, -2), values[..., None] - before
-        step = np.where(np.abs(distance) > 0.05 * values[..., None], on, 0.0) / np.where(distance == 0, 1.0, distance)
-        values, found = _ritz(matrix, np.concatenate([found, step @ axes], -2), k)
-        residual = found @ matrix - values[..., None] * found
-    values, found, residual = values[..., :k], found[..., :k, :], residual[..., :k, :]
-    near = inside & (np.linalg.norm(residual, axis=-1) <= NEAR_LIMIT * values).all(-1)
-    if not near.all():
-        full = eigh_descending(matrix[~near])
-        values[~near], found[~near] = full.values[..., :k], full.axes[..., :k, :]
-    return Eigen(values, found)
+    d = matrix.shape[-1]
+    found = np.empty((matrix.size // d**2, d, d))
+    for one, into in zip(matrix.reshape(-1, d, d), found, strict=True):
+        factor, failed = lapack.dpotrf(one, lower=1)
+        half, also = lapack.dpotri(factor, lower=1)
+        if failed or also:
+            raise np.linalg.LinAlgError("matrix is not positive definite")
+        lower = np.tril(half)
+        into[:] = lower + np.tril(half, -1).T
+    return found.reshape(matrix.shape)
 
 
-def _nothing_beyond(
-    matrix: Float[np.ndarray, "*batch g d d"],
-    rows: Float[np.ndarray, "*batch g block d"],
-    known: Eigen,
-    least: Float[np.ndarray, "*batch g"],
-) -> Bool[np.ndarray, "*batch g"]:
-    """Whether the axes beyond the block carry less than ``least``; ``rows`` are the block's, on the known axes.
+def is_positive(matrix: Float[np.ndarray, "d d"]) -> bool:
+    """Whether a symmetric matrix is positive definite, by Cholesky's factor.
 
-    By Weyl, they carry at most what they did plus the norm of the change among them, which is what the change of the
-    whole leaves when that of the block's rows and columns is taken off. Where that decides nothing, each is tried.
+    >>> is_positive(np.diag([1.0, 2.0])), is_positive(np.diag([1.0, -2.0]))
+    (True, False)
     """
-    *_, block, d = rows.shape
-    if block == d:
-        return np.ones(least.shape, dtype=bool)
-    before = (known.axes.swapaxes(-1, -2) * known.values[..., None, :]) @ known.axes
-    now, before = (m.reshape(*m.shape[:-2], d * d) for m in (matrix, before[..., None, :, :]))
-    changed_rows = rows - known.values[..., None, :block, None] * np.eye(block, d)
-    change = np.vecdot(now, now) - 2 * np.vecdot(now, before) + (known.values**2).sum(-1)[..., None]
-    change -= 2 * (changed_rows**2).sum((-2, -1)) - (changed_rows[..., :block] ** 2).sum((-2, -1))
-    inside = np.asarray(known.values[..., None, block] + np.sqrt(np.maximum(change, 0.0)) < least * (1 - 1e-6))
-    if not inside.all():
-        beyond = np.broadcast_to(known.axes[..., None, block:, :], (*least.shape, d - block, d))[~inside]
-        inside[~inside] = (((beyond @ matrix[~inside]) * beyond).sum(-1) < least[~inside][..., None]).all(-1)
-    return inside
-
-
-def _ritz(matrix: Float[np.ndarray, "*batch d d"], span: Float[np.ndarray, "*batch m d"], k: int) -> Eigen:
-    """The k best eigenpairs of a matrix within the span of m rows."""
-    basis = np.linalg.qr(span.swapaxes(-1, -2))[0].swapaxes(-1, -2)
-    values, mix = eigh_descending(basis @ matrix @ basis.swapaxes(-1, -2))
-    return Eigen(values[..., :k], mix[..., :k, :] @ basis)
+    return not lapack.dpotrf(matrix, lower=1)[1]
 
 
 def canonical_signs(r_q: Float[np.ndarray, "*shape"], r_k: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

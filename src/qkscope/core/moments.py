@@ -7,10 +7,11 @@ covariances (1/n). Leading axes batch over heads, document groups or position bu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Real
@@ -23,8 +24,77 @@ CHUNK = 65_536
 """Rows are reduced in fixed chunks, so that a result never depends on how they were delivered."""
 
 
+class Spread(ABC):
+    """What has a count, a mean and a scatter, whether or not the scatter stands there as a matrix."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def n(self) -> Float[np.ndarray, "*batch"]:
+            """How many rows."""
+            raise NotImplementedError
+
+        @property
+        def mean(self) -> Float[np.ndarray, "*batch z"]:
+            """Their mean."""
+            raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def diagonal(self) -> Float[np.ndarray, "*batch z"]:
+        """Diagonal of the scatter."""
+
+    @property
+    @abstractmethod
+    def scatter_xt(self) -> Float[np.ndarray, "*batch d"]:
+        """Scatter of x with t."""
+
+    @abstractmethod
+    def times(self, vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
+        """Each row of ``vectors`` multiplied by the scatter of x."""
+
+    @property
+    def mean_x(self) -> Float[np.ndarray, "*batch d"]:
+        """Mean vector μ."""
+        return self.mean[..., :-1]
+
+    @property
+    def mean_t(self) -> Float[np.ndarray, "*batch"]:
+        """Mean position."""
+        return self.mean[..., -1]
+
+    @cached_property
+    def total_variance(self) -> Float[np.ndarray, "*batch"]:
+        """Trace of Σ."""
+        return self._per_row(np.asarray(self.diagonal[..., :-1].sum(-1)))
+
+    @cached_property
+    def cov_xt(self) -> Float[np.ndarray, "*batch d"]:
+        """C = Cov(x, t), the direction in which the mean drifts with position."""
+        return self._per_row(self.scatter_xt)
+
+    @cached_property
+    def var_t(self) -> Float[np.ndarray, "*batch"]:
+        """Variance of the positions."""
+        return self._per_row(self.diagonal[..., -1])
+
+    def project(self, axes: Float[np.ndarray, "*#batch m d"]) -> Moments:
+        """Moments of (axes·x, t): m coordinates in place of d."""
+        m = axes.shape[-2]
+        mean, scatter = np.empty((*self.n.shape, m + 1)), np.empty((*self.n.shape, m + 1, m + 1))
+        mean[..., :m], mean[..., m] = (axes @ self.mean_x[..., None])[..., 0], self.mean_t
+        scatter[..., :m, :m] = self.times(axes) @ axes.swapaxes(-1, -2)
+        scatter[..., :m, m] = scatter[..., m, :m] = (axes @ self.scatter_xt[..., None])[..., 0]
+        scatter[..., m, m] = self.diagonal[..., -1]
+        return Moments(self.n, mean, scatter)
+
+    def _per_row(self, part: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+        n = self.n.reshape(self.n.shape + (1,) * (part.ndim - self.n.ndim))
+        return np.asarray(part / np.where(n > 0, n, 1.0))
+
+
 @dataclass(frozen=True)
-class Moments:
+class Moments(Spread):
     """Count n, mean of z and centred scatter Σ (z − z̄)(z − z̄)ᵀ, with leading batch axes."""
 
     n: Float[np.ndarray, "*batch"]
@@ -102,6 +172,17 @@ class Moments:
         centre = shift[(..., *sets, slice(None))]
         return Moments(n, mean + np.where(n[..., None] > 0, centre, 0.0), scatter)
 
+    @cached_property
+    def halves(self) -> Moments:
+        """Even and odd parts of the last batch axis, merged (…, 2)."""
+        part = np.arange(self.n.shape[-1]) % 2
+        return self.merged(np.stack([part == 0, part == 1]).astype(float))
+
+    @cached_property
+    def total(self) -> Moments:
+        """All parts of the last batch axis, merged by way of the halves."""
+        return self.halves.part(0).merge(self.halves.part(1))
+
     # ---- looking ------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Moments:
@@ -117,29 +198,10 @@ class Moments:
         keep = np.append(np.arange(self.d)[coordinates], self.d)
         return Moments(self.n, self.mean[..., keep], self.scatter[..., keep[:, None], keep])
 
-    def project(self, axes: Float[np.ndarray, "*#batch m d"]) -> Moments:
-        """Moments of (axes·x, t): m coordinates in place of d."""
-        *batch, m, d = axes.shape
-        basis = np.zeros((*batch, m + 1, d + 1))
-        basis[..., :m, :d] = axes
-        basis[..., m, d] = 1.0
-        mean = np.einsum("...mz,...z->...m", basis, self.mean)
-        return Moments(self.n, mean, basis @ self.scatter @ basis.swapaxes(-1, -2))
-
     @property
     def d(self) -> int:
         """Length of the vectors x."""
         return self.mean.shape[-1] - 1
-
-    @property
-    def mean_x(self) -> Float[np.ndarray, "*batch d"]:
-        """Mean vector μ."""
-        return self.mean[..., :-1]
-
-    @property
-    def mean_t(self) -> Float[np.ndarray, "*batch"]:
-        """Mean position."""
-        return self.mean[..., -1]
 
     @cached_property
     def cov_x(self) -> Float[np.ndarray, "*batch d d"]:
@@ -147,19 +209,41 @@ class Moments:
         return self._per_row(self.scatter[..., :-1, :-1])
 
     @property
-    def total_variance(self) -> Float[np.ndarray, "*batch"]:
-        """Trace of Σ."""
-        return self._per_row(np.asarray(np.trace(self.scatter[..., :-1, :-1], axis1=-2, axis2=-1)))
+    def diagonal(self) -> Float[np.ndarray, "*batch z"]:
+        """Diagonal of the scatter."""
+        return np.diagonal(self.scatter, axis1=-2, axis2=-1)
 
     @property
-    def cov_xt(self) -> Float[np.ndarray, "*batch d"]:
-        """C = Cov(x, t), the direction in which the mean drifts with position."""
-        return self._per_row(self.scatter[..., :-1, -1])
+    def scatter_xt(self) -> Float[np.ndarray, "*batch d"]:
+        """Scatter of x with t."""
+        return self.scatter[..., :-1, -1]
+
+    def times(self, vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
+        """Each row of ``vectors`` multiplied by the scatter of x."""
+        return vectors @ self.scatter[..., :-1, :-1]
+
+    # ---- along axes; after ``project``, along each coordinate ------------------------------------
+
+    @cached_property
+    def variances(self) -> Float[np.ndarray, "*batch d"]:
+        """Variance of each coordinate."""
+        return np.maximum(self._per_row(self.diagonal[..., :-1]), 0.0)
 
     @property
-    def var_t(self) -> Float[np.ndarray, "*batch"]:
-        """Variance of the positions."""
-        return self._per_row(self.scatter[..., -1, -1])
+    def slopes(self) -> Float[np.ndarray, "*batch d"]:
+        """Regression slope of each coordinate on t, per token."""
+        return ratio(self.cov_xt, self.var_t[..., None])
+
+    def correlations(self, total: Float[np.ndarray, "*batch"]) -> Float[np.ndarray, "*batch d"]:
+        """Pearson correlation of each coordinate with t; 0 where it varies by no more than rounding of ``total``."""
+        along = self.variances
+        scale = np.sqrt(np.where(along > ROUNDING * total[..., None], along, 0.0) * self.var_t[..., None])
+        return np.clip(ratio(self.cov_xt, scale), -1.0, 1.0)
+
+    def turned(self, signs: Float[np.ndarray, "*batch d"]) -> Moments:
+        """With each coordinate multiplied by its sign."""
+        factor = np.concatenate([signs, np.ones((*signs.shape[:-1], 1))], -1)
+        return Moments(self.n, self.mean * factor, self.scatter * factor[..., :, None] * factor[..., None, :])
 
     def mean_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
         """Mean of uᵀx for each axis u; not centred."""
@@ -180,10 +264,6 @@ class Moments:
         along, total = self.var_along(axes), self.total_variance[..., None]
         scale = np.sqrt(np.where(along > ROUNDING * total, along, 0.0) * self.var_t[..., None])
         return np.clip(ratio(cov, scale), -1.0, 1.0)
-
-    def _per_row(self, part: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        n = self.n.reshape(self.n.shape + (1,) * (part.ndim - self.n.ndim))
-        return np.asarray(part / np.where(n > 0, n, 1.0))
 
 
 def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:

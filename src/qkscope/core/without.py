@@ -1,0 +1,132 @@
+"""Moments with each document group left out in turn, without forming their scatters.
+
+The scatter of all rows but those of group g is S − S_g − c δδᵀ, with δ the distance between the two means and
+c = n_g (n − n_g) / n. Only products of it with a few vectors are ever wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float
+
+from qkscope.core.linalg import ratio
+from qkscope.core.moments import Moments, Spread
+
+CANCELS = 1e-4
+"""Where less than this share of the spread is left without a group, the others are merged instead of subtracting it."""
+
+
+@dataclass(frozen=True)
+class Without(Spread):
+    """All rows but those of one group, for each group in turn (…, groups)."""
+
+    groups: Moments
+    """By group (…, groups)."""
+    whole: Moments
+    """All groups together (…)."""
+
+    @cached_property
+    def n(self) -> Float[np.ndarray, "*batch groups"]:
+        """Rows that are left."""
+        return np.asarray(self.whole.n[..., None] - self.groups.n)
+
+    @cached_property
+    def mean(self) -> Float[np.ndarray, "*batch groups z"]:
+        """Their mean; 0 where none are left."""
+        away = self.whole.mean[..., None, :] - self.groups.mean
+        mean = self.whole.mean[..., None, :] + ratio(self.groups.n, self.n)[..., None] * away
+        return np.where(self.n[..., None] > 0, mean, 0.0)
+
+    @cached_property
+    def scatter_xt(self) -> Float[np.ndarray, "*batch groups d"]:
+        """Scatter of x with t."""
+        if self._merged is not None:
+            return self._merged.scatter_xt
+        apart = self.whole.scatter_xt[..., None, :] - self.groups.scatter_xt
+        return apart - self._root[..., :-1] * self._root[..., -1:]
+
+    @cached_property
+    def diagonal(self) -> Float[np.ndarray, "*batch groups z"]:
+        """Diagonal of the scatter."""
+        return self._diagonal if self._merged is None else self._merged.diagonal
+
+    def times(self, vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
+        """Each row of ``vectors`` (…, groups or 1, m, d) multiplied by the scatter of x."""
+        if self._merged is not None:
+            return self._merged.times(vectors)
+        root = self._root[..., None, :-1]
+        product = vectors @ self._whole_scatter - self.groups.times(vectors)
+        product -= (vectors @ root.swapaxes(-1, -2)) * root
+        return product
+
+    @cached_property
+    def _whole_scatter(self) -> Float[np.ndarray, "*batch 1 d d"]:
+        return np.ascontiguousarray(self.whole.scatter[..., None, :-1, :-1])
+
+    @cached_property
+    def _root(self) -> Float[np.ndarray, "*batch groups z"]:
+        """√c δ."""
+        c = ratio(self.groups.n * self.n, self.whole.n[..., None])
+        return np.sqrt(c)[..., None] * (self.groups.mean - self.mean)
+
+    @cached_property
+    def _diagonal(self) -> Float[np.ndarray, "*batch groups z"]:
+        return self.whole.diagonal[..., None, :] - self.groups.diagonal - self._root**2
+
+    @cached_property
+    def _merged(self) -> Moments | None:
+        """The groups that remain, merged, where subtracting would leave little but rounding."""
+        left, whole = (_spreads(part) for part in (self._diagonal, self.whole.diagonal[..., None, :]))
+        if (left >= CANCELS * whole).all():
+            return None
+        return self.groups.merged(1.0 - np.eye(self.groups.n.shape[-1]))
+
+
+def _spreads(diagonal: Float[np.ndarray, "*batch z"]) -> Float[np.ndarray, "2 *batch"]:
+    """Of x in all, and of t."""
+    return np.stack([diagonal[..., :-1].sum(-1), diagonal[..., -1]])
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Two classes together, given each."""
+
+    q: Without
+    k: Without
+
+    @cached_property
+    def n(self) -> Float[np.ndarray, "*batch groups"]:
+        """Rows of both."""
+        return np.asarray(self.q.n + self.k.n)
+
+    @property
+    def whole_n(self) -> Float[np.ndarray, "*batch 1"]:
+        """Rows of both, no group left out."""
+        return np.asarray(self.q.whole.n + self.k.whole.n)[..., None]
+
+    @cached_property
+    def _root(self) -> Float[np.ndarray, "*batch groups z"]:
+        """What the distance between the classes adds to the scatter is its outer product with itself."""
+        return np.sqrt(ratio(self.q.n * self.k.n, self.n))[..., None] * (self.q.mean - self.k.mean)
+
+    @property
+    def cov_xt(self) -> Float[np.ndarray, "*batch groups d"]:
+        """C = Cov(x, t)."""
+        between = self._root[..., :-1] * self._root[..., -1:]
+        return ratio(self.q.scatter_xt + self.k.scatter_xt + between, self.n[..., None])
+
+    @cached_property
+    def total_variance(self) -> Float[np.ndarray, "*batch groups"]:
+        """Trace of the covariance."""
+        within = self.q.n * self.q.total_variance + self.k.n * self.k.total_variance
+        return ratio(within + (self._root[..., :-1] ** 2).sum(-1), self.n)
+
+    def times(self, vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
+        """Each row of ``vectors`` multiplied by the scatter of x."""
+        root = self._root[..., None, :-1]
+        product = self.q.times(vectors) + self.k.times(vectors)
+        product += (vectors @ root.swapaxes(-1, -2)) * root
+        return product
