@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -42,6 +42,7 @@ from qkscope.analyses.vectortables import (
     rope_table,
 )
 from qkscope.core.headmoments import N_BUCKETS, N_GROUPS, HeadMoments
+from qkscope.core.rows import Coordinates
 from qkscope.errors import HeadError
 from qkscope.heads import HeadId
 from qkscope.jobs import Failure, Task
@@ -112,11 +113,33 @@ def _off_moments(task: Task, loaded: Loaded, moments: HeadMoments, *, pca: bool,
         if model is not None and "rotation" in task.analyses:
             wanted["rotation"] = rotation_columns_again(job.rotation, model)
         again = dict(zip(wanted, replicates(moments, *wanted.values()), strict=True))
+    on = _coordinates(loaded, pcs, model)
     if pcs is not None:
-        parts.append(_of_components(task, loaded, moments, pcs, again.get("pca")))
+        parts.append(_of_components(task, loaded, moments, pcs, on, again.get("pca")))
     if model is not None:
-        parts.append(_of_axes(task, loaded, moments, model, again.get("rotation")))
+        parts.append(_of_axes(task, loaded, moments, model, on, again.get("rotation")))
     return parts
+
+
+@dataclass(frozen=True)
+class _On:
+    """Coordinates of a head's vectors on its first two components, and on a and b."""
+
+    pcs: Coordinates | None
+    plane: Coordinates | None
+
+
+def _coordinates(loaded: Loaded, pcs: Components | None, model: Rotation | None) -> list[_On]:
+    """All of a head's in one product; nothing where either is not wanted, or there are no vectors."""
+    found = []
+    for i, one in enumerate(loaded):
+        if one.vectors is None or pcs is None or model is None:
+            found.append(_On(None, None))
+            continue
+        axes = pcs.axes[i, :2]
+        on = Coordinates.of(one.vectors, np.vstack([axes, model.a[i], model.b[i]]))
+        found.append(_On(on.some(slice(len(axes))), on.some(slice(len(axes), None))))
+    return found
 
 
 def _components(task: Task, moments: HeadMoments) -> Components:
@@ -125,24 +148,27 @@ def _components(task: Task, moments: HeadMoments) -> Components:
 
 
 def _of_components(
-    task: Task, loaded: Loaded, moments: HeadMoments, pcs: Components, again: Replicates | None
+    task: Task, loaded: Loaded, moments: HeadMoments, pcs: Components, on: list[_On], again: Replicates | None
 ) -> Tables:
     """The combined PCA, with the line between queries and keys scored on vectors."""
-    lines = [_line(one, axes[:2]) for one, axes in zip(loaded, pcs.axes, strict=True)]
+    lines = [_line(one, axes[:2], at.pcs) for one, axes, at in zip(loaded, pcs.axes, on, strict=True)]
     index = _index(task.job.run, loaded)
     return pca_tables(index, moments, task.job.pca, pcs, lines, again, intervals=task.intervals)
 
 
-def _line(one: LoadedHead, axes: np.ndarray) -> tuple[float, np.ndarray]:
+def _line(one: LoadedHead, axes: np.ndarray, on: Coordinates | None) -> tuple[float, np.ndarray]:
     if one.vectors is None:
         return float("nan"), np.full(N_GROUPS, np.nan)
-    return lda_accuracy(one.moments.q, one.moments.k, one.vectors, axes)
+    return lda_accuracy(one.moments.q, one.moments.k, one.vectors, axes, on)
 
 
-def _of_axes(task: Task, loaded: Loaded, moments: HeadMoments, model: Rotation, again: Replicates | None) -> Tables:
+def _of_axes(
+    task: Task, loaded: Loaded, moments: HeadMoments, model: Rotation, on: list[_On], again: Replicates | None
+) -> Tables:
     """What needs the axes a and b: the rotation model, the planes of its complement, points."""
     job, index = task.job, _index(task.job.run, loaded)
-    vectors = of_model(model, [one.vectors for one in loaded], moments.window.tolist())
+    pairs, windows = [one.vectors for one in loaded], moments.window.tolist()
+    vectors = of_model(model, pairs, windows, [at.plane for at in on])
     parts = []
     if "rotation" in task.analyses:
         tables = rotation_tables(index, moments, job.rotation, model, again, intervals=task.intervals)

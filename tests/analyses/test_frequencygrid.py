@@ -16,12 +16,23 @@ def test_transforms_and_the_points_between_them_are_the_sums_they_stand_for(wind
     rng = np.random.default_rng(window)
     grid, position = Grid(window), rng.integers(0, window, 700)
     values = rng.standard_normal((2, 700)) + 1j * rng.standard_normal((2, 700))
-    found = grid.every_second(values, position)
-    for row, one in zip(found, values, strict=True):
+    found = grid.even([(one, position) for one in values])
+    between = grid.between(found, np.arange(2 * grid.base))
+    for row, odd, one in zip(found, between, values, strict=True):
         wanted = by_hand(one, position, grid)
         limit = 2e-5 * np.abs(wanted).max()
-        np.testing.assert_allclose(row, wanted[::2], atol=limit)
-        np.testing.assert_allclose(grid.between(row, np.arange(len(row))), wanted[1::2], atol=limit)
+        np.testing.assert_allclose(np.abs(row.T.reshape(-1)), np.abs(wanted[::2]), atol=limit)
+        np.testing.assert_allclose(odd, wanted[1::2], atol=limit)
+        np.testing.assert_allclose(np.abs(grid.everywhere((one, position))), np.abs(wanted), atol=limit)
+
+
+def test_sums_do_not_depend_on_how_many_are_asked_for():
+    rng = np.random.default_rng(0)
+    grid, position = Grid(1000), rng.integers(0, 1000, 500)
+    parts = [(rng.standard_normal(500) + 1j * rng.standard_normal(500), position) for _ in range(5)]
+    together = grid.even(parts)
+    for part, found in zip(parts, together, strict=True):
+        np.testing.assert_array_equal(grid.even([part])[0], found)
 
 
 def test_the_frequencies_are_those_of_a_transform():
@@ -38,9 +49,9 @@ def test_the_search_finds_what_looking_everywhere_finds(ends):
         position = (
             np.r_[rng.integers(0, 30, 100), rng.integers(1970, 2000, 100)] if ends else rng.integers(0, 2000, 200)
         )
-        values = rng.standard_normal((1, 200)) + 1j * rng.standard_normal((1, 200))
+        values = rng.standard_normal(200) + 1j * rng.standard_normal(200)
         values -= values.mean()
-        wanted = np.abs(by_hand(values[0], position, grid)) ** 2
+        wanted = np.abs(by_hand(values, position, grid)) ** 2
         wanted[0] = 0
-        found = strongest(grid, list(grid.every_second(values, position)), lambda sums, _: np.abs(sums[0]) ** 2)
+        found = strongest(grid, grid.even([(values, position)]), lambda sums, _: np.abs(sums[0]) ** 2)
         assert wanted[found] > (1 - 1e-4) * wanted.max()

@@ -6,12 +6,13 @@ them follow by band-limited interpolation; they are asked for only where a neigh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import product
 
 import numpy as np
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Complex64, Float, Int
 from scipy import fft
 
 OVERSAMPLING = 4
@@ -23,6 +24,13 @@ WORTH_A_LOOK = 0.4
 
 Between two points a sum can be larger by at most √2 where all of it comes from both ends of the window.
 """
+
+
+AT_ONCE = 4
+"""Transforms that are taken together."""
+
+Part = tuple[Complex[np.ndarray, "n"], Int[np.ndarray, "n"]]
+"""Values v and their positions t."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +59,29 @@ class Grid:
         signed = np.where(index < self.size // 2, index, index - self.size)
         return np.asarray(2 * np.pi / self.size * signed)
 
-    def every_second(
-        self, values: Complex[np.ndarray, "rows n"], position: Int[np.ndarray, "n"]
-    ) -> Complex[np.ndarray, "rows half"]:
-        """The sums at points 0, 2, 4 and so on."""
-        return self._interleaved(values, position, (0, 2))
+    def even(self, parts: Sequence[Part]) -> Complex64[np.ndarray, "parts 2 base"]:
+        """The sums at points 0, 4, 8 and so on and at 2, 6, 10 and so on; each up to a turn that ``between`` knows."""
+        return self._sums(parts, (0, 2))
 
-    def everywhere(
-        self, values: Complex[np.ndarray, "rows n"], position: Int[np.ndarray, "n"]
-    ) -> Complex[np.ndarray, "rows grid"]:
-        """The sums at every point."""
-        return self._interleaved(values, position, (0, 1, 2, 3))
+    def everywhere(self, part: Part) -> Complex64[np.ndarray, "grid"]:
+        """The sums at every point; each up to a turn."""
+        return self._sums([part], (0, 1, 2, 3))[0].T.reshape(-1)
 
-    def _interleaved(
-        self, values: Complex[np.ndarray, "rows n"], position: Int[np.ndarray, "n"], shifts: tuple[int, ...]
-    ) -> Complex[np.ndarray, "rows points"]:
+    def _sums(self, parts: Sequence[Part], shifts: tuple[int, ...]) -> Complex64[np.ndarray, "parts shifts base"]:
         """The sums at some points of every four, with positions counted from the middle of a transform.
 
-        Single precision is ample for finding a maximum.
+        Single precision is ample for finding a maximum. A few transforms at a time take half as long as one by one,
+        and always as many, so that none depends on how many are asked for.
         """
-        found = np.empty((len(values), len(shifts) * self.base), dtype=np.complex64)
-        for place, shift in enumerate(shifts):
-            turned = values * np.exp(-2j * np.pi * shift / self.size * (position - self.middle)) if shift else values
-            laid = np.zeros((len(values), self.base), dtype=np.complex64)
-            for row, one in zip(laid, turned.astype(np.complex64), strict=True):
-                np.add.at(row, position, one)
-            transformed = fft.fft(laid, axis=-1, overwrite_x=True)
-            np.multiply(transformed, _turns(self.base), out=found[:, place :: len(shifts)])
-        return found
+        rows = len(parts) * len(shifts)
+        found = np.zeros((-(-rows // AT_ONCE) * AT_ONCE, self.base), dtype=np.complex64)
+        for row, ((values, position), shift) in zip(found, product(parts, shifts), strict=False):
+            turned = values * _shifted(position.tobytes(), position.dtype.str, shift, self.size, self.middle)
+            np.add.at(row, position, turned.astype(np.complex64))
+        for start in range(0, len(found), AT_ONCE):
+            some = slice(start, start + AT_ONCE)
+            found[some] = fft.fft(found[some], axis=-1, overwrite_x=True)
+        return found[:rows].reshape(len(parts), len(shifts), self.base)
 
     @property
     def middle(self) -> int:
@@ -86,11 +89,18 @@ class Grid:
         return self.base // 2
 
     def between(
-        self, found: Complex[np.ndarray, "half"], before: Int[np.ndarray, "some"]
-    ) -> Complex[np.ndarray, "some"]:
-        """The sums half-way between the points ``before`` of ``every_second`` and those after them."""
-        around = (before[:, None] + _OFFSETS) % len(found)
-        return found[around] @ _WEIGHTS
+        self, even: Complex64[np.ndarray, "parts 2 base"], before: Int[np.ndarray, "some"]
+    ) -> Complex[np.ndarray, "parts some"]:
+        """The sums half-way between points 2·``before`` and those after them."""
+        around = (before[:, None] + _OFFSETS) % (2 * self.base)
+        place = around // 2
+        return (even[:, around % 2, place] * _turns(self.base)[place]) @ _WEIGHTS
+
+
+@lru_cache(maxsize=32)
+def _shifted(position: bytes, dtype: str, shift: int, size: int, middle: int) -> Complex[np.ndarray, "n"]:
+    """What moves every frequency by some points of the grid; heads of a run share their tokens."""
+    return np.exp(-2j * np.pi * shift / size * (np.frombuffer(position, dtype) - middle))
 
 
 @lru_cache(maxsize=4)
@@ -106,18 +116,21 @@ _WEIGHTS = (
     np.sinc(_OFFSETS - 0.5) * np.i0(np.pi * TAPS / 4 * np.sqrt(1 - _REACH**2)) / np.i0(np.pi * TAPS / 4)
 ).astype(np.float32)
 
-Score = Callable[[list[Complex[np.ndarray, "points"]], slice | Int[np.ndarray, "points"]], Float[np.ndarray, "points"]]
-"""What is made of the sums at some points of the grid, given as a slice or indices; in squares of sums."""
+Score = Callable[[Complex[np.ndarray, "parts *points"], Int[np.ndarray, "points"] | None], Float[np.ndarray, "*points"]]
+"""What is made of the sums at some points of the grid, or (None) at all even ones as ``Grid.even`` lays them out; in
+squares of sums."""
 
 
-def strongest(grid: Grid, sums: list[Complex[np.ndarray, "half"]], score: Score) -> int:
+def strongest(grid: Grid, even: Complex64[np.ndarray, "parts 2 base"], score: Score) -> int:
     """The point of the grid, other than 0, at which the score of one or several sums is largest."""
-    even = score(sums, slice(0, None, 2))
-    even[0] = -1.0  # standing still is no rotation
-    best = int(even.argmax())
-    good = even >= WORTH_A_LOOK * even[best]
-    good[0] = good[-1] = True  # the lowest frequencies lie beside 0
-    before = np.flatnonzero(good | np.roll(good, -1))
-    odd = score([grid.between(part, before) for part in sums], 2 * before + 1)
+    scores = score(even, None)
+    scores[0, 0] = -1.0  # standing still is no rotation
+    place, best = np.unravel_index(int(scores.argmax()), scores.shape)
+    first = 2 * int(best) + int(place)
+    which, at = np.nonzero(scores >= WORTH_A_LOOK * scores[place, best])
+    last = 2 * grid.base - 1
+    good = np.concatenate([2 * at + which, [0, last]])  # the lowest frequencies lie beside 0
+    before = np.unique(np.concatenate([good, (good - 1) % (last + 1)]))
+    odd = score(grid.between(even, before), 2 * before + 1)
     most = int(odd.argmax())
-    return 2 * int(before[most]) + 1 if odd[most] >= even[best] else 2 * best
+    return 2 * int(before[most]) + 1 if odd[most] >= scores[place, best] else 2 * first

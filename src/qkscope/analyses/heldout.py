@@ -9,17 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Float32, Int
 
 from qkscope.analyses.rotation import Centering, drift_covariance
 from qkscope.core.headmoments import DELETE_ONE, HALVES, N_GROUPS, HeadMoments
 from qkscope.core.linalg import unit
 from qkscope.core.moments import Moments
-from qkscope.core.rows import Pair
+from qkscope.core.rows import Coordinates, Pair, Rows
 from qkscope.core.shapes import PerHead
 
 FOLDS = ((0, 1), (1, 0))
 """Which half is fitted on, which is scored."""
+DELETE_ONE_AND_NONE = np.vstack([np.ones(N_GROUPS), DELETE_ONE])
+"""All groups, and all but each."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +53,24 @@ def _fold(moments: HeadMoments, fit: int, score: int, centering: Centering) -> t
 
 
 def lda_accuracy(
-    q: Moments, k: Moments, pair: Pair, axes: Float[np.ndarray, "m d"]
+    q: Moments, k: Moments, pair: Pair, axes: Float[np.ndarray, "m d"], on: Coordinates | None = None
 ) -> tuple[float, Float[np.ndarray, "8"]]:
     """Share of vectors on their own side of Fisher's line on one or two axes, and with each document group left out.
 
     ``q`` and ``k`` are one head's moments by document group: the line is fitted to all tokens of one half of the
-    documents, and scored on the sampled vectors of the other.
+    documents, and scored on the sampled vectors of the other. ``on``, the vectors' coordinates on the axes, spares
+    working them out.
     """
-    kinds = [_Projected(m.project(axes), r.along(axes), r.example_id % N_GROUPS) for m, r in ((q, pair.q), (k, pair.k))]
-    folds = []
-    for fit, score in ((HALVES[fit], HALVES[score] > 0) for fit, score in FOLDS):
-        # A line for the whole half, and one without each group; those of the other half change only what is scored.
-        lines = _Lines.fitted(kinds[0].on, kinds[1].on, np.vstack([fit, DELETE_ONE * fit]))
-        folds.append(
-            np.mean([_right(kind, lines, score, above) for kind, above in zip(kinds, (True, False), strict=True)], 0)
-        )
-    both = np.mean(folds, axis=0)
+    lines = _Lines.fitted(q.project(axes), k.project(axes))
+    at = on or Coordinates.of(pair, axes)
+    right = [_right(at.q, pair.q, lines, above=True), _right(at.k, pair.k, lines, above=False)]
+    both = np.mean(right, axis=0).reshape(len(FOLDS), -1).mean(0)
     return float(both[0]), both[1:]
 
 
-@dataclass(frozen=True)
-class _Projected:
-    """One class on the axes: its moments by group, and its rows with their groups."""
-
-    on: Moments
-    x: Float[np.ndarray, "n m"]
-    group: Int[np.ndarray, "n"]
+# Of each fold a line for the whole half and one without each group; groups of the other half change what is scored.
+_FITTED = np.vstack([DELETE_ONE_AND_NONE * HALVES[fit] for fit, _ in FOLDS])
+_SCORED = np.vstack([DELETE_ONE_AND_NONE * HALVES[score] for _, score in FOLDS])
 
 
 @dataclass(frozen=True)
@@ -87,8 +81,8 @@ class _Lines:
     threshold: Float[np.ndarray, "lines"]
 
     @classmethod
-    def fitted(cls, on_q: Moments, on_k: Moments, chosen: Float[np.ndarray, "lines 8"]) -> _Lines:
-        q, k = on_q.merged(chosen), on_k.merged(chosen)
+    def fitted(cls, on_q: Moments, on_k: Moments) -> _Lines:
+        q, k = on_q.merged(_FITTED), on_k.merged(_FITTED)
         apart = q.mean_x - k.mean_x
         within = q.scatter[..., :-1, :-1] + k.scatter[..., :-1, :-1]
         w = np.einsum("lij,lj->li", np.linalg.pinv(within, hermitian=True), apart)
@@ -97,14 +91,16 @@ class _Lines:
         return cls(w, np.where(np.minimum(q.n, k.n) < 2, np.nan, threshold))
 
 
-def _right(kind: _Projected, lines: _Lines, score: Bool[np.ndarray, "8"], above: bool) -> Float[np.ndarray, "lines"]:
+def _right(on: Float[np.ndarray, "n m"], rows: Rows, lines: _Lines, *, above: bool) -> Float[np.ndarray, "lines"]:
     """Share of the scored groups' rows on their side of each line; the line without a group is not scored on it."""
-    value = kind.x @ lines.w.T
-    right = value > lines.threshold if above else value <= lines.threshold
-    membership = kind.group == np.arange(N_GROUPS)[:, None]
-    counted = np.vstack([score, DELETE_ONE * score])
-    n = counted @ membership.sum(-1)
-    share = np.divide(
-        (counted.T * (membership.astype(float) @ right)).sum(0), n, out=np.full(len(n), np.nan), where=n > 0
-    )
+    member = rows.once("member", lambda: _member(rows.example_id))
+    value = lines.w @ on.T
+    right = value > lines.threshold[:, None] if above else value <= lines.threshold[:, None]
+    counted, n = right.astype(np.float32) @ member, _SCORED @ member.sum(0)
+    share = np.divide((_SCORED * counted).sum(-1), n, out=np.full(len(n), np.nan), where=n > 0)
     return np.where(np.isnan(lines.threshold), np.nan, share)
+
+
+def _member(example_id: Int[np.ndarray, "n"]) -> Float32[np.ndarray, "n 8"]:
+    """1 where a row is of a document group."""
+    return (example_id[:, None] % N_GROUPS == np.arange(N_GROUPS)).astype(np.float32)

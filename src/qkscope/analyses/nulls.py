@@ -7,6 +7,9 @@ documents have in common. Axis a is found anew each time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -24,58 +27,95 @@ def null_r95(pair: Pair, cov: Float[np.ndarray, "d d"], seed: int = 0, *, within
     ``cov`` is the pooled covariance of queries and keys, about the common mean or, ``within`` classes, about each
     one's own. NaN with fewer than two documents.
     """
-    names = np.unique(np.concatenate([pair.q.example_id, pair.k.example_id]))
-    if len(names) < 2:
+    turned = _turned(pair.q.tokens, pair.k.tokens, seed)
+    if turned is None:
         return float("nan")
-    kinds = [(rows, np.searchsorted(names, rows.example_id)) for rows in (pair.q, pair.k)]
-    middle = _middles(kinds, len(names))
-    which = np.concatenate([at for _, at in kinds])
-    off = np.concatenate([rows.position - middle[at] for rows, at in kinds])
-    sums = [_sums(rows, at, rows.position - middle[at], len(names)) for rows, at in kinds]
-    n = [np.bincount(at, minlength=len(names)) for _, at in kinds]
-    away = [np.bincount(at, rows.position - middle[at], len(names)) for rows, at in kinds]
+    kinds = list(zip((pair.q, pair.k), (turned.q, turned.k), strict=True))
+    sums = [rows.once(("by document", pair.q.tokens, pair.k.tokens), lambda: _sums(rows, at)) for rows, at in kinds]  # noqa: B023  called at once
     means = [of.sum(0) / len(rows) for (of, _), (rows, _) in zip(sums, kinds, strict=True)]
     if not within:
-        means = [sum(of.sum(0) for of, _ in sums) / len(which)] * 2
-    by_document = zip(sums, n, away, means, strict=True)
-    centred = [(of - np.outer(c, mu), turned - np.outer(a, mu)) for (of, turned), c, a, mu in by_document]
+        means = [sum(of.sum(0) for of, _ in sums) / turned.n] * 2
+    by_document = zip(sums, (turned.q, turned.k), means, strict=True)
+    centred = [(of - np.outer(at.n, mu), back - np.outer(at.away, mu)) for (of, back), at, mu in by_document]
     staying, turning = (sum(parts) for parts in zip(*centred, strict=True))
+    c = (turned.middle @ staying + turned.sign @ turning) / turned.n
+    along = np.vecdot(c @ cov, c)
+    return float(np.quantile(np.minimum(ratio((c**2).sum(-1), np.sqrt(along * turned.var_t)), 1.0), QUANTILE))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the rows of one class stand."""
+
+    edges: Int[np.ndarray, "edges"]
+    """Where each document begins, and the end."""
+    off: Float[np.ndarray, "rows"]
+    """t − m."""
+    n: Int[np.ndarray, "documents"]
+    away: Float[np.ndarray, "documents"]
+    """Σ (t − m)."""
+
+
+@dataclass(frozen=True)
+class _Turned:
+    """Documents read backwards, as far as it depends on tokens alone."""
+
+    q: _Places
+    k: _Places
+    n: int
+    middle: Float[np.ndarray, "documents"]
+    sign: Float[np.ndarray, "draws documents"]
+    """−1 where a document is read backwards."""
+    var_t: Float[np.ndarray, "draws"]
+
+
+@lru_cache(maxsize=8)
+def _turned(tokens_q: bytes, tokens_k: bytes, seed: int) -> _Turned | None:
+    """None with fewer than two documents."""
+    kinds = [np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k)]
+    names = np.unique(np.concatenate([documents for documents, _ in kinds]))
+    if len(names) < 2:
+        return None
+    which = [np.searchsorted(names, documents) for documents, _ in kinds]
+    middle = _middles([(at, position) for at, (_, position) in zip(which, kinds, strict=True)], len(names))
+    off = [position - middle[at] for at, (_, position) in zip(which, kinds, strict=True)]
     sign = np.where(np.random.default_rng(seed).random((DRAWS, len(names))) < 0.5, -1.0, 1.0)
-    c = (middle @ staying + sign @ turning) / len(which)
-    var_t = _variances(middle, which, off, sign)
-    along = np.einsum("sd,sd->s", c @ cov, c)
-    return float(np.quantile(np.minimum(ratio((c**2).sum(-1), np.sqrt(along * var_t)), 1.0), QUANTILE))
+    q, k = (_places(at, o, len(names)) for at, o in zip(which, off, strict=True))
+    return _Turned(q, k, sum(map(len, off)), middle, sign, _variances(middle, q, k, np.concatenate(off), sign))
 
 
-def _sums(
-    rows: Rows, which: Int[np.ndarray, "n"], off: Float[np.ndarray, "n"], documents: int
-) -> tuple[Float[np.ndarray, "documents d"], Float[np.ndarray, "documents d"]]:
-    """Of each document Σ x, and Σ (t − m)·x."""
-    weights, x = np.stack([np.ones(len(rows)), off]), rows.as_double().x
+def _places(which: Int[np.ndarray, "n"], off: Float[np.ndarray, "n"], documents: int) -> _Places:
     edges = np.searchsorted(which, np.arange(documents + 1))
-    found = np.zeros((documents, 2, rows.d))
-    for document in np.flatnonzero(edges[1:] > edges[:-1]):
-        one = slice(edges[document], edges[document + 1])
+    return _Places(edges, off, np.bincount(which, minlength=documents), np.bincount(which, off, documents))
+
+
+def _sums(rows: Rows, at: _Places) -> tuple[Float[np.ndarray, "documents d"], Float[np.ndarray, "documents d"]]:
+    """Of each document Σ x, and Σ (t − m)·x."""
+    weights, x = np.stack([np.ones(len(rows)), at.off]), rows.as_double().x
+    found = np.zeros((len(at.n), 2, rows.d))
+    for document in np.flatnonzero(at.n):
+        one = slice(at.edges[document], at.edges[document + 1])
         found[document] = weights[:, one] @ x[one]
     return found[:, 0], found[:, 1]
 
 
-def _middles(kinds: list[tuple[Rows, Int[np.ndarray, "_"]]], n: int) -> Float[np.ndarray, "documents"]:
+def _middles(kinds: list[tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]], n: int) -> Float[np.ndarray, "documents"]:
     first, last = np.full(n, np.iinfo(np.int64).max), np.zeros(n, dtype=np.int64)
-    for rows, which in kinds:
-        np.minimum.at(first, which, rows.position)
-        np.maximum.at(last, which, rows.position)
+    for which, position in kinds:
+        np.minimum.at(first, which, position)
+        np.maximum.at(last, which, position)
     return (first + last) / 2
 
 
 def _variances(
     middle: Float[np.ndarray, "documents"],
-    which: Int[np.ndarray, "n"],
+    q: _Places,
+    k: _Places,
     off: Float[np.ndarray, "n"],
     sign: Float[np.ndarray, "draws documents"],
 ) -> Float[np.ndarray, "draws"]:
     """Variance of the positions with these documents read backwards."""
-    n, sums = np.bincount(which), np.bincount(which, off)
+    n, sums = q.n + k.n, q.away + k.away
     mean = ((n * middle).sum() + sign @ sums) / n.sum()
     square = ((n * middle**2).sum() + 2 * sign @ (middle * sums) + (off**2).sum()) / n.sum()
     return np.maximum(square - mean**2, 0.0)

@@ -6,14 +6,15 @@ X_⊥ = X − (X·a)a − (X·b)b of queries and keys pooled, centred; its princ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from qkscope.analyses.spectrum import Circle, Turning, fit_circle, tokens_of, turning
+from qkscope.analyses.spectrum import Circle, Turning, fit_circles, tokens_of, turning
 from qkscope.core.linalg import eigh_descending, ratio
-from qkscope.core.rows import Pair, Rows
+from qkscope.core.rows import Coordinates, Pair, Rows
 
 MOST_PLANES = 30
 
@@ -83,8 +84,13 @@ def planes(pair: Pair, basis: Complement, window: int) -> Planes:
 
 def circle(pair: Pair, a: Float[np.ndarray, "d"], b: Float[np.ndarray, "d"], window: int) -> Circle:
     """Ω: how w = x_a + i·x_b turns with position."""
-    w_q, w_k = (rows.x @ a + 1j * (rows.x @ b) for rows in (pair.q, pair.k))
-    return fit_circle(w_q, w_k, *tokens_of(pair), window)
+    return circles([Coordinates.of(pair, np.stack([a, b]))], pair, window)[0]
+
+
+def circles(heads: Sequence[Coordinates], pair: Pair, window: int) -> list[Circle]:
+    """Ω of several heads, given their vectors' coordinates on a and b; ``pair`` says where all of them stand."""
+    turning = [tuple(on[:, 0] + 1j * on[:, 1] for on in head) for head in heads]
+    return fit_circles([(w_q, w_k) for w_q, w_k in turning], *tokens_of(pair), window)
 
 
 def line_accuracy(

@@ -7,11 +7,13 @@ antiphase would cancel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Float, Float32, Int
 
 from qkscope.analyses.frequencygrid import Grid, strongest
 from qkscope.core.rows import Pair
@@ -104,13 +106,13 @@ def _centred(phasor: Complex[np.ndarray, "planes n"]) -> Complex[np.ndarray, "pl
 def _strongest(
     classes: list[tuple[Complex[np.ndarray, "planes _"], Tokens]], grid: Grid
 ) -> Float[np.ndarray, "planes"]:
-    def squared_lengths(sums: list[np.ndarray], _: object) -> Float[np.ndarray, "points"]:
-        return np.sum([np.abs(part) for part in sums], axis=0) ** 2
+    def squared_lengths(sums: np.ndarray, _: object) -> Float[np.ndarray, "*points"]:
+        return np.abs(sums).sum(0) ** 2
 
     found = []
     for plane in range(len(classes[0][0])):
-        sums = [grid.every_second(phasor[plane : plane + 1], tokens.position)[0] for phasor, tokens in classes]
-        found.append(strongest(grid, sums, squared_lengths))
+        even = grid.even([(phasor[plane], tokens.position) for phasor, tokens in classes])
+        found.append(strongest(grid, even, squared_lengths))
     return grid.frequency(np.array(found, dtype=np.int64))
 
 
@@ -145,37 +147,64 @@ def fit_circle(
     window: int,
 ) -> Circle:
     """Least squares over C and the class centres at every ω of the grid: R² = |Σ w̃ē|² / (Σ|ẽ|² Σ|w̃|²)."""
-    classes = [(w - w.mean(), tokens) for w, tokens in ((w_q, tokens_q), (w_k, tokens_k))]
-    total = sum(float((np.abs(w) ** 2).sum()) for w, _ in classes)
-    if total == 0:
-        return Circle(float("nan"), float("nan"), False)
-    w, position = (
-        np.concatenate(parts) for parts in zip(*((w, tokens.position) for w, tokens in classes), strict=True)
-    )
+    return fit_circles([(w_q, w_k)], tokens_q, tokens_k, window)[0]
+
+
+def fit_circles(
+    heads: Sequence[tuple[Complex[np.ndarray, "n_q"], Complex[np.ndarray, "n_k"]]],
+    tokens_q: Tokens,
+    tokens_k: Tokens,
+    window: int,
+) -> list[Circle]:
+    """The same of several heads on the same tokens."""
     grid = Grid(window)
     weight = _weights(*(tokens.position.astype(np.int64).tobytes() for tokens in (tokens_q, tokens_k)), window)
+    position = np.concatenate([tokens_q.position, tokens_k.position])
+    centred = [tuple(w - w.mean() for w in head) for head in heads]
+    totals = [sum(float(np.vdot(w, w).real) for w in head) for head in centred]
+    known = [total > 0 and weight.some for total in totals]
+    parts = [(np.concatenate(head), position) for head, there in zip(centred, known, strict=True) if there]
+    even = iter(grid.even(parts) if parts else ())
 
-    def explained(sums: list[np.ndarray], points: slice | Int[np.ndarray, "points"]) -> Float[np.ndarray, "points"]:
-        return (sums[0].real ** 2 + sums[0].imag ** 2) * weight[points]
+    def explained(sums: np.ndarray, points: Int[np.ndarray, "points"] | None) -> Float[np.ndarray, "*points"]:
+        power = sums[0].real ** 2 + sums[0].imag ** 2
+        power *= weight.even if points is None else weight.all[points]
+        return power
 
-    if not weight.any():
-        return Circle(float("nan"), float("nan"), False)
-    best = strongest(grid, list(grid.every_second(w[None] / total**0.5, position)), explained)
-    omega = float(grid.frequency(np.array(best)))
-    return Circle(omega, _r_squared(classes, omega, total), best in (1, grid.size - 1))
+    found = []
+    for head, total, there in zip(centred, totals, known, strict=True):
+        if not there:
+            found.append(Circle(float("nan"), float("nan"), False))
+            continue
+        best = strongest(grid, next(even)[None], explained)
+        omega = float(grid.frequency(np.array(best)))
+        classes = list(zip(head, (tokens_q, tokens_k), strict=True))
+        found.append(Circle(omega, _r_squared(classes, omega, total), best in (1, grid.size - 1)))
+    return found
+
+
+class _Weights(NamedTuple):
+    """1 / Σ|ẽ|² at every ω; 0 where e^{iωt} hardly varies over the tokens, which fits anything."""
+
+    all: Float32[np.ndarray, "grid"]
+    even: Float32[np.ndarray, "2 base"]
+    """At even points, as ``Grid.even`` lays them out."""
+    some: bool
+    """Whether any is not 0."""
 
 
 @lru_cache(maxsize=4)
-def _weights(at_q: bytes, at_k: bytes, window: int) -> Float[np.ndarray, "grid"]:
-    """1 / Σ|ẽ|² at every ω; 0 where e^{iωt} hardly varies over the tokens, which fits anything. Heads share tokens."""
+def _weights(at_q: bytes, at_k: bytes, window: int) -> _Weights:
+    """Heads share tokens."""
     grid = Grid(window)
     spread = np.zeros(grid.size)
     for position in (np.frombuffer(at_q, np.int64), np.frombuffer(at_k, np.int64)):
-        sums = grid.everywhere(np.ones((1, len(position)), complex), position)[0]
+        sums = grid.everywhere((np.ones(len(position), complex), position))
         spread += len(position) - np.abs(sums) ** 2 / len(position)
     spread[0] = 0.0
     enough = spread > 1e-3 * spread.max()
-    return np.where(enough, 1.0 / np.where(enough, spread, 1.0), 0.0).astype(np.float32)
+    found = np.where(enough, 1.0 / np.where(enough, spread, 1.0), 0.0).astype(np.float32)
+    return _Weights(found, np.ascontiguousarray(found.reshape(grid.base, 4)[:, ::2].T), bool(found.any()))
 
 
 def _r_squared(classes: list[tuple[Complex[np.ndarray, "_"], Tokens]], omega: float, total: float) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -11,17 +13,20 @@ from jaxtyping import Float
 
 from qkscope.analyses.columns import Columns
 from qkscope.analyses.pca import Components
-from qkscope.analyses.planes import Complement, circle, complement, planes
+from qkscope.analyses.planes import Complement, circles, complement, planes
 from qkscope.analyses.ropeplanes import rope_planes
 from qkscope.analyses.rotation import Rotation
-from qkscope.analyses.spectrum import chance_coherence, tokens_of
+from qkscope.analyses.spectrum import Circle, chance_coherence, tokens_of
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary
-from qkscope.core.rows import Pair
+from qkscope.core.rows import Coordinates, Pair
 from qkscope.core.sample import sample_pair
 
 PLANE_ROWS = 4096
 """Vectors of each kind that planes and ω are measured on, at most."""
+CIRCLES_AT_ONCE = 2
+"""Heads whose ω is searched for together: as many as fill one batch of transforms."""
+T = TypeVar("T")
 MIN_ROWS = 8
 """With fewer vectors of either kind there are no planes and no ω."""
 
@@ -34,6 +39,8 @@ class HeadVectors:
     a: Float[np.ndarray, "d"]
     b: Float[np.ndarray, "d"]
     window: int
+    on: Coordinates | None = None
+    """Coordinates of the vectors on a and b, where they are known."""
 
     @property
     def enough(self) -> bool:
@@ -44,23 +51,46 @@ class HeadVectors:
         """The vectors that are measured."""
         return sample_pair(self.pair, PLANE_ROWS)
 
+    def on_plane(self, pair: Pair) -> Coordinates:
+        """Coordinates of these vectors of it on a and b."""
+        if self.on is not None and pair.q is self.pair.q and pair.k is self.pair.k:
+            return self.on
+        return Coordinates.of(pair, np.stack([self.a, self.b]))
 
-def of_model(model: Rotation, pairs: Sequence[Pair | None], windows: Sequence[int]) -> list[HeadVectors | None]:
-    """Each head's vectors beside its axes; None where there are none."""
+
+def of_model(
+    model: Rotation,
+    pairs: Sequence[Pair | None],
+    windows: Sequence[int],
+    on: Sequence[Coordinates | None] | None = None,
+) -> list[HeadVectors | None]:
+    """Each head's vectors beside its axes, and on them where that is known; None where there are none."""
+    known = [None] * len(pairs) if on is None else on
     return [
-        None if pair is None else HeadVectors(pair, model.a[i], model.b[i], int(window))
+        None if pair is None else HeadVectors(pair, model.a[i], model.b[i], int(window), known[i])
         for i, (pair, window) in enumerate(zip(pairs, windows, strict=True))
     ]
 
 
 def omega_columns(heads: Sequence[HeadVectors | None]) -> Columns:
     """``omega``, ``omega_r_squared``, ``omega_at_edge`` of each head; empty without vectors."""
-    fits = [circle(h.measured(), h.a, h.b, h.window) if h is not None and h.enough else None for h in heads]
+    fits: list[Circle | None] = [None] * len(heads)
+    known = [(i, head, head.measured()) for i, head in enumerate(heads) if head is not None and head.enough]
+    for _, alike in groupby(known, lambda one: (one[2].q.tokens, one[2].k.tokens, one[1].window)):
+        for some in batched(list(alike), CIRCLES_AT_ONCE):
+            found = circles([head.on_plane(pair) for _, head, pair in some], some[0][2], some[0][1].window)
+            for (i, *_), fit in zip(some, found, strict=True):
+                fits[i] = fit
     return {
         "omega": np.array([np.nan if fit is None else fit.omega for fit in fits]),
         "omega_r_squared": np.array([np.nan if fit is None else fit.r_squared for fit in fits]),
         "omega_at_edge": np.array([np.nan if fit is None else float(fit.at_edge) for fit in fits]),
     }
+
+
+def batched(items: list[T], size: int) -> Iterator[list[T]]:
+    """Consecutive items, so many at a time."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def planes_table(index: pd.DataFrame, heads: Sequence[HeadVectors | None], chance: float | None) -> pd.DataFrame:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,7 @@ class Rows:
     x: Float[np.ndarray, "n *heads d"]
     position: Int[np.ndarray, "n"]
     example_id: Int[np.ndarray, "n"]
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         lengths = len(self.x), len(self.position), len(self.example_id)
@@ -29,6 +35,17 @@ class Rows:
         """Length of the vectors."""
         return int(self.x.shape[-1])
 
+    @cached_property
+    def tokens(self) -> bytes:
+        """Documents and positions, for looking up what depends on nothing else; heads of a run share them."""
+        return self.example_id.astype(np.int64).tobytes() + self.position.astype(np.int64).tobytes()
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What was made of these rows before, or else is made now: query heads share the rows of their keys."""
+        if what not in self._made:
+            self._made[what] = make()
+        return self._made[what]
+
     def take(self, index: Int[np.ndarray, "m"]) -> Rows:
         """The rows at these indices, in this order."""
         return Rows(self.x[index], self.position[index], self.example_id[index])
@@ -36,11 +53,6 @@ class Rows:
     def as_double(self) -> Rows:
         """The same rows in float64."""
         return Rows(self.x.astype(np.float64, copy=False), self.position, self.example_id)
-
-    def along(self, axes: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "n m"]:
-        """uᵀx for each of a few axes u."""
-        # One product per axis: a matrix of two columns takes twice as long as two vectors.
-        return np.stack([self.x @ axis for axis in axes], -1)
 
     def concat(self, other: Rows) -> Rows:
         """These rows, then the others."""
@@ -77,6 +89,22 @@ class Pair:
 
     q: Rows
     k: Rows
+
+
+class Coordinates(NamedTuple):
+    """The vectors of both classes on a few axes."""
+
+    q: Float[np.ndarray, "n_q m"]
+    k: Float[np.ndarray, "n_k m"]
+
+    @classmethod
+    def of(cls, pair: Pair, axes: Float[np.ndarray, "m d"]) -> Coordinates:
+        """All axes in one product."""
+        return cls(pair.q.x @ axes.T, pair.k.x @ axes.T)
+
+    def some(self, axes: slice) -> Coordinates:
+        """On some of the axes."""
+        return Coordinates(self.q[:, axes], self.k[:, axes])
 
 
 def row_order(x: Float[np.ndarray, "n *rest"], *keys: Integer[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
