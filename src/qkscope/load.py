@@ -68,9 +68,9 @@ class _Kind:
         return self._cells[window]
 
     def sample(self, size: int) -> Rows:
-        """Rows that are analysed one by one, in float64; the query heads of a group share those of their keys."""
+        """Rows that are analysed one by one; the query heads of a group share those of their keys."""
         if not self._sample:
-            self._sample.append(ordered_sample(self.rows, size).as_double())
+            self._sample.append(ordered_sample(self.rows, size))
         return self._sample[0]
 
     def unrotated(self, rope: Rope) -> np.ndarray:

@@ -236,7 +236,7 @@ class CapturedSource:
         return Dataset.open(self.run.folder / SAMPLE)
 
     def _sampled(self, head: HeadId, size: int) -> Rows:
-        return ordered_sample(self.rows(head, WHOLE), size).as_double()
+        return ordered_sample(self.rows(head, WHOLE), size)
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:  # noqa: ARG002
         """Documents of the manifest, and their tokens, but for those that were left out."""

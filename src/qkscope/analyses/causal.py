@@ -26,8 +26,8 @@ def bias_causal(pair: Pair, sliding_window: int | None = None) -> tuple[float, F
     if not len(pair.q) or not len(pair.k):
         return float("nan"), np.full(N_GROUPS, np.nan)
     seen = _seen(pair.q.tokens, pair.k.tokens, sliding_window)
-    drawn = pair.k.once(("drawn", pair.q.tokens, sliding_window), lambda: _drawn(pair.k.as_double().x, seen))
-    top = np.where(seen.spread > 0, np.vecdot(pair.q.as_double().x, drawn), 0.0)
+    drawn = pair.k.once(("drawn", pair.q.tokens, sliding_window), lambda: _drawn(pair.k.x, seen))
+    top = np.where(seen.spread > 0, np.vecdot(pair.q.x, drawn), 0.0)
     tops, bottoms = (np.bincount(seen.group, part, minlength=N_GROUPS) for part in (top, seen.spread))
     return _slope(tops.sum(), bottoms.sum()), np.array([_slope(tops @ kept, bottoms @ kept) for kept in DELETE_ONE])
 
@@ -70,7 +70,7 @@ def _seen(tokens_q: bytes, tokens_k: bytes, sliding_window: int | None) -> _Seen
 def _drawn(k: Float[np.ndarray, "n_k d"], seen: _Seen) -> Float[np.ndarray, "n_q d"]:
     """p_i = Σ_j (j − j̄_i) k_j over the keys that query i sees."""
     # A constant added to every key changes no slope; without their mean, sums stay small.
-    k = k - np.ones(len(k)) @ k / len(k)
+    k = k - np.ones(len(k), k.dtype) @ k / k.dtype.type(len(k))
     found = _before(k, seen, seen.high)
     return found - _before(k, seen, seen.low) if (seen.low > seen.first).any() else found
 
@@ -80,17 +80,18 @@ def _before(k: Float[np.ndarray, "n_k d"], seen: _Seen, end: Int[np.ndarray, "n_
 
     Ends rise from query to query. Keys are taken in blocks that do not cross documents.
     """
-    found = np.zeros((len(end), k.shape[1]))
-    weights = np.stack([np.ones(len(k)), seen.position])
+    found = np.zeros((len(end), k.shape[1]), k.dtype)
+    position = seen.position.astype(k.dtype)
+    weights, mean = np.stack([np.ones_like(position), position]), seen.mean[:, None].astype(k.dtype)
     for start, stop in zip(seen.starts, np.append(seen.starts[1:], len(k)), strict=True):
         before = np.zeros((2, k.shape[1]))
         edges = np.append(np.arange(start, stop, BLOCK), stop)
         queries = np.searchsorted(end, edges, side="right")
         for low, high, this, last in zip(edges[:-1], edges[1:], queries[:-1], queries[1:], strict=True):
             if this < last:
-                mean = seen.mean[this:last, None]
-                block = np.where(np.arange(low, high) < end[this:last, None], seen.position[low:high] - mean, 0.0)
-                found[this:last] = block @ k[low:high] + (before[1] - mean * before[0])
+                block = position[low:high] - mean[this:last]
+                block *= np.arange(low, high) < end[this:last, None]
+                found[this:last] = block @ k[low:high] + (before[1] - mean[this:last] * before[0])
             before += weights[:, low:high] @ k[low:high]
     found[end <= seen.first] = 0.0
     return found

@@ -29,7 +29,7 @@ Between two points a sum can be larger by at most √2 where all of it comes fro
 AT_ONCE = 4
 """Transforms that are taken together."""
 
-Part = tuple[Complex[np.ndarray, "n"], Int[np.ndarray, "n"]]
+Part = tuple[Complex[np.ndarray, "_"], Int[np.ndarray, "_"]]
 """Values v and their positions t."""
 
 
@@ -127,7 +127,7 @@ def strongest(grid: Grid, even: Complex64[np.ndarray, "parts 2 base"], score: Sc
     scores[0, 0] = -1.0  # standing still is no rotation
     place, best = np.unravel_index(int(scores.argmax()), scores.shape)
     first = 2 * int(best) + int(place)
-    which, at = np.nonzero(scores >= WORTH_A_LOOK * scores[place, best])
+    which, at = np.divmod(np.flatnonzero(scores >= WORTH_A_LOOK * scores[place, best]), grid.base)
     last = 2 * grid.base - 1
     good = np.concatenate([2 * at + which, [0, last]])  # the lowest frequencies lie beside 0
     before = np.unique(np.concatenate([good, (good - 1) % (last + 1)]))

@@ -91,7 +91,8 @@ def _places(which: Int[np.ndarray, "n"], off: Float[np.ndarray, "n"], documents:
 
 def _sums(rows: Rows, at: _Places) -> tuple[Float[np.ndarray, "documents d"], Float[np.ndarray, "documents d"]]:
     """Of each document Σ x, and Σ (t − m)·x."""
-    weights, x = np.stack([np.ones(len(rows)), at.off]), rows.as_double().x
+    x = rows.x
+    weights = np.stack([np.ones(len(rows)), at.off]).astype(x.dtype)
     found = np.zeros((len(at.n), 2, rows.d))
     for document in np.flatnonzero(at.n):
         one = slice(at.edges[document], at.edges[document + 1])

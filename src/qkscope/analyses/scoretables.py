@@ -100,7 +100,7 @@ def distance_tables(index: pd.DataFrame, heads: Sequence[HeadScores], *, interva
     for i, head in enumerate(heads):
         if head.field is None or head.pair is None:
             continue
-        found = distance_curve(score_pairs(head.pair, head.field.scaling), head.field, head.window)
+        found = distance_curve(score_pairs(head.pair.as_double(), head.field.scaling), head.field, head.window)
         if not len(found.low):
             continue
         value = np.array([found.position_share_of_score])
@@ -165,7 +165,7 @@ def plasticity_tables(index: pd.DataFrame, heads: Sequence[HeadScores], *, inter
         reach = row["layer"], row["k_head"], one.window, one.sliding_window
         if reach not in drawn:
             buckets = one.moments.q_buckets.n.shape[-1]
-            drawn[reach] = key_pairs(one.pair.k, one.window, buckets, sliding_window=one.sliding_window)
+            drawn[reach] = key_pairs(one.pair.k.as_double(), one.window, buckets, sliding_window=one.sliding_window)
         found = _plasticity_of(index.iloc[[i]], one, drawn[reach], intervals=intervals)
         parts += [] if found is None else [found]
     if not parts:
@@ -273,7 +273,7 @@ def _by_distance(index: pd.DataFrame, found: Plasticity, keys: KeyPairs, there: 
 def _fixed(one: HeadScores, keys: KeyPairs, buckets: int) -> Float[np.ndarray, "buckets"]:
     if one.rotary is None or one.pair is None:
         return np.full(buckets, np.nan)
-    still = fixed_queries(one.pair.q, one.rotary, one.window, buckets)
+    still = fixed_queries(one.pair.q.as_double(), one.rotary, one.window, buckets)
     return ap_fixed(bucket_moments(still, one.window, buckets), keys)
 
 

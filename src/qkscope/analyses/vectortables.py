@@ -119,7 +119,7 @@ def with_active_planes(heads: pd.DataFrame, planes: pd.DataFrame) -> pd.DataFram
 
 
 def _plane_rows(index: pd.DataFrame, head: HeadVectors, chance: float | None) -> pd.DataFrame:
-    pair = head.measured()
+    pair = head.measured().as_double()
     found = planes(pair, complement(pair, head.a, head.b), head.window)
     limit = chance_coherence(*tokens_of(pair), head.window) if chance is None else chance
     n = len(found.share)
@@ -149,7 +149,7 @@ def rope_table(
     index: pd.DataFrame, rotary: HeadRotary, q: Moments, k: Moments, pair: Pair, window: int
 ) -> pd.DataFrame:
     """The rope view of one head: one row per plane that RoPE turns, and one for what it leaves alone."""
-    measured = sample_pair(pair, PLANE_ROWS)
+    measured = sample_pair(pair, PLANE_ROWS).as_double()
     found = rope_planes(rotary, q, k, measured, window)
     n = len(found.theta)
     frame = index.loc[index.index.repeat(n)].reset_index(drop=True)
@@ -194,8 +194,8 @@ class PointOptions:
 def points_table(index: pd.DataFrame, head: HeadVectors, pcs: Components, options: PointOptions) -> pd.DataFrame:
     """Vectors of one head on its principal components, on a and b (not centred), and in its complement (centred)."""
     rows, axes = options.of(int(index["layer"].iloc[0]), int(index["head"].iloc[0]))
-    basis = complement(head.measured(), head.a, head.b)
-    shown = sample_pair(head.pair, rows)
+    basis = complement(head.measured().as_double(), head.a, head.b)
+    shown = sample_pair(head.pair, rows).as_double()
     parts = [_point_rows(index, kind, shown, head, pcs, basis, options.pcs, axes) for kind in "qk"]
     return pd.concat(parts, ignore_index=True)
 

@@ -14,7 +14,7 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Real
+from jaxtyping import Float, Float32, Real
 
 from qkscope.core.linalg import ratio
 
@@ -22,6 +22,8 @@ ROUNDING = 1e-13
 """Share of the total variance below which variance along a direction is an effect of rounding."""
 CHUNK = 65_536
 """Rows are reduced in fixed chunks, so that a result never depends on how they were delivered."""
+SINGLE_CHUNK = 1024
+"""The same where rows are in single precision, and sums within a chunk are too."""
 
 
 class Spread(ABC):
@@ -118,9 +120,12 @@ class Moments(Spread):
         """
         if x.shape[:-1] != t.shape:
             raise ValueError(f"expected one position per row, got x {x.shape} and t {t.shape}")
+        if not x.shape[-2]:
+            return cls.zeros(x.shape[-1], x.shape[:-2])
+        if x.dtype == np.float32 and x.ndim == 2:
+            return _single_moments(x, t)
         starts = range(0, x.shape[-2], CHUNK)
-        chunks = (_chunk_moments(x[..., i : i + CHUNK, :], t[..., i : i + CHUNK]) for i in starts)
-        return reduce(Moments.merge, chunks) if starts else cls.zeros(x.shape[-1], x.shape[:-2])
+        return reduce(Moments.merge, (_chunk_moments(x[..., i : i + CHUNK, :], t[..., i : i + CHUNK]) for i in starts))
 
     @classmethod
     def stack(cls, parts: Iterable[Moments]) -> Moments:
@@ -264,6 +269,31 @@ class Moments(Spread):
         along, total = self.var_along(axes), self.total_variance[..., None]
         scale = np.sqrt(np.where(along > ROUNDING * total, along, 0.0) * self.var_t[..., None])
         return np.clip(ratio(cov, scale), -1.0, 1.0)
+
+
+def _single_moments(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"]) -> Moments:
+    """Moments with squares in single precision, chunk by chunk: shifted first, they are as exact as the rows are."""
+    first = x[:SINGLE_CHUNK]
+    shift = np.ones(len(first), np.float32) @ first / np.float32(len(first))
+    starts = range(0, len(x), SINGLE_CHUNK)
+    chunks = (_shifted_moments(x[i : i + SINGLE_CHUNK] - shift, t[i : i + SINGLE_CHUNK]) for i in starts)
+    found = reduce(Moments.merge, chunks)
+    found.mean[:-1] += shift
+    return found
+
+
+def _shifted_moments(z: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"]) -> Moments:
+    """The mean and what goes with t are summed in double precision: whether there is a drift at all depends on it."""
+    n, mean_t = len(z), float(t.mean())
+    at = t - mean_t
+    sums, with_t = np.stack([np.ones(n), at]) @ z.astype(np.float64)
+    scatter = np.empty((z.shape[1] + 1,) * 2)
+    scatter[:-1, :-1] = z.T @ z
+    if (sums**2 > 1e-9 * n * np.diagonal(scatter)[:-1]).any():
+        scatter[:-1, :-1] -= sums[:, None] * (sums / n)
+    scatter[:-1, -1] = scatter[-1, :-1] = with_t
+    scatter[-1, -1] = at @ at
+    return Moments(np.asarray(float(n)), np.append(sums / n, mean_t), scatter)
 
 
 def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:

@@ -51,8 +51,10 @@ class Rows:
         return Rows(self.x[index], self.position[index], self.example_id[index])
 
     def as_double(self) -> Rows:
-        """The same rows in float64."""
-        return Rows(self.x.astype(np.float64, copy=False), self.position, self.example_id)
+        """The same rows in float64; made once."""
+        if self.x.dtype == np.float64:
+            return self
+        return self.once("double", lambda: Rows(self.x.astype(np.float64), self.position, self.example_id))
 
     def concat(self, other: Rows) -> Rows:
         """These rows, then the others."""
@@ -77,7 +79,7 @@ class Rows:
         """The rows whose vectors hold neither NaN nor infinity."""
         # One sum decides for nearly every file; overflow to infinity only costs the second look.
         with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(self.x.sum(dtype=np.float64)):
+            if np.isfinite(self.x.sum()):
                 return self
         good = np.isfinite(self.x).all(axis=tuple(range(1, self.x.ndim)))
         return self.take(np.flatnonzero(good))
@@ -90,6 +92,10 @@ class Pair:
     q: Rows
     k: Rows
 
+    def as_double(self) -> Pair:
+        """The same vectors in float64."""
+        return Pair(self.q.as_double(), self.k.as_double())
+
 
 class Coordinates(NamedTuple):
     """The vectors of both classes on a few axes."""
@@ -99,8 +105,8 @@ class Coordinates(NamedTuple):
 
     @classmethod
     def of(cls, pair: Pair, axes: Float[np.ndarray, "m d"]) -> Coordinates:
-        """All axes in one product."""
-        return cls(pair.q.x @ axes.T, pair.k.x @ axes.T)
+        """All axes in one product, in the vectors' own precision."""
+        return cls(*((rows.x @ axes.astype(rows.x.dtype).T).astype(np.float64) for rows in (pair.q, pair.k)))
 
     def some(self, axes: slice) -> Coordinates:
         """On some of the axes."""
