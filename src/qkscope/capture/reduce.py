@@ -76,6 +76,10 @@ class Tokens:
         return torch.from_numpy(counts).to(device, non_blocking=True)
 
 
+Waves = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines by token and coordinate."""
+
+
 @dataclass
 class KindSums:
     """Sums of z zᵀ for the query heads or the key heads of one layer; D = d + 2."""
@@ -101,27 +105,15 @@ class KindSums:
         if self.by_bucket is not None:
             self.by_bucket[:, span] += products.sum(0)
 
-    def add_unrotated(
-        self,
-        x: torch.Tensor,
-        tokens: Tokens,
-        weights: torch.Tensor,
-        rope: LayerRope,
-        angles: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        """Add the rotated coordinates of x with their rotation undone; weights (B, T) may divide by a temperature."""
+    def add_unrotated(self, x: torch.Tensor, tokens: Tokens, rope: LayerRope, waves: Waves) -> None:
+        """Add the rotated coordinates of x with their rotation undone."""
         assert self.unrotated is not None
         first, second = rope.coordinates
-        cos, sin = (a / rope.attention_factor * weights[..., None] for a in angles)
-        table = torch.cat([cos, rope.sign * sin], -1)
-        for row, group in enumerate(tokens.groups.tolist()):
-            # All coordinates with all planes, of which those that match are taken: less work than it seems, and no
-            # copies of the vectors.
-            of_all = torch.bmm(x[row].float().transpose(1, 2), table[row].expand(x.shape[1], *table.shape[1:])).double()
-            (cos_u, cos_v), (sin_u, sin_v) = (
-                [torch.diagonal(part[:, rows], 0, 1, 2) for rows in (first, second)] for part in of_all.chunk(2, -1)
-            )
-            self.unrotated[:, group] += torch.stack([cos_u + sin_v, cos_v - sin_u], -1)
+        product = _scratch(tuple(x.shape), x.device)
+        on_cos, on_sin = (torch.mul(x.float(), wave[:, None], out=product).sum(2).double() for wave in waves)
+        undone = [on_cos[..., first] + on_sin[..., second], on_cos[..., second] - on_sin[..., first]]
+        groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
+        self.unrotated.index_add_(1, groups, torch.stack(undone, -1).transpose(0, 1))
 
     def host(self) -> HostSums:
         """The same on the host."""
@@ -161,7 +153,7 @@ class LayerSums:
             turning = None if both is None else tokens.once(("turning", id(both[0])), lambda: Turning(*both))
             self.half.add(seen.q, seen.k, tokens, turning)
             return
-        weights = tokens.weights(self.plan, seen.q.shape[2], seen.q.device)
+        weights = tokens.once("weights", lambda: tokens.weights(self.plan, seen.q.shape[2], seen.q.device))
         if self.q is None or self.k is None:
             planes = None if self.rope is None else self.rope.planes
             self.q = _empty(seen.q, weights, self.plan, planes, full_buckets=True)
@@ -169,12 +161,17 @@ class LayerSums:
         self.q.add(seen.q, tokens, self.plan)
         self.k.add(seen.k, tokens, self.plan)
         if self.rope is not None and angles is not None:
-            factor = temperature(seen, self.rope)
-            query_weights = weights if factor is None else weights / factor
+            factor, d, rope = temperature(seen, self.rope), seen.q.shape[-1], self.rope
+            # The angles are kept with what was made of them, so that no others can take their place.
+            made = tokens.once(
+                ("waves", id(angles[0]), *rope.planar), lambda: (angles, waves(angles, weights, rope, d))
+            )
+            shared = of_queries = made[1]
             if factor is not None:
                 self._add_temperature(factor, weights, tokens)
-            self.q.add_unrotated(seen.q, tokens, query_weights, self.rope, angles)
-            self.k.add_unrotated(seen.k, tokens, weights, self.rope, angles)
+                of_queries = waves(angles, weights / factor, rope, d)
+            self.q.add_unrotated(seen.q, tokens, rope, of_queries)
+            self.k.add_unrotated(seen.k, tokens, rope, shared)
 
     def _keep(self, seen: Attention, tokens: Tokens) -> None:
         for row, columns in enumerate(tokens.kept):
@@ -261,9 +258,23 @@ def _products(x: torch.Tensor, shift: torch.Tensor, tokens: Tokens, plan: Plan) 
     return products, first
 
 
-@lru_cache(maxsize=2)  # queries and keys
+def waves(angles: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor, rope: LayerRope, d: int) -> Waves:
+    """Cosines and sines on both coordinates of their planes, by token (B, T, d); 0 on what is not rotated.
+
+    Weights (B, T) leave tokens out, and may divide by a temperature.
+    """
+    found = []
+    for wave, sign in zip(angles, (1, rope.sign), strict=True):
+        table = torch.zeros(*weights.shape, d, device=weights.device)
+        for coordinates in rope.coordinates:
+            table[..., coordinates] = sign / rope.attention_factor * wave * weights[..., None]
+        found.append(table)
+    return found[0], found[1]
+
+
+@lru_cache(maxsize=4)  # queries and keys
 def _scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Memory for z that all layers use in turn; asking for it anew each time costs as much as the product."""
+    """Memory that all layers use in turn; asking for it anew each time costs as much as the product."""
     return torch.empty(shape, device=device)
 
 

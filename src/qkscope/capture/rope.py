@@ -103,6 +103,11 @@ class LayerRope:
             return slice(start, start + planes), slice(start + planes, start + 2 * planes)
         return slice(start, start + 2 * planes, 2), slice(start + 1, start + 2 * planes, 2)
 
+    @property
+    def planar(self) -> tuple[object, ...]:
+        """Where its planes lie, which way they turn and by what they are scaled."""
+        return self.layout, self.start, self.planes, self.sign, self.attention_factor
+
     def as_dict(self) -> dict[str, Any]:
         """What the manifest records."""
         return {key: value for key, value in vars(self).items() if key != "embedding"}
