@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import pearsonr
-from sklearn.decomposition import PCA
 
 import qkscope
 from qkscope.core.planted import Ring, plant
@@ -72,6 +70,9 @@ def plain(dataset: Dataset, group: Sequence[HeadId]) -> list[dict[str, float]]:
 
 
 def _plain_head(dataset: Dataset, head: HeadId) -> dict[str, float]:
+    from scipy.stats import pearsonr
+    from sklearn.decomposition import PCA
+
     frames = [pd.read_parquet(dataset.path(h)) for h in (head, dataset.key_head(head))]
     (q, t_q), (k, t_k) = (
         (np.stack(frame["vector"].to_numpy()).astype(np.float64), frame["position"].to_numpy()) for frame in frames

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,16 +21,17 @@ from qkscope.analyses.causal import bias_causal
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.nulls import null_r95
 from qkscope.analyses.pca import components
-from qkscope.analyses.planes import circle
+from qkscope.analyses.planes import circles
 from qkscope.analyses.rotation import rotation
 from qkscope.core.headmoments import HeadMoments, group_moments
+from qkscope.core.rows import Coordinates, Pair
 from qkscope.engine import HERE
 from qkscope.jobs import Job
 from qkscope.load import Reading
 from qkscope.pipeline import analyze
 from qkscope.store.datasets import Dataset
 
-HEADS, ROWS, D = 16, 8000, 128
+HEADS, ROWS, D = 48, 8000, 128
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 9) -> float:
@@ -49,19 +51,36 @@ def measure(folder: Path) -> dict[str, float]:
     head, shared = run.heads[0], 1 + 1 / Q_PER_KV
     (one,), _ = run.source.load([head], Reading(sample=4096))
     rows = dataset.read(head)
-    vectors, q, k = one.vectors, one.moments.total_q, one.moments.total_k
-    assert vectors is not None
+    q, k = one.moments.total_q, one.moments.total_k
+    assert one.vectors is not None
+    vectors: Pair = one.vectors
     window, pooled = int(one.moments.window), HeadMoments.stack([one.moments]).pooled.cov_x[0]
-    pcs, model = components(q, k), rotation(q, k)
+    pcs, model = components(q, k, whole_basis=False), rotation(q, k, whole_basis=False)
+    axes = np.vstack([pcs.axes[:2], model.a, model.b])
+    on = Coordinates.of(vectors, axes)
+
+    def of_group(work: Callable[[Pair], object]) -> float:
+        """Per query head, of as many as read one key head; nothing is known from an earlier time."""
+
+        def group() -> None:
+            keys = replace(vectors.k)
+            for _ in range(Q_PER_KV):
+                work(Pair(replace(vectors.q), keys))
+
+        return milliseconds(group) / Q_PER_KV
+
     found = {
         "reading": shared * milliseconds(lambda: dataset.read(head)),
         "moments by document group": shared * milliseconds(lambda: group_moments(rows)),
-        "components": milliseconds(lambda: components(q, k)),
-        "axes a and b": milliseconds(lambda: rotation(q, k)),
-        "`bias_causal`": milliseconds(lambda: bias_causal(vectors)),
-        "ω": milliseconds(lambda: circle(vectors, model.a, model.b, window)),
-        "`lda_accuracy`": milliseconds(lambda: lda_accuracy(one.moments.q, one.moments.k, vectors, pcs.axes[:2])),
-        "`null_r95`": milliseconds(lambda: null_r95(vectors, pooled)),
+        "components": milliseconds(lambda: components(q, k, whole_basis=False)),
+        "axes a and b": milliseconds(lambda: rotation(q, k, whole_basis=False)),
+        "coordinates on two components, a and b": milliseconds(lambda: Coordinates.of(vectors, axes)),
+        "`bias_causal`": of_group(bias_causal),
+        "ω": milliseconds(lambda: circles([on.some(slice(2, 4))] * 2, vectors, window)) / 2,
+        "`lda_accuracy`": of_group(
+            lambda pair: lda_accuracy(one.moments.q, one.moments.k, pair, pcs.axes[:2], on.some(slice(2)))
+        ),
+        "`null_r95`": of_group(lambda pair: null_r95(pair, pooled)),
     }
     bare, full = (
         milliseconds(lambda on=on: analyze([Job(run)], BOTH, place=HERE, intervals=on), 5) / HEADS

@@ -1,6 +1,6 @@
 """Heads per second and core from a captured run without vectors to its moment-based tables.
 
-    python -m benchmarks.tables --heads 256 --d 128
+    python -m benchmarks.tables --heads 1024 --d 128
 
 The run holds moments of planted heads, 32 query and 8 key heads to a layer. Tables of PCA and rotation are made in one
 process, without and with intervals. Before anything is timed, standard errors of some heads are compared with those of
@@ -98,7 +98,7 @@ def check(run: qkscope.Run) -> float:
     return worst
 
 
-def measure(n_heads: int = 256, d: int = 128, repeats: int = 5) -> dict[str, Any]:
+def measure(n_heads: int = 1024, d: int = 128, repeats: int = 5) -> dict[str, Any]:
     """Heads per second in one process, without and with intervals."""
     with TemporaryDirectory() as scratch:
         make_run(Path(scratch), n_heads, d)
@@ -115,7 +115,7 @@ def measure(n_heads: int = 256, d: int = 128, repeats: int = 5) -> dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--heads", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=1024)
     parser.add_argument("--d", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()

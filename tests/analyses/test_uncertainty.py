@@ -13,6 +13,7 @@ from qkscope.analyses.tabulate import (
     rotation_tables,
 )
 from qkscope.analyses.uncertainty import Scale, jackknife
+from qkscope.core.headmoments import HeadMoments
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
@@ -109,6 +110,23 @@ def test_fast_replicates_hold_where_the_drift_axis_is_uncertain(monkeypatch, see
     full = rotation_tables(index_of(1), moments_of(head)).frames["rotated"]
     for name in ROTATION_INTERVALS:
         assert near[f"{name}_se"][0] == pytest.approx(full[f"{name}_se"][0], rel=0.01), name
+
+
+def test_a_head_has_the_same_intervals_whatever_heads_stand_beside_it():
+    """One that spreads a million times as far in one document group has to be merged anew, and its neighbours not."""
+    heads = [one_head(h.q, h.k) for h in (plant(16, n=1600, documents=32, seed=seed) for seed in range(5))]
+    odd = plant(16, n=1600, documents=32, seed=9)
+    far = Rows(odd.q.x * np.where(odd.q.example_id % 8 == 2, 1e6, 1.0)[:, None], odd.q.position, odd.q.example_id)
+    heads.insert(2, one_head(far, odd.k))
+    together = HeadMoments.stack(heads)
+    assert together.without_q.cancels
+    assert not HeadMoments.stack(heads[:2]).without_q.cancels
+    for make, name in ((rotation_tables, "rotated"), (pca_tables, "heads")):
+        whole = make(index_of(6), together).frames[name]
+        for i, head in enumerate(heads):
+            alone = make(index_of(1), HeadMoments.stack([head])).frames[name]
+            numbers = whole.select_dtypes("number").columns.drop(["head", "k_head"])
+            np.testing.assert_array_equal(whole[numbers].iloc[i], alone[numbers].iloc[0])
 
 
 @pytest.fixture(scope="module")

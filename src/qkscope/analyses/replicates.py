@@ -5,7 +5,7 @@ The eight models of a head start from the one of all documents and keep its orie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from qkscope.core.linalg import Eigen
 from qkscope.core.near import KnownTop
 
 HEADS_AT_ONCE = 4
-"""Eight matrices of a head fill a processor's cache; and how far they are refined depends on no other head."""
+"""More leave the processor's cache."""
 
 Replicates = dict[str, Float[np.ndarray, "heads groups *rest"]]
 Again = Callable[[HeadMoments, slice], Replicates]
@@ -30,8 +30,17 @@ Model = TypeVar("Model", Components, Rotation)
 
 def replicates(moments: HeadMoments, *analyses: Again) -> list[dict[str, np.ndarray]]:
     """What each analysis gives with each group left out; they share the moments of the seven groups that remain."""
-    parts = [[again(few, some) for again in analyses] for some, few in moments.few(HEADS_AT_ONCE)]
+    parts = [[again(few, some) for again in analyses] for some, few in _few(moments)]
     return [_joined([part[i] for part in parts]) for i in range(len(analyses))]
+
+
+def _few(moments: HeadMoments) -> Iterator[tuple[slice, HeadMoments]]:
+    """A few heads at a time; those that have to be merged anew one by one, so that none depends on its neighbours."""
+    for some, few in moments.few(HEADS_AT_ONCE):
+        if few.without_q.cancels or few.without_k.cancels:
+            yield from ((slice(some.start + at.start, some.start + at.stop), one) for at, one in few.few(1))
+        else:
+            yield some, few
 
 
 def pca_again(pcs: Components, of_pcs: Iterable[str], of_heads: Iterable[str]) -> Again:

@@ -24,11 +24,6 @@ OnDone = Callable[[int, int], None]
 """Called with how much is done, and how much there is in all."""
 
 
-def n_shards(manifest: dict[str, Any]) -> int:
-    """How many shards the documents of a run make."""
-    return -(-len(manifest["documents"]) // int(manifest["options"]["documents_per_shard"]))
-
-
 def left_out(folder: Path) -> int:
     """How many documents a run, or a share of one, does without."""
     if (folder / MANIFEST).exists():
@@ -77,7 +72,7 @@ def _merge(sources: list[Parts], output: Path, partial: bool, on_done: OnDone | 
     for other in sources[1:]:
         refuse_difference(other.folder, other.manifest, manifest, "leave it out, or run its job again")
     _refuse_twice(sources)
-    missing = sorted(set(range(n_shards(manifest))) - {shard for one in sources for shard in one.done})
+    missing = sorted(set(range(sources[0].in_all)) - {shard for one in sources for shard in one.done})
     if missing and not partial:
         raise CaptureError(_lacking(manifest, missing))
     with held(output):

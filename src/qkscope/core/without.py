@@ -53,6 +53,11 @@ class Without(Spread):
         """Diagonal of the scatter."""
         return self._diagonal if self._merged is None else self._merged.diagonal
 
+    @property
+    def cancels(self) -> bool:
+        """Whether subtracting a group would leave little but rounding, and the others are merged instead."""
+        return self._merged is not None
+
     def times(self, vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
         """Each row of ``vectors`` (…, groups or 1, m, d) multiplied by the scatter of x."""
         if self._merged is not None:

@@ -147,8 +147,8 @@ class Parts:
             span, unfinished = Span.parse(path.name), _UNFINISHED.fullmatch(path.name) is not None
             if path.is_symlink() or not path.is_dir() or (span is None and not unfinished):
                 raise DatasetError(f"{path} is no part of a capture; move it away or choose another folder")
-            if span is not None and span.first + span.count > self._most:
-                raise DatasetError(f"{path} is no part of this capture, which has {self._most} shards; remove it")
+            if span is not None and span.first + span.count > self.in_all:
+                raise DatasetError(f"{path} is no part of this capture, which has {self.in_all} shards; remove it")
             found = None if span is None else self._read(span, kept)
             if span is not None and isinstance(found, Note):
                 self.notes[span] = found
@@ -207,7 +207,8 @@ class Parts:
         return range(span.first * size, min((span.first + span.count) * size, len(self.manifest["documents"])))
 
     @property
-    def _most(self) -> int:
+    def in_all(self) -> int:
+        """How many shards the documents of the run make."""
         return -(-len(self.manifest["documents"]) // int(self.manifest["options"]["documents_per_shard"]))
 
     @cached_property
