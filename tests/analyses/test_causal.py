@@ -61,3 +61,16 @@ def test_documents_of_two_tokens_have_no_slope():
     value, again = bias_causal(Pair(rows, rows))
     assert np.isnan(value)
     assert np.isnan(again).all()
+
+
+@pytest.mark.parametrize("reach", [None, 128])
+def test_vectors_in_single_precision_give_the_same_slope(reach: int | None):
+    """Long documents and a short window: what is seen is a small difference of what was before."""
+    rng = np.random.default_rng(3)
+    t = np.arange(20_000)
+    k = rng.standard_normal((20_000, 8)) + 2e-5 * t[:, None]
+    q = rng.standard_normal((20_000, 8)) + 1.0
+    pairs = [Pair(*(Rows(x.astype(kind), t, t // 10_000) for x in (q, k))) for kind in ("f4", "f8")]
+    single, double = (bias_causal(pair, reach) for pair in pairs)
+    assert single[0] == pytest.approx(double[0], rel=2e-5)
+    np.testing.assert_allclose(single[1], double[1], rtol=2e-5)

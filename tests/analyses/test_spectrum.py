@@ -136,3 +136,12 @@ def test_positions_of_another_type_are_read_as_they_are(classes):
     w = [np.exp(0.02j * at.position) for at in (q, k)]
     narrow = [Tokens(at.example_id, at.position.astype(np.int32)) for at in (q, k)]
     assert fit_circle(*w, *narrow, WINDOW) == fit_circle(*w, q, k, WINDOW)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e16, 1e20])
+def test_the_scale_of_a_circle_does_not_matter(classes, scale):
+    q, k, rng = classes
+    w = [np.exp(0.3j * at.position) + 0.2 * rng.standard_normal(len(at)) for at in (q, k)]
+    plain, scaled = fit_circle(*w, q, k, WINDOW), fit_circle(*(scale * one for one in w), q, k, WINDOW)
+    assert scaled.omega == plain.omega
+    assert scaled.r_squared == pytest.approx(plain.r_squared, rel=1e-9)

@@ -68,6 +68,47 @@ def test_single_precision_gives_squares_as_exact_as_itself_and_drifts_beyond(mea
     np.testing.assert_allclose(found.scatter[-1] / spread / spread[-1], scatter[-1] / spread / spread[-1], atol=2e-8)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
+def test_single_precision_that_squares_would_leave_is_widened(scale):
+    x = (np.random.default_rng(0).standard_normal((3000, 4)) * np.float32(scale)).astype("f4")
+    t = np.arange(3000)
+    found, (_, scatter) = Moments.from_rows(x, t), direct(x.astype(float), t)
+    spread = np.sqrt(np.diag(scatter))
+    np.testing.assert_allclose(found.scatter / np.outer(spread, spread), scatter / np.outer(spread, spread), atol=2e-6)
+
+
+def test_a_drift_of_many_standard_deviations_is_exact_in_single_precision():
+    """Rows far from the shift, which is the mean of the first ones."""
+    rng = np.random.default_rng(0)
+    t = np.arange(20_000)
+    x = (rng.standard_normal((20_000, 3)) + 0.005 * t[:, None] * [1, -1, 0]).astype("f4")
+    found, (_, scatter) = Moments.from_rows(x, t), direct(x.astype(float), t)
+    spread = np.sqrt(np.diag(scatter))
+    np.testing.assert_allclose(found.scatter / np.outer(spread, spread), scatter / np.outer(spread, spread), atol=2e-6)
+    exact = Moments.from_rows(x.astype(float), t)
+    np.testing.assert_allclose(found.corr_along(np.eye(3)), exact.corr_along(np.eye(3)), atol=1e-7)
+
+
+def test_rows_far_from_the_first_ones_are_as_exact_in_single_precision():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4000, 20))
+    x[:1024] += 1e4
+    x = x.astype("f4")
+    found, exact = (Moments.from_rows(x[1024:].astype(kind), np.arange(2976)) for kind in ("f4", "f8"))
+    whole, exactly = (Moments.from_rows(x.astype(kind), np.arange(4000)) for kind in ("f4", "f8"))
+    np.testing.assert_allclose(found.scatter, exact.scatter, rtol=1e-4, atol=1e-2)
+    values, truth = (np.linalg.eigvalsh(m.cov_x) for m in (whole, exactly))
+    np.testing.assert_allclose(values[:5], truth[:5], rtol=1e-3)
+
+
+def test_rows_that_are_all_the_same_do_not_drift_in_single_precision():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        x = np.tile((3 * rng.standard_normal(6)).astype("f4"), (3000, 1))
+        found = Moments.from_rows(x, np.sort(rng.integers(0, 100_000, 3000)))
+        assert not found.scatter[:-1].any()
+
+
 def test_symmetry_about_the_middle_is_no_drift_in_single_precision_either():
     x = np.random.default_rng(0).standard_normal((700, 5)).astype("f4") + 3
     there_and_back = np.concatenate([x, x[::-1]])

@@ -108,3 +108,18 @@ def test_a_ceiling_that_holds_spares_the_factorisation(monkeypatch):
     known = np.diag(np.geomspace(10, 0.1, 40))
     values, _ = near((1.01 * known)[None], whole_of(known, 3), 3, ceiling=0.0)
     np.testing.assert_allclose(values[0], 1.01 * np.diag(known)[:3])
+
+
+@pytest.mark.parametrize("k", [1, 10])
+def test_an_axis_of_the_block_that_grows_by_what_lies_beyond_is_not_missed(k):
+    """Further down in the block than what is held, and coupled to an axis outside of it: both look small alone."""
+    tops = np.linspace(1.02, 0.985, k + NEAR_BLOCK - 1)
+    known = np.diag(np.concatenate([tops, [0.6, 0.5], np.linspace(0.5, 0.05, 20)]))
+    at = len(tops)
+    grown = known.copy()
+    grown[at, at + 1] = grown[at + 1, at] = 0.54
+    assert eigh_descending(grown).values[0] > 1.08
+    values, axes = near(grown[None], whole_of(known, k), k, ceiling=0.6)
+    full = eigh_descending(grown)
+    np.testing.assert_allclose(values[0], full.values[:k], rtol=1e-4)
+    assert abs(axes[0, 0] @ full.axes[0]) > 1 - 1e-4

@@ -69,10 +69,13 @@ def _seen(tokens_q: bytes, tokens_k: bytes, sliding_window: int | None) -> _Seen
 
 def _drawn(k: Float[np.ndarray, "n_k d"], seen: _Seen) -> Float[np.ndarray, "n_q d"]:
     """p_i = Σ_j (j − j̄_i) k_j over the keys that query i sees."""
+    hidden = (seen.low > seen.first).any()
+    # What is hidden is subtracted, which takes more than single precision.
+    k = k.astype(np.float64) if hidden else k
     # A constant added to every key changes no slope; without their mean, sums stay small.
     k = k - np.ones(len(k), k.dtype) @ k / k.dtype.type(len(k))
     found = _before(k, seen, seen.high)
-    return found - _before(k, seen, seen.low) if (seen.low > seen.first).any() else found
+    return found - _before(k, seen, seen.low) if hidden else found
 
 
 def _before(k: Float[np.ndarray, "n_k d"], seen: _Seen, end: Int[np.ndarray, "n_q"]) -> Float[np.ndarray, "n_q d"]:
@@ -80,9 +83,9 @@ def _before(k: Float[np.ndarray, "n_k d"], seen: _Seen, end: Int[np.ndarray, "n_
 
     Ends rise from query to query. Keys are taken in blocks that do not cross documents.
     """
-    found = np.zeros((len(end), k.shape[1]), k.dtype)
-    position = seen.position.astype(k.dtype)
-    weights, mean = np.stack([np.ones_like(position), position]), seen.mean[:, None].astype(k.dtype)
+    found = np.zeros((len(end), k.shape[1]))
+    position, mean = seen.position, seen.mean[:, None]
+    weights = np.stack([np.ones_like(position), position]).astype(k.dtype)
     for start, stop in zip(seen.starts, np.append(seen.starts[1:], len(k)), strict=True):
         before = np.zeros((2, k.shape[1]))
         edges = np.append(np.arange(start, stop, BLOCK), stop)
@@ -91,7 +94,7 @@ def _before(k: Float[np.ndarray, "n_k d"], seen: _Seen, end: Int[np.ndarray, "n_
             if this < last:
                 block = position[low:high] - mean[this:last]
                 block *= np.arange(low, high) < end[this:last, None]
-                found[this:last] = block @ k[low:high] + (before[1] - mean[this:last] * before[0])
+                found[this:last] = block.astype(k.dtype) @ k[low:high] + (before[1] - mean[this:last] * before[0])
             before += weights[:, low:high] @ k[low:high]
     found[end <= seen.first] = 0.0
     return found

@@ -139,7 +139,7 @@ def rotation_near(
     a = a * _sign((a * near.a[..., None, :]).sum(-1))
     delta = _independent(pooled) if cross is None else _paired(cross)
     off = _off_axis_times(delta.times, a, TIE_BREAK * delta.trace)
-    values, vectors = eigh_near(off, near.off_a, 1, _ceiling(near, a, delta), rounds=2)
+    values, vectors = eigh_near(off, near.off_a, 1, _ceiling(near, a, delta, off), rounds=2)
     b = unit(off_axis(vectors[..., 0, :], a))
     b = b * _sign((b * near.b[..., None, :]).sum(-1))
     return _measured(a, b, q, k, ratio(values[..., 0], delta.trace), None)
@@ -250,17 +250,21 @@ def _off_axis_times(times: Times, a: Float[np.ndarray, "*batch d"], along: Float
     return off
 
 
-def _ceiling(near: Rotation, a: Float[np.ndarray, "*batch g d"], delta: _Moment) -> Float[np.ndarray, "*batch g"]:
+def _ceiling(
+    near: Rotation, a: Float[np.ndarray, "*batch g d"], delta: _Moment, off: Times
+) -> Float[np.ndarray, "*batch g"]:
     """The most that C_δ off a can carry on axes beyond those that are known of the whole.
 
-    C_δ is a mean of squares over pairs, so without some of them it grows by at most their share in any direction. The
-    turn of a adds to the length on a factor of C_δ at most the sine of that turn times the length along a.
+    C_δ is a mean of squares over pairs, so without some of them it grows by at most their share in any direction. At
+    right angles to the a of the whole, the turn of a adds to the length on a factor of C_δ at most its sine times the
+    length along a; what lies along the a of the whole comes on top.
     """
     assert near.off_a is not None
     most = delta.grown * near.off_a.beyond[..., None]
     cosine = np.minimum((a * near.a[..., None, :]).sum(-1) ** 2, 1.0)
     along = np.vecdot(delta.times(a[..., None, :]), a[..., None, :])[..., 0]
-    return (np.sqrt(most) + np.sqrt((1.0 - cosine) * along)) ** 2
+    before = near.a[..., None, None, :]
+    return (np.sqrt(most) + np.sqrt((1.0 - cosine) * along)) ** 2 + np.vecdot(off(before), before)[..., 0]
 
 
 # ---- what the model leaves out ------------------------------------------------------------------

@@ -163,7 +163,11 @@ def fit_circles(
     centred = [tuple(w - w.mean() for w in head) for head in heads]
     totals = [sum(float(np.vdot(w, w).real) for w in head) for head in centred]
     known = [total > 0 and weight.some for total in totals]
-    parts = [(np.concatenate(head), position) for head, there in zip(centred, known, strict=True) if there]
+    parts = [
+        (np.concatenate(head) / total**0.5, position)
+        for head, total, there in zip(centred, totals, known, strict=True)
+        if there
+    ]
     even = iter(grid.even(parts) if parts else ())
 
     def explained(sums: np.ndarray, points: Int[np.ndarray, "points"] | None) -> Float[np.ndarray, "*points"]:

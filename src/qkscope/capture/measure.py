@@ -183,9 +183,8 @@ class Measurement:
             def add(seen: Attention, tokens: Tokens = tokens, angles: _Angles = angles) -> None:
                 layer = self.layers.get(seen.layer)
                 if layer is not None:
-                    turn = None if layer.rope is None else angles.get(layer.rope.embedding)
-                    here = None if turn is None else (turn[0].to(seen.q.device), turn[1].to(seen.q.device))
-                    sums[seen.layer].add(self._chosen(seen, layer), tokens, here)
+                    turn = None if layer.rope is None else _here(layer.rope.embedding, angles, tokens, seen.q.device)
+                    sums[seen.layer].add(self._chosen(seen, layer), tokens, turn)
 
             with torch.no_grad(), watching(self.model, add, modules=self.attentions):
                 self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
@@ -231,7 +230,8 @@ class Measurement:
         return replace(seen, q=q[:, list(layer.query_heads)], k=k[:, list(layer.key_heads)])
 
 
-_Angles = dict[Embedding, tuple[torch.Tensor, torch.Tensor]]
+_Angle = tuple[torch.Tensor, torch.Tensor]
+_Angles = dict[Embedding, _Angle]
 
 
 def _does_not_fit(shard: Shard, error: OutOfMemoryIn) -> str:
@@ -265,6 +265,14 @@ def _named(device: torch.device, model: PreTrainedModel) -> str:
     d = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     half = model.dtype in (torch.bfloat16, torch.float16)
     return f"{torch.cuda.get_device_name(device)}, {'kernel' if half and trusted(device, model.dtype, d) else 'plain'}"
+
+
+def _here(embedding: Embedding, angles: _Angles, tokens: Tokens, device: torch.device) -> _Angle | None:
+    """The angles of an embedding on the device of a layer, brought there once per pass."""
+    if embedding not in angles:
+        return None
+    cos, sin = angles[embedding]
+    return tokens.once(("angles", embedding, device), lambda: (cos.to(device), sin.to(device)))
 
 
 def _input_device(decoder: PreTrainedModel) -> torch.device:

@@ -153,7 +153,8 @@ class LayerSums:
             turning = None if both is None else tokens.once(("turning", id(both[0])), lambda: Turning(*both))
             self.half.add(seen.q, seen.k, tokens, turning)
             return
-        weights = tokens.once("weights", lambda: tokens.weights(self.plan, seen.q.shape[2], seen.q.device))
+        device = seen.q.device
+        weights = tokens.once(("weights", device), lambda: tokens.weights(self.plan, seen.q.shape[2], device))
         if self.q is None or self.k is None:
             planes = None if self.rope is None else self.rope.planes
             self.q = _empty(seen.q, weights, self.plan, planes, full_buckets=True)
@@ -164,7 +165,7 @@ class LayerSums:
             factor, d, rope = temperature(seen, self.rope), seen.q.shape[-1], self.rope
             # The angles are kept with what was made of them, so that no others can take their place.
             made = tokens.once(
-                ("waves", id(angles[0]), *rope.planar), lambda: (angles, waves(angles, weights, rope, d))
+                ("waves", id(angles[0]), d, *rope.planar), lambda: (angles, waves(angles, weights, rope, d))
             )
             shared = of_queries = made[1]
             if factor is not None:

@@ -45,6 +45,7 @@ class MomentsBatch(Moments):
         """Each row of ``vectors`` multiplied by the scatter of x; heads that are one and the same take one product."""
         *_, m, d = vectors.shape
         batch = np.broadcast_shapes(vectors.shape[:-2], self.n.shape)
+        assert batch[0] == len(self.heads)
         given = np.broadcast_to(vectors, (*(1,) * (len(batch) + 2 - vectors.ndim), *vectors.shape))
         found = np.empty((*batch, m, d))
         for start, stop in self._runs:

@@ -24,6 +24,8 @@ CHUNK = 65_536
 """Rows are reduced in fixed chunks, so that a result never depends on how they were delivered."""
 SINGLE_CHUNK = 1024
 """The same where rows are in single precision, and sums within a chunk are too."""
+SINGLE_RANGE = 1e-9, 1e15
+"""Between these the largest value of such rows has to lie; others are widened first."""
 
 
 class Spread(ABC):
@@ -122,7 +124,7 @@ class Moments(Spread):
             raise ValueError(f"expected one position per row, got x {x.shape} and t {t.shape}")
         if not x.shape[-2]:
             return cls.zeros(x.shape[-1], x.shape[:-2])
-        if x.dtype == np.float32 and x.ndim == 2:
+        if x.dtype == np.float32 and x.ndim == 2 and _squares_fit(x):
             return _single_moments(x, t)
         starts = range(0, x.shape[-2], CHUNK)
         return reduce(Moments.merge, (_chunk_moments(x[..., i : i + CHUNK, :], t[..., i : i + CHUNK]) for i in starts))
@@ -271,29 +273,39 @@ class Moments(Spread):
         return np.clip(ratio(cov, scale), -1.0, 1.0)
 
 
+def _squares_fit(x: Float32[np.ndarray, "n d"]) -> bool:
+    """Whether squares of single-precision rows stay within its range, with room to spare on both sides."""
+    largest = float(max(x.max(), -x.min()))
+    return SINGLE_RANGE[0] < largest < SINGLE_RANGE[1]
+
+
 def _single_moments(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"]) -> Moments:
-    """Moments with squares in single precision, chunk by chunk: shifted first, they are as exact as the rows are."""
-    first = x[:SINGLE_CHUNK]
-    shift = np.ones(len(first), np.float32) @ first / np.float32(len(first))
+    """Moments with squares in single precision, chunk by chunk: about its mean, they are as exact as the rows are."""
+    first = x[:SINGLE_CHUNK].astype(np.float64)
+    near = np.ones(len(first)) @ first / len(first)
     starts = range(0, len(x), SINGLE_CHUNK)
-    chunks = (_shifted_moments(x[i : i + SINGLE_CHUNK] - shift, t[i : i + SINGLE_CHUNK]) for i in starts)
-    found = reduce(Moments.merge, chunks)
-    found.mean[:-1] += shift
-    return found
+    return reduce(Moments.merge, (_squared(x[i : i + SINGLE_CHUNK], t[i : i + SINGLE_CHUNK], near) for i in starts))
 
 
-def _shifted_moments(z: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"]) -> Moments:
-    """The mean and what goes with t are summed in double precision: whether there is a drift at all depends on it."""
-    n, mean_t = len(z), float(t.mean())
+def _squared(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"], near: Float[np.ndarray, "d"]) -> Moments:
+    """Moments of a chunk; ``near`` is a vector close to its rows, the same for all chunks.
+
+    The mean and what goes with t are summed in double precision: whether there is a drift at all depends on it.
+    """
+    n, mean_t = len(x), float(t.mean())
     at = t - mean_t
-    sums, with_t = np.stack([np.ones(n), at]) @ z.astype(np.float64)
-    scatter = np.empty((z.shape[1] + 1,) * 2)
+    sums, with_t = np.stack([np.ones(n), at]) @ (x - near)
+    mean = near + sums / n
+    shift = mean.astype(np.float32)
+    z = x - shift
+    scatter = np.empty((x.shape[1] + 1,) * 2)
     scatter[:-1, :-1] = z.T @ z
-    if (sums**2 > 1e-9 * n * np.diagonal(scatter)[:-1]).any():
-        scatter[:-1, :-1] -= sums[:, None] * (sums / n)
+    off = mean - shift
+    if (off**2 > 1e-9 / n * np.diagonal(scatter)[:-1]).any():
+        scatter[:-1, :-1] -= n * off[:, None] * off
     scatter[:-1, -1] = scatter[-1, :-1] = with_t
     scatter[-1, -1] = at @ at
-    return Moments(np.asarray(float(n)), np.append(sums / n, mean_t), scatter)
+    return Moments(np.asarray(float(n)), np.append(mean, mean_t), scatter)
 
 
 def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from qkscope.core.linalg import Eigen, eigh_descending, inverse, is_positive
 
@@ -135,8 +135,9 @@ def eigh_near(times: Times, known: Known, k: int, ceiling: Float[np.ndarray, "*b
     """
     axes = known.leading.axes[..., None, :, :]
     rows = times(axes)
-    values, mix = eigh_descending(rows @ axes.swapaxes(-1, -2))
-    sure = np.asarray(ceiling < values[..., k - 1])
+    onto = axes.swapaxes(-1, -2)
+    values, mix = eigh_descending(rows @ onto)
+    sure = _sure(rows - (rows @ onto) @ axes, mix, values, k, ceiling)
     # A few more than are wanted: until the corrections are made, near ties stand in no certain order.
     held = min(k + NEAR_TIES, axes.shape[-2])
     values, mix = values[..., :held], mix[..., :held, :]
@@ -160,6 +161,26 @@ def eigh_near(times: Times, known: Known, k: int, ceiling: Float[np.ndarray, "*b
                 full = eigh_descending(matrices[at])
                 values[at], found[at] = full.values[:k], full.axes[:k]
     return Eigen(values, found)
+
+
+def _sure(
+    beyond: Float[np.ndarray, "*batch g block d"],
+    mix: Float[np.ndarray, "*batch g block block"],
+    values: Float[np.ndarray, "*batch g block"],
+    k: int,
+    ceiling: Float[np.ndarray, "*batch g"],
+) -> Bool[np.ndarray, "*batch g"]:
+    """Whether all that is not wanted stays below the k-th eigenvalue of the block.
+
+    Not wanted are the block's own further eigenvalues, what lies beyond it, at most ``ceiling``, and what couples the
+    two: ``beyond`` are the block's rows there. The most of it is the larger eigenvalue of [[b, c], [cᵀ, ceiling]].
+    """
+    if k >= values.shape[-1]:
+        return np.asarray(ceiling < values[..., k - 1])
+    coupled = ((mix[..., k:, :] @ beyond) ** 2).sum((-2, -1))
+    next_one = values[..., k]
+    most = (next_one + ceiling) / 2 + np.sqrt(((next_one - ceiling) / 2) ** 2 + coupled)
+    return np.asarray(most < values[..., k - 1] * (1 + ALIKE))
 
 
 def _none_missed(matrix: Float[np.ndarray, "d d"], found: Eigen) -> bool:
