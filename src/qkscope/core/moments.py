@@ -281,8 +281,7 @@ def _squares_fit(x: Float32[np.ndarray, "n d"]) -> bool:
 
 def _single_moments(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"]) -> Moments:
     """Moments with squares in single precision, chunk by chunk: about its mean, they are as exact as the rows are."""
-    first = x[:SINGLE_CHUNK].astype(np.float64)
-    near = np.ones(len(first)) @ first / len(first)
+    near = x[0].astype(np.float64)  # sums about a row keep what is the same in all rows exactly zero
     starts = range(0, len(x), SINGLE_CHUNK)
     return reduce(Moments.merge, (_squared(x[i : i + SINGLE_CHUNK], t[i : i + SINGLE_CHUNK], near) for i in starts))
 
@@ -294,7 +293,9 @@ def _squared(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"], near: Floa
     """
     n, mean_t = len(x), float(t.mean())
     at = t - mean_t
-    sums, with_t = np.stack([np.ones(n), at]) @ (x - near)
+    double = x.astype(np.float64)
+    double -= near
+    sums, with_t = np.stack([np.ones(n), at]) @ double
     mean = near + sums / n
     shift = mean.astype(np.float32)
     z = x - shift
