@@ -1,0 +1,128 @@
+"""Whether the code computes the same bytes as an earlier commit does, on this machine.
+
+python -m tools.golden COMMIT
+
+At that commit and in the working tree: capture two bundled checkpoints on a few documents (one of them also in two
+shares, merged), and tabulate both runs and a dataset of their vectors. Every file is compared byte by byte;
+summary.json, whose time differs, by its values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+CHECKPOINTS = ("pretrain-step-0100", "extend-4k-step-0500")
+N_TEXTS = 6
+WINDOW = 700
+CONFIG = """\
+model: dataset
+data: {dataset: runs/pretrain-step-0100/vectors, max_samples: 900, sample_heads: 6, seed: 3}
+rotation: {centering: within, pairing: token}
+output: {results_dir: results/published}
+workers: 1
+"""
+
+
+def main() -> int:
+    """Compute twice, compare, say what differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit", help="commit to compare the working tree with")
+    with tempfile.TemporaryDirectory() as folder:
+        differing = compare(parser.parse_args().commit, Path(folder))
+    for line in differing:
+        print(line)
+    print(f"{len(differing)} files differ" if differing else "identical")
+    return 1 if differing else 0
+
+
+def compare(commit: str, folder: Path) -> list[str]:
+    """What differs between the files that the commit writes and those that the working tree writes."""
+    earlier = folder / "source"
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(earlier, filter="data")
+    before, now = (compute(tree, folder) for tree in (earlier, ROOT))
+    print(f"{len(now)} files, {sum(map(len, now.values())) / 2**20:.1f} MiB")
+    lines = [f"{name}: only {'then' if name in before else 'now'}" for name in sorted(before.keys() ^ now.keys())]
+    return lines + [f"{name}: differs" for name in sorted(before.keys() & now.keys()) if before[name] != now[name]]
+
+
+def compute(tree: Path, folder: Path) -> dict[str, bytes]:
+    """Every file that the code of a source tree writes; always in the same place, which some files name."""
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    data = tree / "src" / "qkscope" / "data" / "tinyrope"
+    for name in CHECKPOINTS:
+        shutil.copytree(data / "checkpoints" / name, work / "models" / name)
+    shutil.copytree(data / "tokenizer", work / "tokenizer")
+    texts = sorted((data / "texts").iterdir())
+    (work / "texts").mkdir()
+    for text in texts[:: max(len(texts) // N_TEXTS, 1)][:N_TEXTS]:
+        shutil.copy(text, work / "texts")
+    (work / "config.yaml").write_text(CONFIG)
+    for command in commands():
+        print(f"{tree.name}: {' '.join(command)}", flush=True)
+        _run(tree, work, command)
+    written = [path for part in ("runs", "results") for path in (work / part).rglob("*") if path.is_file()]
+    return {str(path.relative_to(work)): _content(path) for path in written}
+
+
+def commands() -> list[list[str]]:
+    """What is computed, as it would be typed."""
+    first, second = (f"runs/{name}" for name in CHECKPOINTS)
+    capture = ["--tokenizer", "tokenizer", "--texts", "texts", "--device", "cpu", "--dtype", "float32"]
+    capture += ["--window", str(WINDOW), "--sample", "600", "--documents-per-shard", "2"]
+    made = [["qkscope", "capture", f"models/{CHECKPOINTS[0]}", *capture, "--save-vectors", "0.5", "-o", first]]
+    made += [["qkscope", "capture", f"models/{CHECKPOINTS[1]}", *capture, "--batch", "2", "-o", second]]
+    made += [
+        ["qkscope", "capture", f"models/{CHECKPOINTS[0]}", *capture, "--shard", f"{i}/2", "-o", f"runs/share-{i}"]
+        for i in (1, 2)
+    ]
+    made += [["qkscope", "merge", "runs/share-1", "runs/share-2", "-o", "runs/merged"]]
+    analyze = ["qkscope", "analyze", "--workers", "1"]
+    made += [[*analyze, first, second, "-o", "results/captured", "--points", "2", "--family", "tinyrope"]]
+    made += [[*analyze, f"{first}/vectors", "-o", "results/dataset", "--buckets", "8"]]
+    made += [[*analyze, f"{first}/vectors", "-o", "results/plain", "--no-intervals"]]
+    made += [
+        [*analyze, first, "-o", "results/pieces", "--only", only] for only in ("distance,plasticity", "pca,planes")
+    ]
+    made += [["pca-analyze", "--config", "config.yaml"], ["rotate-analyze", "--config", "config.yaml"]]
+    return made
+
+
+def _run(tree: Path, work: Path, command: list[str]) -> None:
+    """Run a command of a source tree; which function it is stands in its pyproject.toml."""
+    scripts = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts[command[0]].partition(":")
+    code = f"import sys; from {module} import {function}; sys.argv[0] = {command[0]!r}; {function}()"
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | threads | {"PYTHONPATH": str(tree / "src"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command[1:], *(["--quiet"] if "--quiet" not in command else [])],
+        cwd=work, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{tree}: {' '.join(command)} ended with {done.returncode}\n{done.stderr}")
+
+
+def _content(path: Path) -> bytes:
+    if path.name != "summary.json":
+        return path.read_bytes()
+    summary: dict[str, Any] = json.loads(path.read_text())
+    return json.dumps(summary | {"wall_seconds": 0}, sort_keys=True).encode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
