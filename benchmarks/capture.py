@@ -23,8 +23,8 @@ import torch
 import transformers as tf
 
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
-from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
 from qkscope.capture.rope import describe, embeddings
+from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens, finish
 from qkscope.core.moments import Moments
 from qkscope.core.rope import Rope
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from qkscope.analyses.scoretables import AP, HeadScores, causal_columns, distance_tables, plasticity_tables
 from tests.helpers import index_of, moments_of, one_head
 
 from qkscope.analyses.causal import bias_causal
-from qkscope.analyses.columns import frame_of
+from qkscope.analyses.components import components, head_variance
 from qkscope.analyses.distance import distance_curve, mean_field, score_pairs
-from qkscope.analyses.headvariance import head_variance
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.keypairs import key_pairs
-from qkscope.analyses.pca import components
-from qkscope.analyses.plasticity import along, over_window, reversible, spread_along
-from qkscope.analyses.rotation import linearity_r2, rotation
-from qkscope.analyses.scoretables import AP, HeadScores, causal_columns, distance_tables, plasticity_tables
+from qkscope.analyses.pairplasticity import along, over_window, reversible, spread_along
+from qkscope.analyses.rotationmodel import linearity_r2, rotation
+from qkscope.analyses.tables import frame_of
 from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS, pca_tables, rotation_tables
 from qkscope.core.headmoments import N_BUCKETS, BucketMeans, HeadMoments, bucket_moments, bucket_width, group_moments
 from qkscope.core.moments import Moments

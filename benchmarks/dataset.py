@@ -25,10 +25,10 @@ import qkscope
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
 from qkscope.engine import Place, for_each
+from qkscope.files.dataset import Dataset, write_dataset
 from qkscope.heads import HeadId
-from qkscope.jobs import Analysis, Job, Selection
-from qkscope.pipeline import analyze
-from qkscope.store.datasets import Dataset, write_dataset
+from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.job import Analysis, Job, Selection
 
 Q_PER_KV = 4
 BOTH: tuple[Analysis, ...] = ("pca", "rotation")

@@ -13,8 +13,8 @@ from tests.capture.families import build, families
 
 from qkscope.capture import parity
 from qkscope.capture.attention import Attention, backbone, watching
-from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
 from qkscope.capture.rope import describe, embeddings
+from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens, finish
 from qkscope.core.moments import Moments
 
 LENGTH = 512

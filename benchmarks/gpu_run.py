@@ -23,7 +23,7 @@ from benchmarks.capture import SHAPES
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.run import Doing, Progress, capture
 from qkscope.capture.texts import Document
-from qkscope.store.runs import RunFolder
+from qkscope.files.runfolder import RunFolder
 
 
 def captured(

@@ -12,7 +12,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from qkscope.analyses.keypairs import key_pairs
-from qkscope.analyses.plasticity import plasticity
+from qkscope.analyses.pairplasticity import plasticity
 from qkscope.core.headmoments import BucketMeans
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Rows

@@ -41,7 +41,7 @@ def main() -> None:
         for seed in range(n_heads):
             moments = moments_of(plant(64, n=3000, documents=32, sigma=sigma, rings=RINGS, seed=seed))
             fast = standard_errors(moments)
-            with patch("qkscope.core.near.NEAR_LIMIT", -1.0):
+            with patch("qkscope.core.eigenupdate.NEAR_LIMIT", -1.0):
                 full = standard_errors(moments)
             for column, values in fast.items():
                 apart = np.abs(values / full[column] - 1)

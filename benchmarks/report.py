@@ -18,7 +18,7 @@ from tests.studies import published_shape, write_model
 from qkscope.figures.write import write_figures
 from qkscope.report.explorer import explorer_html
 from qkscope.report.report import report_html
-from qkscope.study import Entry, build
+from qkscope.study.study import Entry, build
 
 CLICKS = 30
 

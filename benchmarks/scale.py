@@ -22,7 +22,7 @@ from qkscope.core.headmoments import N_BUCKETS, N_GROUPS, BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.engine.place import cores
-from qkscope.store.parts import Note, Parts, Span
+from qkscope.files.parts import Note, Parts, Span
 
 N_Q, N_K, D = 24, 8, 128
 """Llama-3.2-3B: query heads, key heads, length of a vector."""

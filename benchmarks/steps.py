@@ -13,23 +13,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from qkscope.runs.load import Reading
 from threadpoolctl import threadpool_limits
 
 import qkscope
 from benchmarks.dataset import BOTH, Q_PER_KV, make_dataset
 from qkscope.analyses.causal import bias_causal
+from qkscope.analyses.complement import circles
+from qkscope.analyses.components import components
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.nulls import null_r95
-from qkscope.analyses.pca import components
-from qkscope.analyses.planes import circles
-from qkscope.analyses.rotation import rotation
+from qkscope.analyses.rotationmodel import rotation
 from qkscope.core.headmoments import HeadMoments, group_moments
 from qkscope.core.rows import Coordinates, Pair
 from qkscope.engine import HERE
-from qkscope.jobs import Job
-from qkscope.load import Reading
-from qkscope.pipeline import analyze
-from qkscope.store.datasets import Dataset
+from qkscope.files.dataset import Dataset
+from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.job import Job
 
 HEADS, ROWS, D = 48, 8000, 128
 

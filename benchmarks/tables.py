@@ -27,10 +27,10 @@ from qkscope.core.layermoments import LayerMoments
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
 from qkscope.engine import HERE
-from qkscope.jobs import Analysis, Job, Selection
-from qkscope.pipeline import analyze
-from qkscope.store.layerfiles import layer_file, write_layer
-from qkscope.store.runs import FORMAT, MANIFEST, MOMENTS
+from qkscope.files.layerfiles import layer_file, write_layer
+from qkscope.files.runfolder import FORMAT, MANIFEST, MOMENTS
+from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.job import Analysis, Job, Selection
 
 BOTH: tuple[Analysis, ...] = ("pca", "rotation")
 WINDOW, BUCKETS, QUERIES, KEYS = 131_072, 16, 32, 8
@@ -88,7 +88,7 @@ def check(run: qkscope.Run) -> float:
     """Largest relative error of a standard error, against a full decomposition of every replicate."""
     some = frozenset([0, 5])
     fast = _tables(run, intervals=True, heads=some)
-    with patch("qkscope.core.near.NEAR_LIMIT", -1.0):
+    with patch("qkscope.core.eigenupdate.NEAR_LIMIT", -1.0):
         full = _tables(run, intervals=True, heads=some)
     worst = 0.0
     for name in ("qk", "heads", "rotated"):

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from safetensors.numpy import load_file, save_file
 
 from qkscope.core.rows import Rows
+from qkscope.files.vectors import read_rows, write_rows
 from qkscope.heads import HeadId
-from qkscope.store.vectors import read_rows, write_rows
 
 HEAD = "l00h01q"
 ANALYZE = ("analyze", "{place}/data", "--only", "pca,rotation", "--workers", "1", "-o", "{place}/out")

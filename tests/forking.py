@@ -18,8 +18,8 @@ def import_everything() -> None:
 
     import qkscope.capture.run
     import qkscope.cli.main
-    import qkscope.pipeline
-    import qkscope.results  # noqa: F401
+    import qkscope.pipeline.analyze
+    import qkscope.results.folder  # noqa: F401
 
     torch.set_num_threads(1)
 

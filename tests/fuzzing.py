@@ -25,18 +25,18 @@ from qkscope.capture.texts import read_documents
 from qkscope.config import load_capture_config, load_config, load_study_config
 from qkscope.core.rows import Rows
 from qkscope.errors import QkscopeError
+from qkscope.files.checksums import compare
+from qkscope.files.dataset import Dataset
+from qkscope.files.inprogress import read_manifest
+from qkscope.files.layerfiles import layer_file, read_layer_of, write_layer
+from qkscope.files.parts import Note, Parts
+from qkscope.files.runfolder import RunFolder
+from qkscope.files.vectors import read_rows, write_rows
 from qkscope.heads import HeadId
-from qkscope.results import check_folder
-from qkscope.store.axes import read_axes
-from qkscope.store.checkpoints import read_manifest
-from qkscope.store.checksums import compare
-from qkscope.store.datasets import Dataset
-from qkscope.store.layerfiles import layer_file, read_layer_of, write_layer
-from qkscope.store.parts import Note, Parts
-from qkscope.store.points import read_points
-from qkscope.store.runs import RunFolder
-from qkscope.store.vectors import read_rows, write_rows
-from qkscope.tablefolder import read_folder
+from qkscope.results.axes import read_axes
+from qkscope.results.folder import check_folder
+from qkscope.results.points import read_points
+from qkscope.results.reader import read_folder
 from tests.store.test_manifests import GOOD
 from tests.store.test_parts import MANIFEST, layer_moments
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from qkscope.analyses.columns import Columns
+from qkscope.analyses.tables import Columns
 from qkscope.core.headmoments import HeadMoments, bucket_moments, cell_means, group_moments
 from qkscope.core.planted import PlantedHead, plant
 from qkscope.core.rows import Rows
+from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
-from qkscope.store.datasets import write_dataset
 
 
 def moments_of(*heads: PlantedHead, window: int = 4096) -> HeadMoments:

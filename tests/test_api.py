@@ -102,7 +102,7 @@ import qkscope.core.moments, qkscope.core.sample, qkscope.core.planted
 assert "pandas" not in sys.modules and "pyarrow" not in sys.modules, "core is NumPy and SciPy only"
 import qkscope.analyses.tabulate
 assert "pyarrow.parquet" not in sys.modules and "huggingface_hub" not in sys.modules
-import qkscope.pipeline, qkscope.cli.main
+import qkscope.pipeline.analyze, qkscope.cli.main
 """
 
 

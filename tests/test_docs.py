@@ -9,7 +9,7 @@ import pytest
 from tools.notebook import NOTEBOOK, build, execute
 from tools.readme import PAGES, ROOT, updated
 
-from qkscope.store.columns import TABLES
+from qkscope.results.schema import TABLES
 
 
 @pytest.mark.parametrize("page", PAGES)

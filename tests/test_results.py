@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from qkscope.results.links import plasticity_links
+from qkscope.results.runrow import run_row
 from scipy.stats import spearmanr
 
 import qkscope
-from qkscope.analyses.links import plasticity_links
 from qkscope.engine import HERE
 from qkscope.errors import TableError
-from qkscope.jobs import Job
-from qkscope.pipeline import analyze
+from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.job import Job
+from qkscope.report.gather import runs_table
 from qkscope.report.heads import head_frame
-from qkscope.reporting import runs_table
-from qkscope.results import check_folder, write_results
-from qkscope.runrow import run_row
-from qkscope.store.axes import read_axes
-from qkscope.store.tables import read_table
-from qkscope.study import Entry, build
+from qkscope.results.axes import read_axes
+from qkscope.results.folder import check_folder, write_results
+from qkscope.results.tables import read_table
+from qkscope.study.study import Entry, build
 from tests.helpers import small_dataset
 
 

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from qkscope.errors import TableError
-from qkscope.study import Entry, build
-from qkscope.tablefolder import is_results, read_folder
+from qkscope.results.reader import is_results, read_folder
+from qkscope.study.study import Entry, build
 from tests.studies import write_model
 
 

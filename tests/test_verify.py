@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from qkscope.cli.main import app
-from qkscope.store.runs import RunFolder
+from qkscope.files.runfolder import RunFolder
 from tests.capture.families import build, families
 from tests.capture.test_run import do
 

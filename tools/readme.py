@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import growth, results
 
-from qkscope.store.columns import STATISTICS, SUMMED_UP, TABLES
+from qkscope.results.schema import STATISTICS, SUMMED_UP, TABLES
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/speed.md")

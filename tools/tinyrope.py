@@ -18,11 +18,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
-from qkscope.family import CHECKPOINTS, data, some_texts, tokenizer
+from qkscope.extras.family import CHECKPOINTS, data, some_texts, tokenizer
 from qkscope.figures.style import PHASES, grid, house_style
 from qkscope.report.sections import rotated, with_derived
 from qkscope.report.values import Value, mean_of
-from qkscope.study import Entry, Study, build
+from qkscope.study.study import Entry, Study, build
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"

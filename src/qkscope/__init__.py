@@ -16,9 +16,9 @@ from qkscope._version import __version__
 if TYPE_CHECKING:
     from qkscope import plot
     from qkscope.errors import QkscopeError
-    from qkscope.pipeline import distance, head_table, pca, planes, plasticity, rotation, tables
-    from qkscope.run import Head, Run
-    from qkscope.run import open_run as open  # noqa: A004
+    from qkscope.pipeline.python import distance, head_table, pca, planes, plasticity, rotation, tables
+    from qkscope.runs.run import Head, Run
+    from qkscope.runs.run import open_run as open  # noqa: A004
 
 __all__ = [
     "Head",
@@ -38,18 +38,18 @@ __all__ = [
 
 # Looked up on first use, so that ``import qkscope`` stays fast.
 _WHERE = {
-    "Head": ("qkscope.run", "Head"),
+    "Head": ("qkscope.runs.run", "Head"),
     "QkscopeError": ("qkscope.errors", "QkscopeError"),
-    "Run": ("qkscope.run", "Run"),
-    "distance": ("qkscope.pipeline", "distance"),
-    "head_table": ("qkscope.pipeline", "head_table"),
-    "open": ("qkscope.run", "open_run"),
-    "pca": ("qkscope.pipeline", "pca"),
-    "planes": ("qkscope.pipeline", "planes"),
-    "plasticity": ("qkscope.pipeline", "plasticity"),
+    "Run": ("qkscope.runs.run", "Run"),
+    "distance": ("qkscope.pipeline.python", "distance"),
+    "head_table": ("qkscope.pipeline.python", "head_table"),
+    "open": ("qkscope.runs.run", "open_run"),
+    "pca": ("qkscope.pipeline.python", "pca"),
+    "planes": ("qkscope.pipeline.python", "planes"),
+    "plasticity": ("qkscope.pipeline.python", "plasticity"),
     "plot": ("qkscope.plot", ""),
-    "rotation": ("qkscope.pipeline", "rotation"),
-    "tables": ("qkscope.pipeline", "tables"),
+    "rotation": ("qkscope.pipeline.python", "rotation"),
+    "tables": ("qkscope.pipeline.python", "tables"),
 }
 
 

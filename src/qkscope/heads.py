@@ -1,8 +1,10 @@
-"""Names of heads: ``HeadId`` ↔ ``"l05h13q"``, and which key head a query head reads."""
+"""Names of heads: ``HeadId`` ↔ ``"l05h13q"``, which key head a query head reads, and the published choice of some."""
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Kind = Literal["q", "k"]
@@ -54,3 +56,18 @@ class HeadId(NamedTuple):
         'l05h03k'
         """
         return HeadId(self.layer, self.head // q_per_kv, "k")
+
+
+SEED = 42
+"""The published collages show four heads drawn with this seed."""
+N_SHOWN = 4
+
+
+def choose_heads(heads: Sequence[tuple[int, int]], seed: int = SEED, count: int = N_SHOWN) -> list[tuple[int, int]]:
+    """The published choice: ``random.Random(seed).sample`` over heads sorted by (layer, head).
+
+    >>> choose_heads([(0, 0), (0, 1)])
+    [(0, 0), (0, 1)]
+    """
+    ordered = sorted(heads)
+    return ordered if len(ordered) <= count else random.Random(seed).sample(ordered, count)

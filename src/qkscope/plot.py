@@ -12,15 +12,17 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from qkscope.analyses.vectortables import PointOptions
+from qkscope.analyses.options import PointOptions
 from qkscope.engine import HERE
 from qkscope.errors import ConfigError
 from qkscope.figures import collages
 from qkscope.figures.style import house_style
-from qkscope.jobs import Analysis, Job, Selection
-from qkscope.pipeline import analyze
-from qkscope.run import Run
-from qkscope.study import Study, StudyRun
+from qkscope.heads import choose_heads
+from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.job import Job
+from qkscope.runs.run import Run
+from qkscope.runs.selection import Selection
+from qkscope.study.study import Study, StudyRun
 
 Heads = Sequence[tuple[int, int]]
 MOST_POINTS = 8000
@@ -51,10 +53,10 @@ def complement(run: Run, head: tuple[int, int] | None = None, *, seed: int = 42)
 
 def draw_heads(run: Run, seed: int = 42) -> list[tuple[int, int]]:
     """The four heads that the published collages show for this seed."""
-    return collages.choose([(head.layer, head.head) for head in run.heads], seed)
+    return choose_heads([(head.layer, head.head) for head in run.heads], seed)
 
 
-def heads_study(job: Job, heads: Heads, analyses: Sequence[Analysis], points: PointOptions) -> Study:
+def heads_study(job: Job, heads: Heads, analyses: Sequence[str], points: PointOptions) -> Study:
     """Tables and points of a few heads of a run."""
     missing = [head for head in heads if head not in {(h.layer, h.head) for h in job.run.heads}]
     if missing:

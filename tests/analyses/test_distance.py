@@ -10,8 +10,8 @@ from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.errors import QkscopeError
+from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
-from qkscope.store.datasets import write_dataset
 
 WINDOW, D = 1024, 12
 ROPE = Rope(np.array([1.0, 0.2, 0.03, 0.002]), "half", 0, 1)

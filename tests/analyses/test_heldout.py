@@ -7,7 +7,7 @@ import pytest
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from qkscope.analyses.heldout import held_out, lda_accuracy
-from qkscope.analyses.rotation import rotation
+from qkscope.analyses.rotationmodel import rotation
 from qkscope.core.headmoments import group_moments
 from qkscope.core.moments import Moments
 from qkscope.core.planted import plant

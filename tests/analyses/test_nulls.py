@@ -7,7 +7,7 @@ import pytest
 from scipy.signal import lfilter
 
 from qkscope.analyses.nulls import null_r95
-from qkscope.analyses.rotation import rotation
+from qkscope.analyses.rotationmodel import rotation
 from qkscope.core.moments import Moments
 from qkscope.core.planted import plant
 from qkscope.core.rows import Pair, Rows

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from qkscope.analyses.overheads import correlation, mean_over_heads, median_over_heads, rank_correlation
+from qkscope.analyses.acrossheads import correlation, mean_over_heads, median_over_heads, rank_correlation
 
 
 def test_the_bootstrap_draws_key_heads_not_query_heads():

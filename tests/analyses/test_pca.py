@@ -5,8 +5,7 @@ from scipy.stats import pearsonr
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from qkscope.analyses.headvariance import head_variance, lda_accuracy_gaussian
-from qkscope.analyses.pca import TAXONOMY, components, taxonomy
+from qkscope.analyses.components import TAXONOMY, components, head_variance, lda_accuracy_gaussian, taxonomy
 from qkscope.analyses.tabulate import PcaOptions, pca_tables
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Ring, plant

@@ -3,8 +3,8 @@ import pytest
 from scipy.stats import special_ortho_group
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from qkscope.analyses.planes import circle, complement, line_accuracy, planes
-from qkscope.analyses.rotation import rotation
+from qkscope.analyses.complement import circle, complement, line_accuracy, planes
+from qkscope.analyses.rotationmodel import rotation
 from qkscope.analyses.spectrum import chance_coherence, tokens_of
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Pair, Rows

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from qkscope.analyses.scoretables import HeadScores, plasticity_tables
 from scipy.stats import ortho_group
 from sklearn.covariance import oas
 
-from qkscope.analyses.columns import frame_of
 from qkscope.analyses.keypairs import key_pairs
-from qkscope.analyses.plasticity import (
+from qkscope.analyses.pairplasticity import (
     MIN_QUERIES,
     ap_fixed,
     fixed_queries,
@@ -19,7 +19,7 @@ from qkscope.analyses.plasticity import (
     reversible,
     shrunk,
 )
-from qkscope.analyses.scoretables import HeadScores, plasticity_tables
+from qkscope.analyses.tables import frame_of
 from qkscope.core.headmoments import BucketMeans, bucket_moments, cell_means
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 from scipy.stats import linregress, pearsonr
 
-from qkscope.analyses.rotation import (
+from qkscope.analyses.rotationmodel import (
     difference_moment,
     has_drift,
     leftovers,

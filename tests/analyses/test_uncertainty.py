@@ -2,9 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from benchmarks.coverage import DRIFTS, coverage, coverage_of_scores
+from qkscope.analyses.scoretables import AP
 from scipy import stats
 
-from qkscope.analyses.scoretables import AP
 from qkscope.analyses.tabulate import (
     HEAD_INTERVALS,
     PC_INTERVALS,
@@ -78,7 +78,7 @@ def test_the_fast_replicates_give_the_intervals_of_full_ones(monkeypatch):
         return pca_tables(index_of(4), moments).frames | rotation_tables(index_of(4), moments).frames
 
     near = tables()
-    monkeypatch.setattr("qkscope.core.near.NEAR_LIMIT", -1.0)
+    monkeypatch.setattr("qkscope.core.eigenupdate.NEAR_LIMIT", -1.0)
     full = tables()
     for name, frame in near.items():
         for column in frame.columns[frame.columns.str.endswith("_se")]:
@@ -106,7 +106,7 @@ def test_fast_replicates_hold_where_the_drift_axis_is_uncertain(monkeypatch, see
         seed=seed,
     )
     near = rotation_tables(index_of(1), moments_of(head)).frames["rotated"]
-    monkeypatch.setattr("qkscope.core.near.NEAR_LIMIT", -1.0)
+    monkeypatch.setattr("qkscope.core.eigenupdate.NEAR_LIMIT", -1.0)
     full = rotation_tables(index_of(1), moments_of(head)).frames["rotated"]
     for name in ROTATION_INTERVALS:
         assert near[f"{name}_se"][0] == pytest.approx(full[f"{name}_se"][0], rel=0.01), name

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from qkscope.reporting import write_report
-from qkscope.study import Entry, build
+from qkscope.report.gather import write_report
+from qkscope.study.study import Entry, build
 from tests.browser.chromium import PROGRAM, launch
 from tests.studies import write_model
 

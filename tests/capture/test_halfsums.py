@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from qkscope.capture import reduce
-from qkscope.capture.gramsums import GramSums
-from qkscope.capture.reduce import LayerSums, Plan, Tokens, finish
 from qkscope.capture.rope import LayerRope
-from qkscope.capture.rowsums import RowSums
+from qkscope.capture.sums.gramsums import GramSums
+from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens, finish
+from qkscope.capture.sums.rowsums import RowSums
 
 HEADS, KEY_HEADS, D = 4, 2, 16
 

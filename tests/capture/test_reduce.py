@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from qkscope.capture.reduce import LayerSums, Plan, Tokens, waves
 from qkscope.capture.rope import LayerRope
+from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens, waves
 
 
 def seen(device: str, d: int = 4) -> Any:

@@ -12,16 +12,16 @@ import torch
 from typer.testing import CliRunner
 
 import qkscope
-from qkscope.capture.choose import VectorSampling, sample_tokens, vector_tokens
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.run import Doing, capture
 from qkscope.capture.texts import Document
+from qkscope.capture.tokensampling import VectorSampling, sample_tokens, vector_tokens
 from qkscope.cli.main import app
 from qkscope.core.moments import Moments
 from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError
+from qkscope.files.dataset import Dataset
+from qkscope.files.runfolder import RunFolder
 from qkscope.heads import HeadId
-from qkscope.store.datasets import Dataset
-from qkscope.store.runs import RunFolder
 from tests.capture.families import build, families
 from tests.store.hub_server import FakeHub
 

@@ -23,9 +23,9 @@ from qkscope.capture.options import CaptureOptions
 from qkscope.capture.shards import Share, per_shard
 from qkscope.cli.main import app
 from qkscope.errors import CaptureError, DatasetError
+from qkscope.files.dataset import Dataset
+from qkscope.files.runfolder import RunFolder
 from qkscope.heads import HeadId
-from qkscope.store.datasets import Dataset
-from qkscope.store.runs import RunFolder
 from tests.capture.families import build, families
 from tests.capture.test_run import ALL, Stop, do, same_moments
 from tests.forking import all_bytes
@@ -264,7 +264,7 @@ def test_memory_that_runs_out_when_sums_are_brought_together_is_one_line(model, 
     def finish(_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("qkscope.capture.gathered.finish", finish)
+    monkeypatch.setattr("qkscope.capture.shardsums.finish", finish)
     with pytest.raises(CaptureError, match="no memory is left to bring the sums of documents 0 to 1 together"):
         do(model, ids[:2], tmp_path / "run")
 

@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from qkscope.store import columns
 from typer.testing import CliRunner
 
 import qkscope
 from qkscope.cli.main import app
 from qkscope.cli.published import pca_app, rotate_app
 from qkscope.core.rows import Rows
+from qkscope.files.vectors import read_rows, write_rows
 from qkscope.heads import HeadId
-from qkscope.store import columns
-from qkscope.store.vectors import read_rows, write_rows
 from tests.helpers import small_dataset
 
 TABLES = tuple(f"{name}.{suffix}" for name in columns.TABLES for suffix in ("csv", "parquet"))

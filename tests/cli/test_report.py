@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 from qkscope.cli.main import app
 from qkscope.cli.visualize import pca_app, rotate_app
 from qkscope.core.planted import Ring, plant
+from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
-from qkscope.store.datasets import write_dataset
 from tests.helpers import small_dataset
 
 runner = CliRunner()
@@ -256,7 +256,7 @@ def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
 
     from qkscope import family
 
-    monkeypatch.setattr("qkscope.demo.N_LAYERS", 1)
+    monkeypatch.setattr("qkscope.extras.planted.N_LAYERS", 1)
     small = tuple(replace(one, window=64, documents=8) for one in family.CHECKPOINTS[:2])
     monkeypatch.setattr(family, "CHECKPOINTS", small)
     done = run("demo", "-o", tmp_path / "demo", *(["--planted"] if planted else []))

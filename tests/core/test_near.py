@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from qkscope.core.eigenupdate import NEAR_BLOCK, Known, KnownAll, KnownTop, eigh_near
 from qkscope.core.linalg import Eigen, eigh_descending, eigh_leading
-from qkscope.core.near import NEAR_BLOCK, Known, KnownAll, KnownTop, eigh_near
 
 
 def spectrum(kind: str, d: int) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_the_first_eigenvector_from_a_few_known_ones_equals_a_full_decomposition
 
 
 def test_a_ceiling_that_holds_spares_the_factorisation(monkeypatch):
-    monkeypatch.setattr("qkscope.core.near._none_missed", lambda *_: pytest.fail("was asked"))
+    monkeypatch.setattr("qkscope.core.eigenupdate._none_missed", lambda *_: pytest.fail("was asked"))
     known = np.diag(np.geomspace(10, 0.1, 40))
     values, _ = near((1.01 * known)[None], whole_of(known, 3), 3, ceiling=0.0)
     np.testing.assert_allclose(values[0], 1.01 * np.diag(known)[:3])

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from qkscope.core.batch import MomentsBatch
 from qkscope.core.headmoments import DELETE_ONE
+from qkscope.core.leaveoneout import Pooled, Without
 from qkscope.core.moments import Moments
-from qkscope.core.without import Pooled, Without
+from qkscope.core.momentsbatch import MomentsBatch
 
 
 def by_group(seed: int, sizes: list[int], scale: list[float] | None = None, d: int = 5) -> Moments:

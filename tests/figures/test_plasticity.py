@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from qkscope.figures import distance, plasticity, plasticityheads, training
+from qkscope.figures.componenttracks import followed
 from qkscope.figures.figure import NotApplicable
-from qkscope.figures.follow import followed
-from qkscope.study import Study, StudyRun
+from qkscope.study.study import Study, StudyRun
 
 
 def study(runs: list[StudyRun] | None = None, **tables: list[dict]) -> Study:

@@ -7,7 +7,7 @@ import pytest
 from qkscope.figures import beyond, bias, collages, components, depth, distance, drift, scatter, training, trajectory
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import models
-from qkscope.study import Study, StudyRun
+from qkscope.study.study import Study, StudyRun
 from tests.studies import CHECKPOINTS, MODELS, published_shape
 
 

@@ -9,7 +9,7 @@ from qkscope.figures.catalogue import BY_NAME, CATALOGUE, PUBLISHED
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style, plain, shortened
 from qkscope.figures.write import rendered, save, write_figures
-from qkscope.study import Entry, build
+from qkscope.study.study import Entry, build
 from tests.studies import published_shape, write_model
 
 
@@ -117,7 +117,7 @@ def test_a_figure_that_does_not_apply_says_so(figure):
 
 
 def build_empty():
-    from qkscope.study import Study, StudyRun
+    from qkscope.study.study import Study, StudyRun
 
     return Study((StudyRun("m"),), {})
 

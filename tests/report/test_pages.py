@@ -14,7 +14,7 @@ from qkscope.report.opening import opening
 from qkscope.report.page import as_json
 from qkscope.report.points import COMPLEMENT_AXES, WIDE, packed, rows_per_kind
 from qkscope.report.report import head_list, report_html
-from qkscope.study import Entry, Study, StudyRun, build
+from qkscope.study.study import Entry, Study, StudyRun, build
 from tests.studies import make_points, published_shape, write_model
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\"'&{{7*7}}"

@@ -5,7 +5,7 @@ import pytest
 
 from qkscope.report.published import figures, is_published, pooled, published
 from qkscope.report.values import DOCUMENTS, KEY_HEADS, Value, mean_of
-from qkscope.study import Study, StudyRun
+from qkscope.study.study import Study, StudyRun
 
 
 def one_run(**headline) -> Study:

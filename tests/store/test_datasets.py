@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from qkscope.core.rows import Rows
 from qkscope.errors import DatasetError, HeadError
+from qkscope.files.dataset import Dataset, derive_q_per_kv, write_dataset
 from qkscope.heads import HeadId
-from qkscope.store.datasets import Dataset, derive_q_per_kv, write_dataset
 from tests.helpers import small_dataset
 
 

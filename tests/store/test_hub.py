@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from qkscope.core.rows import Rows
+from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
-from qkscope.store.datasets import write_dataset
 from tests.helpers import small_dataset
 from tests.store.hub_server import FakeHub
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from qkscope.errors import DatasetError
-from qkscope.store.manifests import MOST_TOKENS, problem
-from qkscope.store.runs import FORMAT, RunFolder
+from qkscope.files.manifest import MOST_TOKENS, problem
+from qkscope.files.runfolder import FORMAT, RunFolder
 
 GOOD: dict[str, Any] = {
     "format": FORMAT,

@@ -15,7 +15,7 @@ from qkscope.core.headmoments import BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.errors import DatasetError
-from qkscope.store.parts import PARTS, LeftOut, Note, Parts, Span
+from qkscope.files.parts import PARTS, LeftOut, Note, Parts, Span
 from tests.forking import all_bytes
 
 LAYERS = (0, 3)

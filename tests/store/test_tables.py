@@ -6,11 +6,11 @@ import qkscope
 from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
 from qkscope.engine import HERE
 from qkscope.errors import TableError
-from qkscope.jobs import Job
-from qkscope.pipeline import analyze
-from qkscope.results import write_results
-from qkscope.store.columns import TABLES, column_names
-from qkscope.store.tables import read_table, write_tables
+from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.job import Job
+from qkscope.results.folder import write_results
+from qkscope.results.schema import TABLES, column_names
+from qkscope.results.tables import read_table, write_tables
 from tests.helpers import small_dataset
 
 

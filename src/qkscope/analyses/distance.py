@@ -1,12 +1,7 @@
 """The distance curve: the mean score at each distance, predicted from means alone and measured on pairs.
 
-With the rotation undone, μ̃_q and μ̃_k are the mean query and key of each plane. Were every query and key its mean,
-the score at distance Δ = i − j would be
-
-    predicted(Δ) = scaling · [Σ_m Re(μ̃_{q,m} conj(μ̃_{k,m}) e^{i s θ_m Δ}) + μ_q^rest · μ_k^rest]
-
-with the coordinates that are not rotated as the rest. Measured is the mean of q_i·k_j·scaling over pairs of sampled
-tokens of one document, the query after the key.
+Predicted is the mean-field score of meanfield.py. Measured is the mean of q_i·k_j·scaling over pairs of sampled tokens
+of one document, the query after the key. ``distance`` has one row per head and bin of distance.
 """
 
 from __future__ import annotations
@@ -16,46 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.batch import Batch
+from qkscope.analyses.meanfield import MeanField
+from qkscope.analyses.uncertainty import Scale
 from qkscope.core.headmoments import DELETE_ONE, N_GROUPS
 from qkscope.core.linalg import ratio
-from qkscope.core.moments import Moments
-from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Pair, Rows
 
 BINS = 24
 """Bins of distance, equal on a logarithmic scale."""
 MIN_PAIRS = 10
 """Bins with fewer pairs are left out."""
-MOST_TOKENS = 400
+MOST_PAIRED_TOKENS = 400
 """Sampled tokens of one document that are paired with each other, at most."""
-
-
-@dataclass(frozen=True)
-class MeanField:
-    """What the prediction needs of a head."""
-
-    rotary: HeadRotary
-    rest: float
-    """Product of the means of the coordinates that are not rotated."""
-    scaling: float
-
-    def predicted(
-        self, distance: Int[np.ndarray, "n"], query_position: Int[np.ndarray, "n"] | None = None
-    ) -> Float[np.ndarray, "n"]:
-        """The mean-field score at these distances; where queries have a temperature, of queries at these positions."""
-        there, back = np.unique(distance, return_inverse=True)
-        rope, means = self.rotary.rope, self.rotary.mean_q * self.rotary.mean_k.conj()
-        turn = np.exp(1j * rope.sign * there[:, None] * rope.frequencies)
-        curve = (self.scaling * ((turn @ means).real + self.rest))[back]
-        if self.rotary.temperature is None or query_position is None:
-            return curve
-        return curve * self.rotary.temperature[query_position]
-
-
-def mean_field(rotary: HeadRotary, q: Moments, k: Moments, scaling: float) -> MeanField:
-    """The means of a head: those of its planes with the rotation undone, and those of the coordinates left alone."""
-    rest = rotary.rope.rest(q.d)
-    return MeanField(rotary, float(q.mean_x[rest] @ k.mean_x[rest]), scaling)
 
 
 @dataclass(frozen=True)
@@ -142,8 +111,8 @@ def _of_document(
 def _thin(rows: Rows, document: int) -> Rows:
     """The rows of one document, or evenly some of them; rows stand by document."""
     first, end = np.searchsorted(rows.example_id, [document, document + 1])
-    if end - first > MOST_TOKENS:
-        return rows.take(np.linspace(first, end - 1, MOST_TOKENS).astype(int))
+    if end - first > MOST_PAIRED_TOKENS:
+        return rows.take(np.linspace(first, end - 1, MOST_PAIRED_TOKENS).astype(int))
     return rows.take(np.arange(first, end))
 
 
@@ -187,3 +156,74 @@ def _correlation(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> float:
     if len(x) < 3 or x.std() == 0 or y.std() == 0:
         return float("nan")
     return float(np.corrcoef(x, y)[0, 1])
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+_SCALARS = (
+    Column(
+        "distance_r2", "share", "1 − SSE/SST of the curve predicted from means, over bins; empty without rotary", "4",
+        headline=True,
+    ),
+    Column(
+        "distance_corr", "correlation", "of the predicted and the measured distance curve over bins", "4", signed=True,
+        headline=True,
+    ),
+    Column(
+        "position_share_of_score", "share", "of the variance of scores over pairs that the predicted curve explains",
+        "4", Scale.SHARE,
+    ),
+)  # fmt: skip
+DISTANCE_TABLE = Table(
+    "distance",
+    (
+        Column("distance_low", "tokens", "smallest distance of query and key in the bin", "4"),
+        Column("distance_high", "tokens", "largest distance in the bin", "4"),
+        Column("n_pairs", "pairs", "pairs of sampled tokens of one document in the bin", "4"),
+        Column("measured", "logit", "mean of q·k × the model's scaling over these pairs", "4"),
+        Column("measured_se", "logit", "its standard error, by document", "4"),
+        Column("predicted", "logit", "mean of the mean-field score at the distances of these pairs", "4"),
+        *_SCALARS,
+    ),
+    keys=("distance_low",),
+)
+
+
+def distance(batch: Batch) -> Found:
+    """``distance``: the curve of each head that knows its rotation and has vectors."""
+    curves = {i: curve for i in range(len(batch)) if (curve := _curve(batch, i)) is not None}
+    if not curves:
+        return Found()
+    rows = {
+        "distance_low": "low",
+        "distance_high": "high",
+        **{name: name for name in ("n_pairs", "measured", "measured_se", "predicted")},
+    }
+    columns = {name: np.concatenate([getattr(curve, of) for curve in curves.values()]) for name, of in rows.items()}
+    per_head, left_out = np.full((3, len(batch)), np.nan), np.full((len(batch), N_GROUPS), np.nan)
+    for i, curve in curves.items():
+        per_head[:, i] = curve.r2, curve.corr, curve.position_share_of_score
+        left_out[i] = curve.share_again
+    scalars = dict(zip((column.name for column in _SCALARS), per_head, strict=True))
+    again = {"position_share_of_score": left_out} if batch.options.intervals else {}
+    head = np.concatenate([np.full(len(curve.low), i) for i, curve in curves.items()])
+    return Found({"distance": Values(columns, again, scalars, head)})
+
+
+def _curve(batch: Batch, i: int) -> DistanceCurve | None:
+    """The curve of one head; None where there is nothing to predict from, or nothing to measure."""
+    field, pair = batch.mean_fields[i], batch.vectors[i]
+    if field is None or pair is None:
+        return None
+    found = distance_curve(score_pairs(pair.as_double(), field.scaling), field, int(batch.heads[i].moments.window))
+    return found if len(found.low) else None
+
+
+DISTANCE = Analysis(
+    "distance",
+    "the mean score at each distance, measured on pairs and predicted from mean vectors alone",
+    (DISTANCE_TABLE,),
+    distance,
+    Scalars(_SCALARS, "distance", in_runs=("distance_r2", "position_share_of_score")),
+    rotary=True,
+)

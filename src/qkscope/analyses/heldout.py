@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from qkscope.analyses.rotation import Centering, drift_covariance
+from qkscope.analyses.rotationmodel import Centering, drift_covariance
 from qkscope.core.headmoments import DELETE_ONE, HALVES, N_GROUPS, HeadMoments
-from qkscope.core.linalg import unit
+from qkscope.core.linalg import PerHead, unit
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Coordinates, Pair, Rows
-from qkscope.core.shapes import PerHead
 
 FOLDS = ((0, 1), (1, 0))
 """Which half is fitted on, which is scored."""

@@ -1,160 +1,197 @@
 """Combined QK PCA: queries and keys pooled, their principal components, and what each has to do with position.
 
-For a component u: r = uᵀc / √(uᵀΣu · var t) with c = Cov(x, t), within queries (r_q) and within keys (r_k).
-Signs are canonical: r_q ≥ 0, or r_k ≥ 0 where |r_q| < 0.05.
+``qk`` has one row per head and component; ``heads`` what follows for a head as a whole. The formulas stand in
+components.py, the line between queries and keys on held-out documents in heldout.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from jaxtyping import Bool, Float, Int
+import pandas as pd
+from jaxtyping import Float
 
-from qkscope.core.linalg import (
-    Eigen,
-    canonical_signs,
-    eigh_descending,
-    eigh_leading,
-    ratio,
-    sign_is_anchored_on_k,
+from qkscope.analyses.analysis import COUNTS, Analysis, Column, Found, Means, Table, Values
+from qkscope.analyses.batch import Batch
+from qkscope.analyses.components import TAXONOMY, HeadVariance, head_variance, taxonomy
+from qkscope.analyses.heldout import lda_accuracy
+from qkscope.analyses.tables import Columns
+from qkscope.analyses.uncertainty import Scale
+from qkscope.core.headmoments import N_GROUPS
+
+_CORRELATION, _SHARE, _LINEAR = Scale.CORRELATION, Scale.SHARE, Scale.LINEAR
+_TAXONOMY = Column(
+    "taxonomy", "", "position-dominated, q-positional, k-positional, content-focused or mixed, from PC0", "1",
+    dtype="text",
+)  # fmt: skip
+_ON_PC0 = " (component 0 only)"
+
+
+def first_component(qk: pd.DataFrame) -> pd.DataFrame:
+    """The rows of component 0."""
+    return qk[qk["pc"] == 0]
+
+
+def _signs(rows: pd.DataFrame, left_out: Columns) -> Means:
+    """How strongly keys drift, whichever way; and how often against the queries."""
+    again = np.abs(left_out["r_k"]) if "r_k" in left_out else None
+    discordant = (rows["concordant"] == False).fillna(False)  # noqa: E712
+    return {"abs_r_k": (rows["r_k"].abs(), again), "discordant_share": (discordant, None)}
+
+
+QK = Table(
+    "qk",
+    (
+        Column("pc", "index", "principal component, from 0, by descending variance", "1"),
+        *COUNTS,
+        Column(
+            "explained_variance", "share", "share of the pooled variance of queries and keys on this component", "1",
+            _SHARE,
+        ),
+        Column(
+            "r_q", "correlation", "of the queries' projection with position; sign canonical", "1", _CORRELATION,
+            signed=True, interval_note=_ON_PC0,
+        ),
+        Column(
+            "r_k", "correlation", "of the keys' projection with position; negative: drifts against the queries", "1",
+            _CORRELATION, signed=True, interval_note=_ON_PC0,
+        ),
+        Column("mu_q", "vector units", "mean projection of the queries, not centred", "1", signed=True),
+        Column("mu_k", "vector units", "mean projection of the keys, not centred", "1", signed=True),
+        Column("slope_q", "per token", "regression slope of the queries' projection on position", "1", signed=True),
+        Column("slope_k", "per token", "regression slope of the keys' projection on position", "1", signed=True),
+        Column("var_q", "squared units", "variance of the queries' projection", "1"),
+        Column("var_k", "squared units", "variance of the keys' projection", "1"),
+        Column("fisher", "ratio", "(mu_q − mu_k)² / (var_q + var_k)", "1"),
+        Column("separation", "vector units", "|mu_q − mu_k|", "1"),
+        Column(
+            "concordant", "true/false", "r_k > 0; empty where |r_q| < 0.05 leaves the sign of r_k undefined", "1",
+            dtype="boolean",
+        ),
+        Column("eigengap", "ratio", "relative distance to the nearer neighbouring eigenvalue", "1"),
+        Column("degenerate", "true/false", "eigengap < 0.02: r of this component alone means little", "1"),
+        _TAXONOMY,
+    ),
+    keys=("pc",),
+    flags=True,
+    interval_order=("r_q", "r_k", "explained_variance"),
+    in_runs=("explained_variance", "r_q", "r_k"),
+    needed=("r_q", "r_k"),
+    whole_heads=first_component,
+    further_means=_signs,
+)  # fmt: skip
+HEADS = Table(
+    "heads",
+    (
+        _TAXONOMY,
+        Column(
+            "posvar_q_published", "mixed share", "Σ explained_variance·r_q² over the kept components, as published",
+            "1", _SHARE,
+        ),
+        Column(
+            "posvar_k_published", "mixed share", "Σ explained_variance·r_k² over the kept components, as published",
+            "1", _SHARE,
+        ),
+        Column("posvar_q_pc0_share", "share", "component 0's part of posvar_q_published", "1"),
+        Column("posvar_k_pc0_share", "share", "component 0's part of posvar_k_published", "1"),
+        Column("posvar_q", "share", "exact share of the queries' variance that is linear in position", "1", _SHARE),
+        Column("posvar_k", "share", "exact share of the keys' variance that is linear in position", "1", _SHARE),
+        Column(
+            "positional_overhead", "share", "the same for queries and keys together, each class about its own mean",
+            "1", _SHARE,
+        ),
+        Column("amplification", "score per token", "mu_q·slope_k on component 0", "1", _LINEAR, signed=True),
+        Column(
+            "amplification_window", "score", "amplification × window", "1", _LINEAR, signed=True,
+            per_token="amplification",
+        ),
+        Column("fisher", "ratio", "of component 0", "1", _LINEAR),
+        Column("separation", "vector units", "of component 0", "1", _LINEAR),
+        Column(
+            "lda_accuracy_gaussian", "share", "accuracy of Fisher's line on components 0 and 1 for Gaussian classes",
+            "1", _SHARE,
+        ),
+        Column(
+            "lda_accuracy", "share", "accuracy of that line on sampled vectors of documents it was not fitted to", "1",
+            Scale.PROPORTION,
+        ),
+    ),
+    notes=True,
+    in_runs=("positional_overhead", "posvar_q", "posvar_k", "lda_accuracy"),
+)  # fmt: skip
+
+_PER_COMPONENT = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "slope_q", "slope_k", "var_q", "var_k",
+                  "fisher", "separation", "eigengap", "degenerate")  # fmt: skip
+
+
+def pca(batch: Batch) -> Found:
+    """``qk``, ``heads`` and the axes themselves."""
+    options, pcs = batch.options.pca, batch.components
+    kind = np.array(TAXONOMY)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
+    tables = {"qk": _components(batch, kind), "heads": _heads(batch, kind)}
+    return Found(tables, {"axes": _axes(batch)})
+
+
+def _components(batch: Batch, kind: np.ndarray) -> Values:
+    pcs, again = batch.components, batch.left_out
+    n_heads, n_pcs = pcs.r_q.shape
+    n_q, n_k = (moments.n.sum(-1).astype(np.int64) for moments in (batch.moments.q, batch.moments.k))
+    columns = {name: getattr(pcs, name) for name in _PER_COMPONENT}
+    pc = np.tile(np.arange(n_pcs), (n_heads, 1))
+    columns |= {"pc": pc, "concordant": np.where(pcs.sign_anchored_on_k, np.nan, pcs.concordant)}
+    left_out = {}
+    if again is not None:
+        left_out = {name: again.of_components(name) for name in ("explained_variance", "r_q", "r_k")}
+        for name in ("r_q", "r_k"):  # further components may swap places, and have no interval
+            left_out[name] = np.where(np.arange(n_pcs) == 0, left_out[name], np.nan)
+    # n rows span n − 1 dimensions about their mean; components beyond that do not exist.
+    there = pc < (n_q + n_k - 1)[:, None]
+    return Values(columns, left_out, {"taxonomy": kind, "n_q": n_q, "n_k": n_k}, rows=there)
+
+
+def _heads(batch: Batch, kind: np.ndarray) -> Values:
+    whole = head_variance(batch.moments.total_q, batch.moments.total_k, batch.components)
+    accuracy, left_out = _line_accuracy(batch)
+    columns = {name: getattr(whole, name) for name in HeadVariance.__dataclass_fields__}
+    columns |= {"taxonomy": kind, "lda_accuracy": accuracy}
+    if batch.left_out is None:
+        return Values(columns)
+    again = batch.left_out
+    named = [c.name for c in HEADS.columns if c.scale is not None and c.name in HeadVariance.__dataclass_fields__]
+    return Values(columns, {name: again.of_head(name) for name in named} | {"lda_accuracy": left_out})
+
+
+def _line_accuracy(batch: Batch) -> tuple[Float[np.ndarray, "heads"], Float[np.ndarray, "heads 8"]]:
+    """``lda_accuracy`` of each head that has vectors, and with each document group left out, if that can be told."""
+    found = [
+        (np.nan, np.full(N_GROUPS, np.nan))
+        if one.vectors is None
+        else lda_accuracy(one.moments.q, one.moments.k, one.vectors, axes[:2], on.pcs)
+        for one, axes, on in zip(batch.heads, batch.components.axes, batch.coordinates, strict=True)
+    ]
+    again = np.stack([left_out for _, left_out in found])
+    return np.array([value for value, _ in found]), np.where(np.isnan(again).any(-1, keepdims=True), np.nan, again)
+
+
+def _axes(batch: Batch) -> Columns:
+    """The axes themselves: one row per head and component, with a column of vectors."""
+    n_heads, n_pcs, d = batch.components.axes.shape
+    columns = {name: batch.index[name].repeat(n_pcs, 0) for name in ("model", "layer", "head")}
+    axes = batch.components.axes.reshape(-1, d).astype(np.float32)
+    return columns | {"pc": np.tile(np.arange(n_pcs), n_heads), "axis": axes}
+
+
+def _class_shares(frames: dict[str, pd.DataFrame]) -> dict[str, object]:
+    heads = frames.get("heads")
+    if heads is None or not len(heads):
+        return {}
+    shares = heads["taxonomy"].value_counts(normalize=True)
+    return {"taxonomy": {kind: float(shares.get(kind, 0.0)) for kind in TAXONOMY}}
+
+
+PCA = Analysis(
+    "pca",
+    "principal components of queries and keys together, and how each goes with position",
+    (QK, HEADS),
+    pca,
+    summary=_class_shares,
 )
-from qkscope.core.moments import Moments, Spread
-from qkscope.core.near import NEAR_BLOCK, KnownAll, eigh_near
-from qkscope.core.shapes import PerHead
-from qkscope.core.without import Pooled
-
-DEGENERATE_GAP = 0.02
-"""Below this relative eigengap a component can turn freely within its eigenspace."""
-
-
-@dataclass(frozen=True)
-class Components:
-    """Principal components of pooled queries and keys; arrays end in the component axis c."""
-
-    axes: Float[np.ndarray, "*batch c d"]
-    basis: Eigen | None
-    """All eigenpairs of the pooled covariance, where they were computed."""
-    explained_variance: Float[np.ndarray, "*batch c"]
-    eigengap: Float[np.ndarray, "*batch c"]
-    r_q: Float[np.ndarray, "*batch c"]
-    r_k: Float[np.ndarray, "*batch c"]
-    mu_q: Float[np.ndarray, "*batch c"]
-    mu_k: Float[np.ndarray, "*batch c"]
-    slope_q: Float[np.ndarray, "*batch c"]
-    slope_k: Float[np.ndarray, "*batch c"]
-    var_q: Float[np.ndarray, "*batch c"]
-    var_k: Float[np.ndarray, "*batch c"]
-    on_q: Moments
-    """Moments of the queries' coordinates."""
-    on_k: Moments
-    """Moments of the keys' coordinates."""
-
-    @property
-    def separation(self) -> Float[np.ndarray, "*batch c"]:
-        """|mu_q − mu_k|."""
-        return np.abs(self.mu_q - self.mu_k)
-
-    @property
-    def fisher(self) -> Float[np.ndarray, "*batch c"]:
-        """(mu_q − mu_k)² / (var_q + var_k); 0 where nothing varies."""
-        return ratio(self.separation**2, self.var_q + self.var_k)
-
-    @property
-    def concordant(self) -> Bool[np.ndarray, "*batch c"]:
-        """Whether queries and keys drift the same way; meaningless where ``sign_anchored_on_k``."""
-        return self.r_k > 0
-
-    @property
-    def sign_anchored_on_k(self) -> Bool[np.ndarray, "*batch c"]:
-        """Where r_q is too weak to orient the component."""
-        return sign_is_anchored_on_k(self.r_q)
-
-    @property
-    def degenerate(self) -> Bool[np.ndarray, "*batch c"]:
-        """Where a neighbouring eigenvalue is so close that this component's r means nothing by itself."""
-        return self.eigengap < DEGENERATE_GAP
-
-
-def components(
-    q: Moments, k: Moments, n_components: int = 10, pooled: Moments | None = None, *, whole_basis: bool = True
-) -> Components:
-    """The leading components of queries and keys pooled, oriented by the sign rule.
-
-    ``pooled``, q and k together, spares merging them. Without ``whole_basis`` only the components asked for are
-    computed; nothing can start from them then.
-    """
-    pooled = pooled or q.merge(k)
-    n_components = min(n_components, pooled.d)
-    found = eigh_descending(pooled.cov_x) if whole_basis else eigh_leading(pooled.cov_x, n_components + 1)
-    axes = found.axes[..., :n_components, :]
-    on_q, on_k = q.project(axes), k.project(axes)
-    signs = canonical_signs(on_q.correlations(q.total_variance), on_k.correlations(k.total_variance))
-    basis = found if whole_basis else None
-    return _measured(Eigen(found.values, axes), signs, (q, on_q), (k, on_k), pooled.total_variance, basis)
-
-
-def components_near(pooled: Pooled, near: Components) -> Components:
-    """The same with each document group left out in turn: one more batch axis, orientation as in the whole."""
-    assert near.basis is not None
-    n_components, d = near.axes.shape[-2:]
-    known = KnownAll(near.basis, min(n_components + NEAR_BLOCK, d))
-    # Rows taken away lower a scatter in every direction, and what remains is divided by fewer.
-    ceiling = known.beyond[..., None] * ratio(pooled.whole_n, pooled.n)
-    n = np.where(pooled.n > 0, pooled.n, 1.0)[..., None, None]
-    found = eigh_near(lambda vectors: pooled.times(vectors) / n, known, n_components, ceiling)
-    signs = np.where(np.vecdot(found.axes, near.axes[..., None, :, :]) < 0, -1.0, 1.0)
-    on_q, on_k = pooled.q.project(found.axes), pooled.k.project(found.axes)
-    return _measured(found, signs, (pooled.q, on_q), (pooled.k, on_k), pooled.total_variance, None)
-
-
-def _measured(
-    found: Eigen,
-    signs: Float[np.ndarray, "*batch c"],
-    queries: tuple[Spread, Moments],
-    keys: tuple[Spread, Moments],
-    total: Float[np.ndarray, "*batch"],
-    basis: Eigen | None,
-) -> Components:
-    """Components with these signs, and what both classes do along them; ``found`` may hold further eigenvalues."""
-    count = found.axes.shape[-2]
-    (q, on_q), (k, on_k) = ((whole, on.turned(signs)) for whole, on in (queries, keys))
-    return Components(
-        axes=found.axes * signs[..., None],
-        basis=basis,
-        explained_variance=ratio(found.values[..., :count], total[..., None]),
-        eigengap=_eigengap(found.values)[..., :count],
-        r_q=on_q.correlations(q.total_variance),
-        r_k=on_k.correlations(k.total_variance),
-        mu_q=on_q.mean_x,
-        mu_k=on_k.mean_x,
-        slope_q=on_q.slopes,
-        slope_k=on_k.slopes,
-        var_q=on_q.variances,
-        var_k=on_k.variances,
-        on_q=on_q,
-        on_k=on_k,
-    )
-
-
-TAXONOMY = ("position-dominated", "q-positional", "k-positional", "content-focused", "mixed")
-
-
-def taxonomy(r_q: PerHead, r_k: PerHead, high: float = 0.7, low: float = 0.3) -> Int[np.ndarray, "*batch"]:
-    """Index into TAXONOMY of each head, from its PC0; all comparisons are strict.
-
-    >>> [TAXONOMY[i] for i in taxonomy(np.array([0.9, 0.9, 0.1, 0.1, 0.5]), np.array([-0.8, 0.1, 0.8, -0.2, 0.9]))]
-    ['position-dominated', 'q-positional', 'k-positional', 'content-focused', 'mixed']
-    """
-    strong_q, weak_q = r_q > high, r_q < low
-    strong_k, weak_k = np.abs(r_k) > high, np.abs(r_k) < low
-    classes = [strong_q & strong_k, strong_q & weak_k, weak_q & strong_k, weak_q & weak_k]
-    return np.select(classes, range(4), default=4)
-
-
-def _eigengap(values: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch d"]:
-    """Relative distance of each eigenvalue to the nearer of its neighbours."""
-    steps = values[..., :-1] - values[..., 1:]
-    edge = np.full((*values.shape[:-1], 1), np.inf)
-    gaps = np.minimum(np.concatenate([edge, steps], -1), np.concatenate([steps, edge], -1))
-    return ratio(gaps, values)

@@ -1,118 +1,150 @@
-"""The complement of {a, b}: principal pairs of what is left, and the rings that RoPE leaves in them.
+"""Planes of every head in two views: principal planes of what a and b leave (svd), and the planes that RoPE turns.
 
-X_⊥ = X − (X·a)a − (X·b)b of queries and keys pooled, centred; its principal axes are taken two by two. In a plane,
-θ = atan2(second, first); the frequency, resultant and coherence of θ are those of spectrum.py.
+``planes`` has one row per head, view and plane. The formulas stand in complement.py and ropeplanes.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
-from jaxtyping import Bool, Float
+import pandas as pd
 
-from qkscope.analyses.spectrum import Circle, Turning, fit_circles, tokens_of, turning
-from qkscope.core.linalg import eigh_descending, ratio
-from qkscope.core.rows import Coordinates, Pair, Rows
+from qkscope.analyses.analysis import HEAD_KEY, Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.batch import Batch
+from qkscope.analyses.complement import complement_axes, measure_planes
+from qkscope.analyses.planevectors import PLANE_ROWS, PlaneVectors
+from qkscope.analyses.ropeplanes import rope_planes
+from qkscope.analyses.spectrum import chance_coherence, tokens_of
+from qkscope.analyses.tables import Columns
+from qkscope.core.headdata import HeadData
+from qkscope.core.sample import sample_pair
 
-MOST_PLANES = 30
-
-
-@dataclass(frozen=True)
-class Complement:
-    """Principal axes of the complement, strongest first, and its mean."""
-
-    axes: Float[np.ndarray, "axes d"]
-    mean: Float[np.ndarray, "d"]
-    share: Float[np.ndarray, "planes"]
-    """Of the complement's variance, by plane (two axes each)."""
-
-    def project(self, rows: Rows) -> Float[np.ndarray, "n axes"]:
-        """Centred coordinates of rows; a and b have no part in them, being at right angles to every axis."""
-        return (rows.x - self.mean) @ self.axes.T
-
-
-@dataclass(frozen=True)
-class Planes:
-    """One value per plane of the complement each."""
-
-    share: Float[np.ndarray, "planes"]
-    turning: Turning
-    ring: Float[np.ndarray, "planes"]
-    """Coefficient of variation of the radius: 0 for a perfect ring, about 0.5 for a Gaussian cloud."""
-    qk_accuracy: Float[np.ndarray, "planes"]
-    """How well a line tells queries from keys: about 0.5 on a shared ring."""
-
-    @property
-    def angle_r(self) -> Float[np.ndarray, "planes"]:
-        """The resultant, with the sign of the frequency."""
-        return np.sign(self.turning.frequency) * self.turning.resultant
-
-    def active(self, chance: float) -> Bool[np.ndarray, "planes"]:
-        """Planes that turn with position more coherently over documents than 99% of structureless ones."""
-        return self.turning.coherence > chance
-
-
-def complement(pair: Pair, a: Float[np.ndarray, "d"], b: Float[np.ndarray, "d"]) -> Complement:
-    """Principal axes off a and b; each is oriented so that its largest coefficient is positive."""
-    x = np.concatenate([pair.q.x, pair.k.x])
-    mean = x.mean(0)
-    off = np.eye(len(a)) - np.outer(a, a) - np.outer(b, b)
-    cov = off @ np.cov(x.T, bias=True) @ off
-    values, axes = eigh_descending(cov)
-    n_planes = min(MOST_PLANES, (len(a) - 2) // 2)
-    axes = axes[: 2 * n_planes] @ off  # rounding left along a or b would be visible where little else is
-    axes = axes / np.maximum(np.linalg.norm(axes, axis=-1, keepdims=True), 1e-300)
-    largest = np.take_along_axis(axes, np.abs(axes).argmax(-1)[:, None], -1)
-    share = ratio(values[: 2 * n_planes].reshape(n_planes, 2).sum(-1), values.sum())
-    return Complement(axes * np.where(largest < 0, -1.0, 1.0), mean, share)
+_SVD = (
+    Column("angle_r", "correlation", "resultant with the sign of the frequency", "3", signed=True),
+    Column(
+        "frequency", "radians per token", "at which the angle turns with position; its sign is the plane's", "3",
+        signed=True,
+    ),
+    Column("resultant", "share", "mean length of e^{i(θ − ωt)} over queries and keys", "3"),
+    Column("coherence", "ratio", "|Σ_d F_d|² / Σ_d |F_d|² over documents: about 1 by chance", "3"),
+    Column("coherence_chance", "ratio", "what 99% of structureless planes on the same tokens stay below", "3"),
+    Column("ring", "ratio", "coefficient of variation of the radius: 0 is a perfect ring, 0.5 a Gaussian cloud", "3"),
+    Column("active", "true/false", "coherence > coherence_chance", "3", dtype="boolean"),
+    Column("qk_accuracy", "share", "how well a line in the plane tells queries from keys: 0.5 on a shared ring", "3"),
+)  # fmt: skip
+_ROPE = (
+    Column("theta", "radians per token", "RoPE's frequency of the plane; 0 for the coordinates it leaves alone", "3"),
+    Column(
+        "lock_q", "share", "how firmly queries are locked to the rotation: |mean with it undone| / mean length", "3"
+    ),
+    Column("lock_k", "share", "the same of keys", "3"),
+    Column("cycles", "turns", "theta × window / 2π", "3"),
+    Column("bias_part", "score per token", "the plane's part of bias_full; the parts add up to it", "3", signed=True),
+    Column("bias_share", "share", "|bias_part| over the sum of all |bias_part|", "3"),
+)
+PLANES_TABLE = Table(
+    "planes",
+    (
+        Column(
+            "view", "", "svd: principal planes of the complement of a and b; rope: the planes that RoPE turns", "3",
+            dtype="text",
+        ),
+        Column("plane", "index", "plane within the view, from 0: by descending variance, or as RoPE numbers them", "3"),
+        Column("n_q", "rows", "query vectors measured", "3"),
+        Column("n_k", "rows", "key vectors measured", "3"),
+        Column(
+            "var_share", "share", "svd: of the complement's variance in this plane; rope: of the pooled variance", "3"
+        ),
+        *_SVD,
+        *_ROPE,
+    ),
+    keys=("view", "plane"),
+)  # fmt: skip
 
 
-def planes(pair: Pair, basis: Complement, window: int) -> Planes:
-    """Measure every plane of the complement."""
-    on_q, on_k = (_by_plane(basis.project(rows)) for rows in (pair.q, pair.k))
-    angle_q, angle_k = (np.arctan2(on[..., 1], on[..., 0]) for on in (on_q, on_k))
-    radius = np.concatenate([np.linalg.norm(on, axis=-1) for on in (on_q, on_k)], -1)
-    return Planes(
-        basis.share,
-        turning(angle_q, angle_k, *tokens_of(pair), window),
-        ratio(radius.std(-1), radius.mean(-1)),
-        line_accuracy(on_q, on_k),
+def planes(batch: Batch) -> Found:
+    """``planes``: both views of each head that has vectors; the columns that a view does not have are empty."""
+    parts: list[tuple[int, Columns]] = []
+    for i, vectors in enumerate(batch.plane_vectors):
+        if vectors is not None and vectors.enough:
+            parts.append((i, _svd_view(vectors, batch.options.chance)))
+    for i, one in enumerate(batch.heads):
+        if one.rotary is not None and one.vectors is not None:
+            parts.append((i, _rope_view(one)))
+    if not parts:
+        return Found()
+    head = np.concatenate([np.full(len(part["plane"]), i) for i, part in parts])
+    columns = {
+        column.name: np.concatenate([_column(part, column.name) for _, part in parts])
+        for column in PLANES_TABLE.columns
+    }
+    return Found({"planes": Values(columns, head=head)})
+
+
+def _column(part: Columns, name: str) -> np.ndarray:
+    return part[name] if name in part else np.full(len(part["plane"]), np.nan)
+
+
+def _svd_view(head: PlaneVectors, chance: float | None) -> Columns:
+    pair = head.measured().as_double()
+    found = measure_planes(pair, complement_axes(pair, head.a, head.b), head.window)
+    limit = chance_coherence(*tokens_of(pair), head.window) if chance is None else chance
+    n = len(found.share)
+    return {
+        "view": np.full(n, "svd"),
+        "plane": np.arange(n),
+        "n_q": np.full(n, len(pair.q)),
+        "n_k": np.full(n, len(pair.k)),
+        "var_share": found.share,
+        "angle_r": found.angle_r,
+        "frequency": found.turning.frequency,
+        "resultant": found.turning.resultant,
+        "coherence": found.turning.coherence,
+        "coherence_chance": np.full(n, limit),
+        "ring": found.ring,
+        "active": found.active(limit).astype(float),
+        "qk_accuracy": found.qk_accuracy,
+    }
+
+
+def _rope_view(one: HeadData) -> Columns:
+    """One row per plane that RoPE turns, and one for what it leaves alone."""
+    assert one.rotary is not None
+    assert one.vectors is not None
+    measured = sample_pair(one.vectors, PLANE_ROWS).as_double()
+    moments = one.moments
+    found = rope_planes(one.rotary, moments.total_q, moments.total_k, measured, int(moments.window))
+    n = len(found.theta)
+    counts = {"n_q": np.full(n, len(measured.q)), "n_k": np.full(n, len(measured.k))}
+    named = {"view": np.full(n, "rope"), "plane": np.arange(n)} | counts
+    return named | {name: getattr(found, name) for name in ("var_share", *(column.name for column in _ROPE))}
+
+
+def active_planes(planes: pd.DataFrame) -> pd.DataFrame:
+    """``active_planes`` and ``active_share`` of each head."""
+    planes = planes[planes["view"] == "svd"]
+    active = planes.assign(active_share=planes["var_share"] * planes["active"].astype(float))
+    return active.groupby(HEAD_KEY, as_index=False).agg(
+        active_planes=("active", "sum"), active_share=("active_share", "sum")
     )
 
 
-def circle(pair: Pair, a: Float[np.ndarray, "d"], b: Float[np.ndarray, "d"], window: int) -> Circle:
-    """Ω: how w = x_a + i·x_b turns with position."""
-    return circles([Coordinates.of(pair, np.stack([a, b]))], pair, window)[0]
-
-
-def circles(heads: Sequence[Coordinates], pair: Pair, window: int) -> list[Circle]:
-    """Ω of several heads, given their vectors' coordinates on a and b; ``pair`` says where all of them stand."""
-    turning = [tuple(on[:, 0] + 1j * on[:, 1] for on in head) for head in heads]
-    return fit_circles([(w_q, w_k) for w_q, w_k in turning], *tokens_of(pair), window)
-
-
-def line_accuracy(
-    q: Float[np.ndarray, "planes n_q 2"], k: Float[np.ndarray, "planes n_k 2"]
-) -> Float[np.ndarray, "planes"]:
-    """Share of rows on their own side of Fisher's line, mean of the two classes, plane by plane."""
-    mean_q, mean_k = q.mean(1), k.mean(1)
-    within = _scatter(q, mean_q) + _scatter(k, mean_k)
-    w = np.einsum("pij,pj->pi", np.linalg.pinv(within, hermitian=True), mean_q - mean_k)
-    threshold = (w * (mean_q + mean_k)).sum(-1) / 2
-    right_q = np.einsum("pni,pi->pn", q, w) > threshold[:, None]
-    right_k = np.einsum("pni,pi->pn", k, w) <= threshold[:, None]
-    return (right_q.mean(-1) + right_k.mean(-1)) / 2
-
-
-def _scatter(
-    x: Float[np.ndarray, "planes n 2"], mean: Float[np.ndarray, "planes 2"]
-) -> Float[np.ndarray, "planes 2 2"]:
-    centred = x - mean[:, None]
-    return np.einsum("pni,pnj->pij", centred, centred)
-
-
-def _by_plane(coordinates: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "planes n 2"]:
-    n, axes = coordinates.shape
-    return coordinates.reshape(n, axes // 2, 2).swapaxes(0, 1)
+PLANES = Analysis(
+    "planes",
+    "planes in which vectors turn with position: of the complement of a and b, and RoPE's own",
+    (PLANES_TABLE,),
+    planes,
+    Scalars(
+        (
+            Column(
+                "active_planes", "count", "planes of the complement that turn with position; empty without planes.csv",
+                "3", dtype="Int64",
+            ),
+            Column("active_share", "share", "of the complement's variance in those planes", "3"),
+        ),
+        "planes",
+        in_runs=("active_planes",),
+        of=active_planes,
+    ),
+    axes=True,
+    rotary=True,
+)  # fmt: skip

@@ -1,227 +1,221 @@
-"""Attention plasticity: whether the order of two keys is fixed, or up to the query.
+"""Attention plasticity of every head, bucket by bucket of queries, and by the distances of pairs of keys.
 
-For two keys that differ by δ, a query prefers one of them by the sign of D = qᵀδ. Over the queries of a position bucket
-D ~ N(μ_bᵀδ, δᵀΣ_bδ), so the preference has probability p = Φ(μ_bᵀδ / √(δᵀΣ_bδ)), and the pair's plasticity is
-PP = 4p(1 − p): 1 where queries are divided, 0 where all agree. AP is its mean over pairs of earlier keys.
+``plasticity`` has one row per head and bucket, ``plasticity_pairs`` one per layer and pair of distances. The formulas
+stand in pairplasticity.py, the pairs of keys in keypairs.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
-from scipy.special import ndtr
+import pandas as pd
+from jaxtyping import Float, Int
 
-from qkscope.analyses.keypairs import KeyPairs
-from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_of, bucket_width
-from qkscope.core.linalg import ratio, unit
-from qkscope.core.moments import Moments
-from qkscope.core.rope import HeadRotary
-from qkscope.core.rows import Rows
+from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.batch import Batch
+from qkscope.analyses.keypairs import KeyPairs, key_pairs
+from qkscope.analyses.pairplasticity import (
+    Plasticity,
+    ap_fixed,
+    bucket_plasticity,
+    fixed_queries,
+    parts_of_window,
+    plasticity_over_window,
+)
+from qkscope.analyses.tables import Columns
+from qkscope.analyses.uncertainty import MIN_GROUPS, Scale, jackknife, usable_groups
+from qkscope.core.headdata import HeadData
+from qkscope.core.headmoments import N_GROUPS, HeadMoments, bucket_moments, bucket_width
 
-MIN_QUERIES = 10
-"""Buckets with fewer queries have no row."""
-SHRINK_BELOW = 5
-"""With fewer queries per dimension the covariance of a bucket is shrunk."""
-
-
-@dataclass(frozen=True)
-class Plasticity:
-    """AP of a batch of heads that share their keys, bucket by bucket; NaN where a bucket has no row."""
-
-    ap: Float[np.ndarray, "heads buckets"]
-    ap_published: Float[np.ndarray, "heads buckets"]
-    again: Float[np.ndarray, "heads groups buckets"]
-    """Ap with each document group left out, of the queries and of the keys; NaN where that leaves no queries."""
-    pairs: Float[np.ndarray, "heads buckets pairs"]
-    """PP of every pair."""
-    pairs_published: Float[np.ndarray, "heads buckets pairs"]
+PAIR_KEY = ["model", "family", "layer", "inter_key", "key_to_query"]
 
 
-def plasticity(q_buckets: Moments, q_cells: BucketMeans, total_q: Moments, keys: KeyPairs, width: int) -> Plasticity:
-    """AP with the full covariance of each bucket, and with the published model of the queries."""
-    cov = shrunk(q_buckets)
-    there = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
-    mean = along(keys.delta, q_buckets.mean_x)
-    variance = spread_along(keys.delta, cov)
-    exact = reversible(mean, variance)
-    published = reversible(*_published(q_buckets, total_q, cov, keys, mean, width))
-    again = _left_out(q_cells, keys, mean, variance)
-    return Plasticity(
-        ap=np.where(there, _over_pairs(exact, keys.weight), np.nan),
-        ap_published=np.where(there, _over_pairs(published, keys.weight), np.nan),
-        again=np.where(there[:, None], again, np.nan),
-        pairs=exact,
-        pairs_published=published,
-    )
+def merged_pairs(frame: pd.DataFrame, by: Sequence[str] = PAIR_KEY) -> pd.DataFrame:
+    """Rows of ``plasticity_pairs`` that agree in these columns added up, each weighted by its pairs."""
+    means = [name for name in ("ap", "ap_published") if name in frame]
+    weighted = frame.assign(**{name: frame[name] * frame["n_pairs"] for name in means})
+    summed = weighted.groupby(list(by), as_index=False, sort=True)[["n_pairs", *means]].sum()
+    return summed.assign(**{name: summed[name] / summed["n_pairs"] for name in means})
 
 
-def ap_fixed(q_buckets: Moments, keys: KeyPairs) -> Float[np.ndarray, "buckets"]:
-    """AP of queries that were turned to the middle of their bucket first (``fixed_queries``)."""
-    pp = reversible(along(keys.delta, q_buckets.mean_x), spread_along(keys.delta, shrunk(q_buckets)))
-    there = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
-    return np.where(there, _over_pairs(pp, keys.weight), np.nan)
+AP = (
+    Column(
+        "ap_overall", "share", "attention plasticity over the window: mean of ap over buckets, weighted by queries",
+        "5", Scale.SHARE,
+    ),
+    Column(
+        "ap_first20", "share", "the same over buckets with their middle in the first fifth of the window", "5",
+        Scale.SHARE,
+    ),
+    Column("ap_last20", "share", "the same in the last fifth", "5", Scale.SHARE),
+    Column("ap_drop", "share", "ap_first20 − ap_last20", "5", Scale.LINEAR, signed=True),
+)  # fmt: skip
+PLASTICITY_TABLE = Table(
+    "plasticity",
+    (
+        Column(
+            "q_bucket", "index", "position bucket of the queries, from 0; bucket 0 has no earlier keys and no row", "5"
+        ),
+        Column("q_position", "tokens", "middle of the bucket", "5"),
+        Column("bucket_width", "tokens", "positions per bucket, on which plasticity depends", "5"),
+        Column("n_queries", "rows", "queries in the bucket", "5"),
+        Column("n_pairs", "pairs", "pairs of earlier keys", "5"),
+        Column("ap", "share", "mean of 4p(1 − p) over pairs, p from the bucket's mean and full covariance", "5"),
+        Column("ap_se", "share", "its jackknife standard error by document group", "5"),
+        Column("ap_published", "share", "the same by the published model: linear drift, and variances only", "5"),
+        Column(
+            "ap_fixed",
+            "share",
+            "the same of queries turned to the middle of the bucket first; empty without rotary",
+            "5",
+        ),
+        *AP,
+    ),
+    keys=("q_bucket",),
+    needed=("ap",),
+)
+PAIRS_TABLE = Table(
+    "plasticity_pairs",
+    (
+        Column("model", "", "label of the model or checkpoint", "5", dtype="text"),
+        Column("family", "", "label of the model family", "5", dtype="text"),
+        Column("layer", "index", "layer, from 0; all its heads together", "5"),
+        Column("inter_key", "tokens", "distance of the two keys: this and up to twice it", "5"),
+        Column("key_to_query", "tokens", "distance of the later key and the middle of the query bucket: likewise", "5"),
+        Column("n_pairs", "pairs", "pairs of keys, added up over buckets and heads", "5"),
+        Column("ap", "share", "mean plasticity of these pairs", "5"),
+        Column("ap_published", "share", "the same by the published model", "5"),
+    ),
+    keys=("layer", "inter_key", "key_to_query"),
+    about_heads=False,
+    merge=merged_pairs,
+)
 
 
-def fixed_queries(queries: Rows, rotary: HeadRotary, window: int, buckets: int) -> Rows:
-    """Queries as they would stand in the middle of their bucket, so that they differ in content alone."""
-    rope, width = rotary.rope, bucket_width(window, buckets)
-    centre = (bucket_of(queries.position, window, buckets) + 0.5) * width - 0.5
-    angle = rope.sign * (centre - queries.position)[:, None] * rope.frequencies
-    turned = rope.planes_of(queries.x) * np.exp(1j * angle)
-    x = queries.x.astype(np.float64)
-    x[:, rope.pairs[:, 0]], x[:, rope.pairs[:, 1]] = turned.real, turned.imag
-    return Rows(x, queries.position, queries.example_id)
+def plasticity(batch: Batch) -> Found:
+    """Both tables. Heads that read one key head over one window share their pairs of keys."""
+    drawn: dict[tuple[object, ...], KeyPairs] = {}
+    rows: dict[int, Columns] = {}
+    pairs: list[pd.DataFrame] = []
+    per_head = {column.name: np.full(len(batch), np.nan) for column in AP}
+    left_out = {column.name: np.full((len(batch), N_GROUPS), np.nan) for column in AP}
+    for i, one in enumerate(batch.heads):
+        if one.vectors is None or one.moments.q_buckets is None:
+            continue
+        window = int(one.moments.window)
+        reach = one.key_head, window, one.sliding_window
+        if reach not in drawn:
+            buckets = one.moments.q_buckets.n.shape[-1]
+            drawn[reach] = key_pairs(one.vectors.k.as_double(), window, buckets, sliding_window=one.sliding_window)
+        found = _HeadPlasticity(one, drawn[reach], intervals=batch.options.intervals)
+        if not found.there.any():
+            continue
+        rows[i] = found.rows()
+        pairs.append(found.by_distance(batch.index, i))
+        for name, (value, again) in found.scalars().items():
+            per_head[name][i], left_out[name][i] = value, again
+    if not rows:
+        return Found()
+    columns = {name: np.concatenate([part[name] for part in rows.values()]) for name in next(iter(rows.values()))}
+    head = np.concatenate([np.full(len(part["ap"]), i) for i, part in rows.items()])
+    merged = merged_pairs(pd.concat(pairs, ignore_index=True))
+    values = Values(columns, left_out if batch.options.intervals else {}, per_head, head)
+    return Found({"plasticity": values}, {"plasticity_pairs": merged})
 
 
-def reversible(mean: Float[np.ndarray, "*shape"], variance: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """PP = 4Φ(z)Φ(−z), z = mean/√variance; where nothing varies, 0, or 1 if there is no preference at all.
+class _HeadPlasticity:
+    """The plasticity of one head."""
 
-    >>> reversible(np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])).tolist()
-    [1.0, 0.0, 1.0]
+    def __init__(self, one: HeadData, keys: KeyPairs, *, intervals: bool) -> None:
+        moments = HeadMoments.stack([one.moments])
+        assert moments.q_buckets is not None
+        assert moments.q_cells is not None
+        self.one, self.keys, self.moments, self.cells = one, keys, moments, moments.q_cells
+        self.n, self.window = moments.q_buckets.n, int(one.moments.window)
+        self.width = bucket_width(self.window, self.n.shape[-1])
+        self.found: Plasticity = bucket_plasticity(moments.q_buckets, self.cells, moments.total_q, keys, self.width)
+        self.usable = usable_groups(moments) if intervals else np.zeros((1, N_GROUPS))
+        self.there = ~np.isnan(self.found.ap[0])
+
+    def rows(self) -> Columns:
+        """One row per bucket that has any."""
+        there, buckets = self.there, self.n.shape[-1]
+        return {
+            "q_bucket": np.flatnonzero(there),
+            "q_position": ((np.arange(buckets) + 0.5) * self.width - 0.5)[there],
+            "bucket_width": np.full(int(there.sum()), self.width),
+            "n_queries": self.n[0, there].astype(np.int64),
+            "n_pairs": self.keys.n[there],
+            "ap": self.found.ap[0, there],
+            "ap_se": self._spread()[there],
+            "ap_published": self.found.ap_published[0, there],
+            "ap_fixed": self._fixed()[there],
+        }
+
+    def scalars(self) -> dict[str, tuple[float, Float[np.ndarray, "8"]]]:
+        """Over the window, and with each document group left out where enough groups have queries."""
+        without = np.maximum(self.n[:, None] - self.cells.n, 0.0)
+        whole = plasticity_over_window(self.found.ap, self.n, self.window)
+        again = plasticity_over_window(self.found.again, without, self.window)
+        return {
+            column.name: (
+                float(getattr(whole, column.name)[0]),
+                np.where(self._told(column.name) * self.usable > 0, getattr(again, column.name), np.nan)[0],
+            )
+            for column in AP
+        }
+
+    def by_distance(self, index: Columns, i: int) -> pd.DataFrame:
+        """Pairs of keys by their distances, in octaves."""
+        real = (self.keys.weight > 0) & self.there[:, None]
+        frame = pd.DataFrame(
+            {
+                "inter_key": octave(self.keys.inter_key[real]),
+                "key_to_query": octave(self.keys.key_to_query[real]),
+                "ap": self.found.pairs[0][real],
+                "ap_published": self.found.pairs_published[0][real],
+            }
+        )
+        named = {name: index[name][i] for name in ("model", "family", "layer")}
+        return merged_pairs(frame.assign(**named, n_pairs=1))
+
+    def _told(self, name: str) -> Float[np.ndarray, "1 1"]:
+        """1 where enough document groups have queries in every part of the window that a scalar is about, else 0."""
+        whole, first, last = parts_of_window(self.cells.n.shape[-1], self.window)
+        needed = {"ap_overall": [whole], "ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}[name]
+        counts = [(self.cells.n[..., part].sum(-1) > 0).sum(-1) for part in needed]
+        return (np.min(counts, axis=0) >= MIN_GROUPS).astype(float)[:, None]
+
+    def _spread(self) -> Float[np.ndarray, "buckets"]:
+        """Standard error of ap in each bucket; NaN where leaving out a group leaves no queries."""
+        again = np.where(self.usable[..., None] > 0, self.found.again, 0.0)
+        spread = jackknife(np.nan_to_num(self.found.ap), np.nan_to_num(again), self.usable, Scale.SHARE).se[0]
+        return np.where(np.isnan(again).any((0, 1)), np.nan, spread)
+
+    def _fixed(self) -> Float[np.ndarray, "buckets"]:
+        buckets = self.n.shape[-1]
+        if self.one.rotary is None or self.one.vectors is None:
+            return np.full(buckets, np.nan)
+        still = fixed_queries(self.one.vectors.q.as_double(), self.one.rotary, self.window, buckets)
+        return ap_fixed(bucket_moments(still, self.window, buckets), self.keys)
+
+
+def octave(distance: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
+    """The power of two at or below each distance, at least 1.
+
+    >>> octave(np.array([0, 1, 3, 4, 100])).tolist()
+    [1, 1, 2, 4, 64]
     """
-    spread = np.sqrt(np.maximum(variance, 0.0))
-    z = np.divide(np.abs(mean), spread, out=np.where(mean == 0, 0.0, np.inf), where=spread > 0)
-    return np.asarray(4.0 * ndtr(z) * ndtr(-z))
+    return 2 ** np.floor(np.log2(np.maximum(distance, 1))).astype(np.int64)
 
 
-def shrunk(m: Moments) -> Float[np.ndarray, "*batch d d"]:
-    """Covariance, shrunk towards a multiple of the identity where rows are few (oracle approximating shrinkage).
-
-    Σ̂ = (1 − ρ)S + ρ (tr S/d) I, ρ = (tr S² + tr² S) / ((n + 1)(tr S² − tr² S/d)), at most 1 (Chen et al. 2010).
-    """
-    few = m.n < SHRINK_BELOW * m.d
-    cov, d = m.cov_x, m.d
-    if not few.any():
-        return cov
-    trace = np.trace(cov, axis1=-2, axis2=-1)
-    square = (cov**2).sum((-2, -1))
-    excess = (m.n + 1) * (square - trace**2 / d)
-    rho = np.where(few, np.minimum(np.where(excess > 0, ratio(square + trace**2, excess), 1.0), 1.0), 0.0)
-    return (1 - rho)[..., None, None] * cov + (rho * trace / d)[..., None, None] * np.eye(d)
-
-
-def along(
-    delta: Float[np.ndarray, "buckets pairs d"], mean: Float[np.ndarray, "*heads buckets d"]
-) -> Float[np.ndarray, "*heads buckets pairs"]:
-    """μᵀδ for every pair."""
-    return (delta @ mean[..., None])[..., 0]
-
-
-def spread_along(
-    delta: Float[np.ndarray, "buckets pairs d"], cov: Float[np.ndarray, "*heads buckets d d"]
-) -> Float[np.ndarray, "*heads buckets pairs"]:
-    """δᵀΣδ for every pair."""
-    return np.einsum("...pd,...pd->...p", delta @ cov, np.broadcast_to(delta, (*cov.shape[:-2], *delta.shape[-2:])))
-
-
-def _published(
-    q_buckets: Moments,
-    total_q: Moments,
-    cov: Float[np.ndarray, "heads buckets d d"],
-    keys: KeyPairs,
-    mean: Float[np.ndarray, "heads buckets pairs"],
-    width: int,
-) -> tuple[Float[np.ndarray, "heads buckets pairs"], Float[np.ndarray, "heads buckets pairs"]]:
-    """Mean and variance of D by the published model of queries.
-
-    In the basis whose first axis is the drift β̂_Q, coordinate 1 is α + βτ with one residual variance for all buckets;
-    the others keep their bucket means and variances, and no covariances.
-    """
-    drift = unit(total_q.cov_xt)[:, None]
-    basis = _first_axis(drift[:, 0])
-    beta = total_q.slope_along(drift)
-    residual = total_q.var_along(drift) - beta**2 * total_q.var_t[:, None]
-    tau = (np.arange(q_buckets.n.shape[-1]) + 0.5) * width - 0.5
-    line = total_q.mean_along(drift) + beta * (tau - total_q.mean_t[:, None])
-    turned = keys.delta @ basis[:, None].swapaxes(-1, -2)
-    variance = np.einsum("hid,hbde,hie->hbi", basis, cov, basis, optimize=True)
-    variance[..., 0] = np.maximum(residual, 0.0)
-    on_drift = np.einsum("hbd,hd->hb", q_buckets.mean_x, drift[:, 0])
-    return mean + (line - on_drift)[..., None] * turned[..., 0], np.einsum("hbpi,hbi->hbp", turned**2, variance)
-
-
-def _first_axis(axis: Float[np.ndarray, "heads d"]) -> Float[np.ndarray, "heads d d"]:
-    """The reflection that sends a unit axis to +e₁; the identity where it is there already."""
-    v = axis - np.eye(axis.shape[-1])[0]
-    size = (v * v).sum(-1)[:, None, None]
-    return np.eye(axis.shape[-1]) - 2.0 * ratio(v[:, :, None] * v[:, None, :], size)
-
-
-def _left_out(
-    cells: BucketMeans,
-    keys: KeyPairs,
-    mean: Float[np.ndarray, "heads buckets pairs"],
-    variance: Float[np.ndarray, "heads buckets pairs"],
-) -> Float[np.ndarray, "heads groups buckets"]:
-    """AP with each document group left out.
-
-    The means of groups give the mean without one exactly, and the part of the variance between groups; the part within
-    groups, of which only the sum is kept, is taken to be the same in all of them.
-    """
-    means = np.stack([along(keys.delta, cells.mean_x[:, g]) for g in range(N_GROUPS)], 1)
-    share = ratio(cells.n, cells.n.sum(1, keepdims=True))[..., None]
-    within = np.maximum(variance - (share * (means - mean[:, None]) ** 2).sum(1), 0.0)
-    again = np.empty((len(mean), N_GROUPS, mean.shape[1]))
-    for g in range(N_GROUPS):
-        kept = share * (np.arange(N_GROUPS) != g)[:, None, None]
-        kept = ratio(kept, kept.sum(1, keepdims=True))
-        centre = (kept * means).sum(1)
-        between = (kept * (means - centre[:, None]) ** 2).sum(1)
-        weight = keys.weight * (keys.group != g)
-        some = weight.sum(-1, keepdims=True) > 0
-        found = _over_pairs(reversible(centre, within + between), np.where(some, weight, keys.weight))
-        again[:, g] = np.where(kept.sum(1)[..., 0] > 0, found, np.nan)
-    return again
-
-
-def _over_pairs(
-    pp: Float[np.ndarray, "*heads buckets pairs"], weight: Float[np.ndarray, "buckets pairs"]
-) -> Float[np.ndarray, "*heads buckets"]:
-    return ratio((pp * weight).sum(-1), np.broadcast_to(weight.sum(-1), pp.shape[:-1]))
-
-
-# ---- over the window ----------------------------------------------------------------------------
-
-
-FIFTH = 0.2
-
-
-@dataclass(frozen=True)
-class WindowPlasticity:
-    """One value per head each; the last axis of the input is gone."""
-
-    ap_overall: Float[np.ndarray, "*batch"]
-    ap_first20: Float[np.ndarray, "*batch"]
-    ap_last20: Float[np.ndarray, "*batch"]
-
-    @property
-    def ap_drop(self) -> Float[np.ndarray, "*batch"]:
-        """First fifth less last fifth."""
-        return np.asarray(self.ap_first20 - self.ap_last20)
-
-
-def over_window(
-    ap: Float[np.ndarray, "*batch buckets"], n_queries: Float[np.ndarray, "*#batch buckets"], window: int
-) -> WindowPlasticity:
-    """Means over buckets, weighted by queries: all, and those with their middle in the first or last fifth."""
-    return WindowPlasticity(*(_weighted(ap, n_queries, part) for part in parts_of_window(ap.shape[-1], window)))
-
-
-def parts_of_window(buckets: int, window: int) -> list[Bool[np.ndarray, "buckets"]]:
-    """Which buckets belong to the whole window, to its first fifth and to its last, by their middles.
-
-    >>> [np.flatnonzero(part).tolist() for part in parts_of_window(16, 4096)]
-    [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [0, 1, 2], [13, 14, 15]]
-    """
-    centre = ((np.arange(buckets) + 0.5) * bucket_width(window, buckets) - 0.5) / window
-    return [np.full(buckets, fill_value=True), centre < FIFTH, centre > 1 - FIFTH]
-
-
-def _weighted(
-    ap: Float[np.ndarray, "*batch buckets"], n: Float[np.ndarray, "*#batch buckets"], chosen: Bool[np.ndarray, "b"]
-) -> Float[np.ndarray, "*batch"]:
-    weight = np.where(np.isnan(ap) | ~chosen, 0.0, n)
-    total = weight.sum(-1)
-    return np.where(total > 0, ratio((weight * np.nan_to_num(ap)).sum(-1), total), np.nan)
+PLASTICITY = Analysis(
+    "plasticity",
+    "whether the order of two keys is fixed or up to the query, by bucket of queries",
+    (PLASTICITY_TABLE, PAIRS_TABLE),
+    plasticity,
+    Scalars(AP, "plasticity", in_runs=("ap_overall", "ap_first20", "ap_last20", "ap_drop")),
+    buckets=True,
+    rotary=True,
+)

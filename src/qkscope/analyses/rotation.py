@@ -1,335 +1,219 @@
-"""Planar rotation model: axis a holds all linear position covariance, axis b the Q–K separation off it.
+"""Planar rotation model of every head: the drift axis a, the separation axis b, and the bias that follows.
 
-a = c/‖c‖ with c = Cov(x, t) over queries and keys together, so that every v ⟂ a has Cov(vᵀx, t) = 0.
-b = top eigenvector of (I − aaᵀ) C_δ (I − aaᵀ), C_δ = E[(q − k)(q − k)ᵀ], oriented so that mu_q_b ≥ mu_k_b.
-bias_strength = mu_q_a · alpha_k > 0 means that later keys score higher for the average query.
+``rotated`` has one row per head. The formulas stand in rotationmodel.py (axes), heldout.py (correlations along axes
+that other documents chose), causal.py (the bias over pairs that attention scores), spectrum.py (ω) and nulls.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
-from qkscope.core.headmoments import DELETE_ONE, BucketMeans
-from qkscope.core.linalg import (
-    eigh_leading,
-    householder,
-    off_axis,
-    off_axis_matrix,
-    ratio,
-    unit,
+from qkscope.analyses.analysis import COUNTS, Analysis, Column, Found, Means, Table, Values
+from qkscope.analyses.batch import Batch
+from qkscope.analyses.causal import bias_causal
+from qkscope.analyses.complement import circles
+from qkscope.analyses.heldout import held_out
+from qkscope.analyses.nulls import null_r95
+from qkscope.analyses.rotationmodel import Rotation, centred, leftovers
+from qkscope.analyses.spectrum import Circle
+from qkscope.analyses.tables import Columns
+from qkscope.analyses.uncertainty import Scale
+from qkscope.core.headmoments import N_GROUPS
+
+CIRCLES_AT_ONCE = 2
+"""Heads whose ω is searched for together: as many as fill one batch of transforms."""
+T = TypeVar("T")
+_CORRELATION, _SHARE, _LINEAR = Scale.CORRELATION, Scale.SHARE, Scale.LINEAR
+
+
+def _bias_signs(rows: pd.DataFrame, _: Columns) -> Means:
+    # A share of signs does not vary smoothly, and the jackknife has nothing to say about it.
+    return {"positive_bias_share": (rows["bias_strength"] > 0, None)}
+
+
+ROTATED = Table(
+    "rotated",
+    (
+        *COUNTS,
+        Column("window", "tokens", "context length: as the dataset says, or the head's last position + 1", "0"),
+        Column(
+            "position_r", "correlation", "|corr| of the pooled projection on a with position", "2", Scale.MAGNITUDE
+        ),
+        Column("r_q_a", "correlation", "of the queries' projection on a with position", "2", _CORRELATION, signed=True),
+        Column("r_k_a", "correlation", "of the keys' projection on a with position", "2", _CORRELATION, signed=True),
+        Column("alpha_q", "per token", "drift slope of the queries on a", "2", _LINEAR, signed=True),
+        Column("alpha_k", "per token", "drift slope of the keys on a", "2", _LINEAR, signed=True),
+        Column("mu_q_a", "vector units", "mean of the queries on a, not centred", "2", _LINEAR, signed=True),
+        Column("mu_k_a", "vector units", "mean of the keys on a, not centred", "2", _LINEAR, signed=True),
+        Column("mu_q_b", "vector units", "mean of the queries on b, not centred", "2", _LINEAR, signed=True),
+        Column("mu_k_b", "vector units", "mean of the keys on b, not centred", "2", _LINEAR, signed=True),
+        Column("separation_strength", "share", "share of E‖q − k‖² on b", "2", _SHARE),
+        Column("var_frac_a", "share", "share of the pooled variance on a", "2", _SHARE),
+        Column("var_frac_b", "share", "share of the pooled variance on b", "2", _SHARE),
+        Column("plane_var_fraction", "share", "var_frac_a + var_frac_b", "2", _SHARE),
+        Column("content_var_b", "squared units", "variance on b within a class, mean of the two", "2", _LINEAR),
+        Column(
+            "bias_strength", "score per token", "mu_q_a·alpha_k; positive: later keys score higher (recency)", "2",
+            _LINEAR, signed=True,
+        ),
+        Column(
+            "query_term", "score per token", "alpha_q·mu_k_a, the coefficient of the query's position", "2", _LINEAR,
+            signed=True,
+        ),
+        Column(
+            "interaction", "score per token²", "alpha_q·alpha_k, the coefficient of both positions", "2", _LINEAR,
+            signed=True,
+        ),
+        Column("constant", "score", "mu_q_a·mu_k_a + mu_q_b·mu_k_b", "2", _LINEAR, signed=True),
+        Column(
+            "bias_full", "score per token", "μ_Q·β_K over all dimensions, of which bias_strength is the part on a",
+            "2", _LINEAR, signed=True,
+        ),
+        Column(
+            "bias_causal", "score per token",
+            "slope of the score on the key's position within queries, over earlier keys", "2", _LINEAR, signed=True,
+        ),
+        Column(
+            "bias_window", "score", "bias_strength × window", "2", _LINEAR, signed=True, per_token="bias_strength"
+        ),
+        Column(
+            "bias_full_window", "score", "bias_full × window", "2", _LINEAR, signed=True, per_token="bias_full"
+        ),
+        Column(
+            "bias_causal_window", "score", "bias_causal × window", "2", _LINEAR, signed=True, per_token="bias_causal"
+        ),
+        Column(
+            "logit_bias_window", "logit", "bias_full × window × the model's scaling of q·k", "2", signed=True
+        ),
+        Column("residual_pos_r", "correlation", "largest |corr| with position off a: rounding only, by the lemma", "2"),
+        Column(
+            "residual_r_q", "correlation", "|corr| of the queries with position along the part of their drift off a",
+            "2",
+        ),
+        Column(
+            "residual_r_k", "correlation", "|corr| of the keys with position along the part of their drift off a", "2"
+        ),
+        Column("a_qk_cos", "cosine", "between the drift of the queries and the drift of the keys", "2", signed=True),
+        Column(
+            "b_centroid_cos", "cosine", "between b and the difference of the class means off a", "2", signed=True
+        ),
+        Column(
+            "linearity_r2", "share", "how straight the keys' drift on a is: squared correlation of bucket means", "2",
+            _SHARE,
+        ),
+        Column(
+            "omega", "radians per token", "signed frequency of the best circle through x_a + i·x_b, from the sample",
+            "3", signed=True,
+        ),
+        Column(
+            "omega_r_squared", "share", "how much of x_a + i·x_b about its class means that circle explains", "3"
+        ),
+        Column(
+            "omega_at_edge", "true/false", "omega is the lowest frequency searched: drift rather than rotation", "3",
+            dtype="boolean",
+        ),
+        Column(
+            "null_r95", "correlation", "what position_r stays below in 95% of cases where content ignores position",
+            "6",
+        ),
+        Column("r_q_heldout", "correlation", "r_q_a along an axis a that other documents chose", "6", signed=True),
+        Column("r_k_heldout", "correlation", "r_k_a along an axis a that other documents chose", "6", signed=True),
+    ),
+    notes=True,
+    flags=True,
+    interval_order=(
+        "position_r", "r_q_a", "r_k_a", "alpha_q", "alpha_k", "mu_q_a", "mu_k_a", "mu_q_b", "mu_k_b", "bias_strength",
+        "query_term", "interaction", "constant", "bias_full", "bias_causal", "bias_window", "bias_full_window",
+        "bias_causal_window", "separation_strength", "var_frac_a", "var_frac_b", "plane_var_fraction", "content_var_b",
+        "linearity_r2",
+    ),
+    in_runs=(
+        "r_q_a", "r_k_a", "bias_strength", "bias_window", "bias_full_window", "bias_causal_window",
+        "separation_strength", "plane_var_fraction",
+    ),
+    further_means=_bias_signs,
+)  # fmt: skip
+
+_OF_MODEL = tuple(
+    column.name for column in ROTATED.columns if column.name in {*vars(Rotation), *Rotation.__dataclass_fields__}
 )
-from qkscope.core.moments import Moments, Spread
-from qkscope.core.near import KnownTop, Times, eigh_near
-from qkscope.core.shapes import PerHead, TruthPerHead
-from qkscope.core.without import Pooled
-
-Centering = Literal["pooled", "within"]
-Pairing = Literal["independent", "token"]
-
-TIE_BREAK = 1e-9
-NEIGHBOURS = 10
-"""Eigenpairs of C_δ off axis a that are known where models with a group left out start from them."""
-NO_DRIFT = 1e-12
-"""‖c‖ below this share of √(tr Σ · var t) is rounding, and axis a is undefined."""
+_LEFT_OUT = (*(c.name for c in ROTATED.columns if c.scale is not None and c.name in _OF_MODEL), "linearity_r2")
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """The two axes of each head and every scalar that follows from them."""
-
-    a: Float[np.ndarray, "*batch d"]
-    b: Float[np.ndarray, "*batch d"]
-    off_a: KnownTop | None
-    """C_δ off axis a and its leading eigenpairs, where they were computed; b is the first."""
-    position_r: PerHead
-    r_q_a: PerHead
-    r_k_a: PerHead
-    alpha_q: PerHead
-    alpha_k: PerHead
-    mu_q_a: PerHead
-    mu_k_a: PerHead
-    mu_q_b: PerHead
-    mu_k_b: PerHead
-    separation_strength: PerHead
-    var_frac_a: PerHead
-    var_frac_b: PerHead
-    content_var_b: PerHead
-    bias_full: PerHead
-
-    @property
-    def plane_var_fraction(self) -> PerHead:
-        """Share of the pooled variance in the plane of a and b."""
-        return self.var_frac_a + self.var_frac_b
-
-    @property
-    def bias_strength(self) -> PerHead:
-        """mu_q_a · alpha_k, per token: the part of bias_full on axis a."""
-        return self.mu_q_a * self.alpha_k
-
-    @property
-    def query_term(self) -> PerHead:
-        """alpha_q · mu_k_a: coefficient of the query's position."""
-        return self.alpha_q * self.mu_k_a
-
-    @property
-    def interaction(self) -> PerHead:
-        """alpha_q · alpha_k: coefficient of the product of both positions."""
-        return self.alpha_q * self.alpha_k
-
-    @property
-    def constant(self) -> PerHead:
-        """Score of the mean query and the mean key in the plane."""
-        return self.mu_q_a * self.mu_k_a + self.mu_q_b * self.mu_k_b
+def rotation(batch: Batch) -> Found:
+    """``rotated``: the model, what it leaves out, and what vectors add."""
+    moments, options = batch.moments, batch.options.rotation
+    q, k = moments.total_q, moments.total_k
+    columns = {name: getattr(batch.rotation, name) for name in _OF_MODEL}
+    for result in (
+        leftovers(q, k, moments.k_buckets, batch.rotation, options.centering),
+        held_out(moments, options.centering),
+    ):
+        columns |= {name: getattr(result, name) for name in type(result).__dataclass_fields__}
+    columns["logit_bias_window"] = columns["bias_full"] * moments.window * moments.scaling
+    columns |= {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
+    causal, again = _causal(batch)
+    columns |= {"bias_causal": causal, "null_r95": _nulls(batch)} | _omega(batch)
+    if batch.left_out is None:
+        return Found({"rotated": Values(columns)})
+    left_out = {name: batch.left_out.of_rotation(name) for name in _LEFT_OUT}
+    return Found({"rotated": Values(columns, left_out | {"bias_causal": again})})
 
 
-def drift_covariance(q: Moments, k: Moments, centering: Centering = "pooled") -> Float[np.ndarray, "*batch d"]:
-    """C = Cov(x, t) over queries and keys: about the common mean, or each class about its own."""
-    return centred(q, k, centering).cov_xt
+def _causal(batch: Batch) -> tuple[Float[np.ndarray, "heads"], Float[np.ndarray, "heads 8"]]:
+    """``bias_causal`` of each head that has vectors, and with each document group left out."""
+    found = [
+        (np.nan, np.full(N_GROUPS, np.nan)) if one.vectors is None else bias_causal(one.vectors, one.sliding_window)
+        for one in batch.heads
+    ]
+    return np.array([value for value, _ in found]), np.stack([again for _, again in found])
 
 
-def has_drift(q: Moments, k: Moments, centering: Centering = "pooled") -> TruthPerHead:
-    """Whether axis a is defined: c is more than rounding."""
-    m = centred(q, k, centering)
-    scale = np.sqrt(m.total_variance * m.var_t)
-    return np.linalg.norm(m.cov_xt, axis=-1) > NO_DRIFT * scale
-
-
-def rotation(
-    q: Moments,
-    k: Moments,
-    cross: Moments | None = None,
-    centering: Centering = "pooled",
-    pooled: Moments | None = None,
-    *,
-    whole_basis: bool = True,
-) -> Rotation:
-    """Construct a and b and measure queries and keys along them.
-
-    ``cross`` holds moments of (q, k) at the same token; with it δ pairs them token by token, without it δ runs over
-    all pairs. ``pooled``, q and k together, spares merging them. Without ``whole_basis`` only b is computed; nothing
-    can start from it then.
-    """
-    pooled = pooled or q.merge(k)
-    a = unit((pooled if centering == "pooled" else centred(q, k, centering)).cov_xt)
-    c_delta = difference_moment(q, k) if cross is None else paired_difference_moment(cross)
-    trace = np.trace(c_delta, axis1=-2, axis2=-1)
-    # A little less than nothing along a keeps the top eigenvector off it even where nothing else varies.
-    off = off_axis_matrix(c_delta, a, np.asarray(TIE_BREAK * trace))
-    found = eigh_leading(off, min(NEIGHBOURS, off.shape[-1]) if whole_basis else 1)
-    b = found.axes[..., 0, :]
-    b = unit(off_axis(b, a)) * _sign((b * (q.mean_x - k.mean_x)).sum(-1))
-    return _measured(a, b, q, k, ratio(found.values[..., 0], trace), KnownTop(off, found) if whole_basis else None)
-
-
-def rotation_near(
-    pooled: Pooled, near: Rotation, cross: Moments | None = None, centering: Centering = "pooled"
-) -> Rotation:
-    """The same with each document group left out in turn: one more batch axis, orientation as in the whole.
-
-    ``cross`` are the pairs at the same token, by group.
-    """
-    assert near.off_a is not None
-    q, k = pooled.q, pooled.k
-    within = ratio(q.scatter_xt + k.scatter_xt, pooled.n[..., None])
-    a = unit(pooled.cov_xt if centering == "pooled" else within)
-    a = a * _sign((a * near.a[..., None, :]).sum(-1))
-    delta = _independent(pooled) if cross is None else _paired(cross)
-    off = _off_axis_times(delta.times, a, TIE_BREAK * delta.trace)
-    values, vectors = eigh_near(off, near.off_a, 1, _ceiling(near, a, delta, off), rounds=2)
-    b = unit(off_axis(vectors[..., 0, :], a))
-    b = b * _sign((b * near.b[..., None, :]).sum(-1))
-    return _measured(a, b, q, k, ratio(values[..., 0], delta.trace), None)
-
-
-def _measured(
-    a: Float[np.ndarray, "*batch d"],
-    b: Float[np.ndarray, "*batch d"],
-    q: Spread,
-    k: Spread,
-    separation_strength: PerHead,
-    off_a: KnownTop | None,
-) -> Rotation:
-    """What both classes do along the axes."""
-    axes = np.stack([a, b], -2)
-    on_q, on_k = q.project(axes), k.project(axes)
-    on = on_q.merge(on_k)
-    total = _pooled_variance(q, k)
-    var_frac, var_q, var_k = ratio(on.variances, total[..., None]), on_q.variances, on_k.variances
-    return Rotation(
-        a=a,
-        b=b,
-        off_a=off_a,
-        position_r=np.abs(on.correlations(total)[..., 0]),
-        r_q_a=on_q.correlations(q.total_variance)[..., 0],
-        r_k_a=on_k.correlations(k.total_variance)[..., 0],
-        alpha_q=on_q.slopes[..., 0],
-        alpha_k=on_k.slopes[..., 0],
-        mu_q_a=on_q.mean_x[..., 0],
-        mu_k_a=on_k.mean_x[..., 0],
-        mu_q_b=on_q.mean_x[..., 1],
-        mu_k_b=on_k.mean_x[..., 1],
-        separation_strength=separation_strength,
-        var_frac_a=var_frac[..., 0],
-        var_frac_b=var_frac[..., 1],
-        content_var_b=(var_q[..., 1] + var_k[..., 1]) / 2,
-        bias_full=ratio((q.mean_x * k.cov_xt).sum(-1), k.var_t),
+def _nulls(batch: Batch) -> Float[np.ndarray, "heads"]:
+    """``null_r95`` of each head that has vectors."""
+    centering = batch.options.rotation.centering
+    covs = centred(batch.moments.total_q, batch.moments.total_k, centering).cov_x
+    return np.array(
+        [
+            np.nan
+            if pair is None or not min(len(pair.q), len(pair.k))
+            else null_r95(pair, cov, within=centering == "within")
+            for pair, cov in zip(batch.vectors, covs, strict=True)
+        ]
     )
 
 
-def _pooled_variance(q: Spread, k: Spread) -> Float[np.ndarray, "*batch"]:
-    """Trace of the covariance of both classes together."""
-    n = np.asarray(q.n + k.n)
-    between = ratio(q.n * k.n, n) * ((q.mean_x - k.mean_x) ** 2).sum(-1)
-    return ratio(q.n * q.total_variance + k.n * k.total_variance + between, n)
+def _omega(batch: Batch) -> Columns:
+    """``omega``, ``omega_r_squared``, ``omega_at_edge`` of each head; empty without vectors."""
+    heads = batch.plane_vectors
+    fits: list[Circle | None] = [None] * len(heads)
+    known = [(i, head, head.measured()) for i, head in enumerate(heads) if head is not None and head.enough]
+    for _, alike in groupby(known, lambda one: (one[2].q.tokens, one[2].k.tokens, one[1].window)):
+        for some in _batched(list(alike), CIRCLES_AT_ONCE):
+            found = circles([head.on_plane(pair) for _, head, pair in some], some[0][2], some[0][1].window)
+            for (i, *_), fit in zip(some, found, strict=True):
+                fits[i] = fit
+    return {
+        "omega": np.array([np.nan if fit is None else fit.omega for fit in fits]),
+        "omega_r_squared": np.array([np.nan if fit is None else fit.r_squared for fit in fits]),
+        "omega_at_edge": np.array([np.nan if fit is None else float(fit.at_edge) for fit in fits]),
+    }
 
 
-def difference_moment(q: Moments, k: Moments) -> Float[np.ndarray, "*batch d d"]:
-    """C_δ = Σ_Q + Σ_K + ΔμΔμᵀ: the exact mean of δδᵀ over all pairs of a query and a key."""
-    apart = q.mean_x - k.mean_x
-    moment = apart[..., :, None] * apart[..., None, :]
-    moment += q.cov_x
-    moment += k.cov_x
-    return moment
+def _batched(items: list[T], size: int) -> Iterator[list[T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def paired_difference_moment(cross: Moments) -> Float[np.ndarray, "*batch d d"]:
-    """C_δ over the query and the key of the same token, from moments of the stacked vector (q, k)."""
-    d = cross.d // 2
-    delta = cross.project(np.concatenate([np.eye(d), -np.eye(d)], axis=1))
-    return delta.cov_x + delta.mean_x[..., :, None] * delta.mean_x[..., None, :]
-
-
-# ---- with a group left out ----------------------------------------------------------------------
-
-
-class _Moment(NamedTuple):
-    """C_δ: products with it, its trace, and all pairs as a multiple of those that are left."""
-
-    times: Times
-    trace: Float[np.ndarray, "*batch g"]
-    grown: Float[np.ndarray, "*batch g"]
-
-
-def _independent(pooled: Pooled) -> _Moment:
-    """C_δ over all pairs."""
-    q, k = pooled.q, pooled.k
-    apart = (q.mean_x - k.mean_x)[..., None, :]
-    n_q, n_k = (np.where(kind.n > 0, kind.n, 1.0)[..., None, None] for kind in (q, k))
-
-    def times(vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
-        product = q.times(vectors) / n_q
-        product += k.times(vectors) / n_k
-        product += (vectors @ apart.swapaxes(-1, -2)) * apart
-        return product
-
-    trace = q.total_variance + k.total_variance + (apart[..., 0, :] ** 2).sum(-1)
-    return _Moment(times, trace, ratio(q.whole.n[..., None], q.n) * ratio(k.whole.n[..., None], k.n))
-
-
-def _paired(cross: Moments) -> _Moment:
-    """C_δ over pairs at the same token."""
-    c_delta = paired_difference_moment(cross.merged(DELETE_ONE))
-    grown = ratio(cross.total.n[..., None], cross.total.n[..., None] - cross.n)
-    return _Moment(lambda vectors: vectors @ c_delta, np.trace(c_delta, axis1=-2, axis2=-1), grown)
-
-
-def _off_axis_times(times: Times, a: Float[np.ndarray, "*batch d"], along: Float[np.ndarray, "*batch"]) -> Times:
-    """Products with (I − aaᵀ)M(I − aaᵀ), less ``along``·aaᵀ."""
-    axis = a[..., None, :]
-
-    def off(vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
-        on = np.vecdot(vectors, axis)[..., None]
-        product = times(vectors - on * axis)
-        product -= (np.vecdot(product, axis)[..., None] + along[..., None, None] * on) * axis
-        return product
-
-    return off
-
-
-def _ceiling(
-    near: Rotation, a: Float[np.ndarray, "*batch g d"], delta: _Moment, off: Times
-) -> Float[np.ndarray, "*batch g"]:
-    """The most that C_δ off a can carry on axes beyond those that are known of the whole.
-
-    C_δ is a mean of squares over pairs, so without some of them it grows by at most their share in any direction. At
-    right angles to the a of the whole, the turn of a adds to the length on a factor of C_δ at most its sine times the
-    length along a; what lies along the a of the whole comes on top.
-    """
-    assert near.off_a is not None
-    most = delta.grown * near.off_a.beyond[..., None]
-    cosine = np.minimum((a * near.a[..., None, :]).sum(-1) ** 2, 1.0)
-    along = np.vecdot(delta.times(a[..., None, :]), a[..., None, :])[..., 0]
-    before = near.a[..., None, None, :]
-    return (np.sqrt(most) + np.sqrt((1.0 - cosine) * along)) ** 2 + np.vecdot(off(before), before)[..., 0]
-
-
-# ---- what the model leaves out ------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Leftovers:
-    """Checks on the model: what a misses within each class, and how straight the drift is."""
-
-    residual_pos_r: PerHead
-    residual_r_q: PerHead
-    residual_r_k: PerHead
-    a_qk_cos: PerHead
-    b_centroid_cos: PerHead
-    linearity_r2: PerHead
-
-
-def leftovers(
-    q: Moments, k: Moments, k_buckets: BucketMeans, model: Rotation, centering: Centering = "pooled"
-) -> Leftovers:
-    """Measure what the planar model leaves out."""
-    c_q, c_k = q.cov_xt, k.cov_xt
-    apart = unit(off_axis(q.mean_x - k.mean_x, model.a))
-    return Leftovers(
-        residual_pos_r=residual_pos_r(centred(q, k, centering), model.a),
-        residual_r_q=_residual_r(q, model.a),
-        residual_r_k=_residual_r(k, model.a),
-        a_qk_cos=(unit(c_q) * unit(c_k)).sum(-1),
-        b_centroid_cos=(model.b * apart).sum(-1),
-        linearity_r2=linearity_r2(k_buckets, model.a),
-    )
-
-
-def residual_pos_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> PerHead:
-    """Largest |corr| with t over a Householder basis of a's complement: 0 up to rounding, by the lemma."""
-    return np.abs(m.corr_along(householder(a)[..., 1:, :])).max(-1)
-
-
-def linearity_r2(buckets: BucketMeans, a: Float[np.ndarray, "*batch d"]) -> PerHead:
-    """Count-weighted squared correlation of the bucket means of aᵀk with the bucket means of t."""
-    weight = ratio(buckets.n, buckets.n.sum(-1, keepdims=True))
-
-    def centred(values: Float[np.ndarray, "*batch buckets"]) -> Float[np.ndarray, "*batch buckets"]:
-        return values - (weight * values).sum(-1, keepdims=True)
-
-    on_a = centred(np.einsum("...bd,...d->...b", buckets.mean_x, a))
-    t = centred(buckets.mean_t)
-    variances = (weight * on_a**2).sum(-1) * (weight * t**2).sum(-1)
-    covariance = (weight * on_a * t).sum(-1)
-    return ratio(covariance**2, variances)
-
-
-def _residual_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> PerHead:
-    """|corr| with t along (I − aaᵀ)c: what this class's own drift keeps off axis a; 0 if that is rounding."""
-    rest = off_axis(m.cov_xt, a)
-    size = np.linalg.norm(rest, axis=-1) > NO_DRIFT * np.linalg.norm(m.cov_xt, axis=-1)
-    return np.where(size, np.abs(m.corr_along(unit(rest)[..., None, :])[..., 0]), 0.0)
-
-
-def centred(q: Moments, k: Moments, centering: Centering) -> Moments:
-    """Moments of the pool about its own mean, or with x and t centred within each class."""
-    if centering == "pooled":
-        return q.merge(k)
-    return Moments(np.asarray(q.n + k.n), np.zeros_like(q.mean), q.scatter + k.scatter)
-
-
-def _sign(value: PerHead) -> Float[np.ndarray, "*batch 1"]:
-    return np.where(value < 0, -1.0, 1.0)[..., None]
+ROTATION = Analysis(
+    "rotation",
+    "the axis along which a head drifts with position, the axis that separates queries from keys, and the bias",
+    (ROTATED,),
+    rotation,
+    axes=True,
+)

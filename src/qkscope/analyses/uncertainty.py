@@ -7,7 +7,7 @@ at G − 1 degrees of freedom, on the Fisher z scale for correlations. It need n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -48,14 +48,14 @@ class Interval:
 def jackknife(
     estimate: Float[np.ndarray, "heads *rest"],
     replicates: Float[np.ndarray, "heads groups *rest"],
-    present: Float[np.ndarray, "heads groups"],
+    present: Float[np.ndarray, "heads groups *#rest"],
     scale: Scale = Scale.LINEAR,
 ) -> Interval:
-    """Interval of each head's estimate from its delete-one replicates; absent groups are left out."""
+    """Interval of each head's estimate from its delete-one replicates; groups that are not ``present`` do not count."""
     se = _center_and_se(estimate, replicates, present)[1]
     there, back = _TRANSFORMS.get(scale, (_itself, _itself))
     center, spread = _center_and_se(there(estimate), there(replicates), present)
-    n_groups = _like(present.sum(-1), estimate)
+    n_groups = _like(present.sum(1), estimate)
     half = stdtrit(np.maximum(n_groups - 1, 1), (1 + LEVEL) / 2) * spread
     low, high = back(center - half), back(center + half)
     if scale is Scale.MAGNITUDE:
@@ -64,24 +64,6 @@ def jackknife(
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
     enough = n_groups >= MIN_GROUPS
     return Interval(*(np.where(enough, part, np.nan) for part in (se, low, high)))
-
-
-def interval_columns(
-    scales: Mapping[str, Scale],
-    estimates: Mapping[str, Float[np.ndarray, "heads *rest"]],
-    replicates: Mapping[str, Float[np.ndarray, "heads groups *rest"]] | None,
-    present: Float[np.ndarray, "heads groups"],
-) -> dict[str, Float[np.ndarray, "heads *rest"]]:
-    """``X_se``, ``X_low``, ``X_high`` for every X in ``scales``; NaN throughout when there are no replicates."""
-    columns: dict[str, Float[np.ndarray, "heads *rest"]] = {}
-    for name, scale in scales.items():
-        if replicates is None:
-            missing = np.full(estimates[name].shape, np.nan)
-            interval = Interval(missing, missing, missing)
-        else:
-            interval = jackknife(estimates[name], replicates[name], present, scale)
-        columns |= {f"{name}_se": interval.se, f"{name}_low": interval.low, f"{name}_high": interval.high}
-    return columns
 
 
 def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "*batch 8"]:
@@ -106,10 +88,10 @@ def _head_flags(low_n: np.bool_, few: np.bool_, dropped_q: np.integer[Any], drop
 def _center_and_se(
     estimate: Float[np.ndarray, "heads *rest"],
     replicates: Float[np.ndarray, "heads groups *rest"],
-    present: Float[np.ndarray, "heads groups"],
+    present: Float[np.ndarray, "heads groups *#rest"],
 ) -> tuple[Float[np.ndarray, "heads *rest"], Float[np.ndarray, "heads *rest"]]:
-    weight = present.reshape(present.shape + (1,) * (replicates.ndim - 2))
-    g = _like(present.sum(-1), estimate)
+    weight = present.reshape(present.shape + (1,) * (replicates.ndim - present.ndim))
+    g = _like(present.sum(1), estimate)
     mean = (weight * replicates).sum(1) / np.maximum(g, 1)
     spread = (weight * (replicates - mean[:, None]) ** 2).sum(1)
     return g * estimate - (g - 1) * mean, np.sqrt((g - 1) / np.maximum(g, 1) * spread)
@@ -141,5 +123,7 @@ _TRANSFORMS: dict[Scale, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.
 }
 
 
-def _like(per_head: Float[np.ndarray, "heads"], estimate: Float[np.ndarray, "heads *rest"]) -> Float[np.ndarray, "..."]:
-    return per_head.reshape(per_head.shape + (1,) * (estimate.ndim - 1))
+def _like(
+    counts: Float[np.ndarray, "heads ..."], estimate: Float[np.ndarray, "heads *rest"]
+) -> Float[np.ndarray, "..."]:
+    return counts.reshape(counts.shape + (1,) * (estimate.ndim - counts.ndim))

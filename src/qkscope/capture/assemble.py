@@ -9,16 +9,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.choose import VectorSampling, sample_tokens, vector_tokens
-from qkscope.capture.kept import write_datasets
+from qkscope.capture.tokensampling import VectorSampling, sample_tokens, vector_tokens
+from qkscope.capture.vectors import write_datasets
 from qkscope.errors import CaptureError, DatasetError
-from qkscope.store.atomic import atomic_path
-from qkscope.store.checkpoints import KEPT, Checkpoints, check_folder, read_manifest, refuse_difference
-from qkscope.store.checksums import CHECKSUMS, write_checksums
-from qkscope.store.holding import being_read, held
-from qkscope.store.layerfiles import layer_file, write_layer
-from qkscope.store.parts import THREADS, Parts
-from qkscope.store.runs import LEFT_OUT, MANIFEST, MOMENTS, PROGRESS, RunFolder
+from qkscope.files.atomic import atomic_path
+from qkscope.files.checksums import CHECKSUMS, write_checksums
+from qkscope.files.inprogress import KEPT, Checkpoints, check_folder, read_manifest, refuse_difference
+from qkscope.files.layerfiles import layer_file, write_layer
+from qkscope.files.locks import being_read, held
+from qkscope.files.parts import THREADS, Parts
+from qkscope.files.runfolder import LEFT_OUT, MANIFEST, MOMENTS, PROGRESS, RunFolder
 
 OnDone = Callable[[int, int], None]
 """Called with how much is done, and how much there is in all."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from qkscope.capture.reduce import Tokens
 from qkscope.capture.shards import Shard
+from qkscope.capture.sums.layersums import Tokens
 from qkscope.core.headmoments import N_GROUPS
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qkscope.capture.gramsums import trusted
+from qkscope.capture.sums.gramsums import trusted
 
 
 @dataclass(frozen=True)

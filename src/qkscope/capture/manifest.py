@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from qkscope.capture.modelreport import Seen
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.seen import Seen
 from qkscope.capture.texts import Document
-from qkscope.store.runs import FORMAT
+from qkscope.files.runfolder import FORMAT
 
 
 def manifest(

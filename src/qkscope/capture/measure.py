@@ -15,15 +15,15 @@ from qkscope._version import __version__
 from qkscope.capture import models, parity
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
 from qkscope.capture.batches import padded, tokens_of
-from qkscope.capture.gathered import check_finite, finished, kept_vectors
-from qkscope.capture.gramsums import trusted
 from qkscope.capture.layers import Layer, describe_layer
-from qkscope.capture.memory import OutOfMemoryIn, memory_told
+from qkscope.capture.modelreport import Seen, ShardSums
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.reduce import LayerSums, Plan, Tokens
+from qkscope.capture.outofmemory import OutOfMemoryIn, memory_told
 from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
-from qkscope.capture.seen import Seen, ShardSums
 from qkscope.capture.shards import Shard
+from qkscope.capture.shardsums import check_finite, finished, kept_vectors
+from qkscope.capture.sums.gramsums import trusted
+from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens
 from qkscope.errors import CaptureError
 
 LONG = 8192

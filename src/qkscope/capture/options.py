@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkscope.capture.choose import VectorSampling
+from qkscope.capture.tokensampling import VectorSampling
 from qkscope.core.headmoments import N_BUCKETS
 from qkscope.errors import CaptureError
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from qkscope.capture import models
 from qkscope.capture.measure import Measurement
+from qkscope.capture.modelreport import Seen, ShardSums
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.seen import Seen, ShardSums
 from qkscope.capture.shards import Shard
 from qkscope.engine.workers import worker_number
 

@@ -18,21 +18,21 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from qkscope.capture.assemble import OnDone, assemble
-from qkscope.capture.kept import write_kept
 from qkscope.capture.manifest import manifest
+from qkscope.capture.modelreport import Seen, ShardSums
 from qkscope.capture.models import ModelOptions, resolved_device
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.replica import Replica
-from qkscope.capture.seen import Seen, ShardSums
 from qkscope.capture.shards import Shard, Share, kept_tokens, per_shard
 from qkscope.capture.texts import Document
+from qkscope.capture.vectors import write_kept
 from qkscope.core.layermoments import LayerMoments
 from qkscope.engine import HERE, Place, pool
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.store.checkpoints import Checkpoints, check_folder
-from qkscope.store.holding import held
-from qkscope.store.manifests import problem
-from qkscope.store.parts import LeftOut, Note, Span
+from qkscope.files.inprogress import Checkpoints, check_folder
+from qkscope.files.locks import held
+from qkscope.files.manifest import problem
+from qkscope.files.parts import LeftOut, Note, Span
 
 log = logging.getLogger("qkscope")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkscope.capture.choose import sample_tokens, vector_tokens
 from qkscope.capture.options import CaptureOptions
+from qkscope.capture.tokensampling import sample_tokens, vector_tokens
 from qkscope.errors import CaptureError
 
 DOCUMENTS = 8

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from qkscope.errors import CaptureError
-from qkscope.store.files import locate
+from qkscope.files.hub import locate
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 

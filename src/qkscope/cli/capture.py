@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import (
     SOME_HEADS_FAILED,
     EngineName,
@@ -22,7 +23,6 @@ from qkscope.cli.common import (
     parse_indices,
     set_up_logging,
 )
-from qkscope.cli.documents import documents_done
 from qkscope.config import load_capture_config
 from qkscope.errors import CaptureError, ConfigError
 
@@ -171,13 +171,13 @@ def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
     from qkscope.capture import run as running
     from qkscope.capture.shards import Share
     from qkscope.capture.texts import read_documents
-    from qkscope.results import check_folder
-    from qkscope.store.checkpoints import check_folder as check_run_folder
+    from qkscope.files.atomic import check_writable
+    from qkscope.files.inprogress import check_folder
 
     if not bars():
         models.load_quietly()
-    check_folder(output, [])
-    check_run_folder(output)
+    check_writable(output)
+    check_folder(output)
     started = time.monotonic()
     share = Share.parse(doing["shard"]) if doing["shard"] else None
     if given["trust_remote_code"]:
@@ -206,7 +206,7 @@ def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
 def said_of(folder: Path) -> int:
     """Say what is in a folder now, a run or a share of one; the exit code, by whether documents were left out."""
     from qkscope.capture.assemble import left_out
-    from qkscope.store.runs import MANIFEST
+    from qkscope.files.runfolder import MANIFEST
 
     if (folder / MANIFEST).exists():
         log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
@@ -230,8 +230,8 @@ def _model_options(given: dict[str, Any]) -> ModelOptions:
 
 
 def _capture_options(given: dict[str, Any]) -> CaptureOptions:
-    from qkscope.capture.choose import VectorSampling
     from qkscope.capture.options import CaptureOptions
+    from qkscope.capture.tokensampling import VectorSampling
 
     vectors = None
     if given["save_vectors"] is None and given["vector_heads"] is not None:

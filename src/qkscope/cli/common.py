@@ -21,10 +21,10 @@ from qkscope._version import __version__
 from qkscope.errors import ConfigError, QkscopeError
 
 if TYPE_CHECKING:
-    from qkscope.analyses.vectortables import PointOptions
-    from qkscope.jobs import Analysis, Failure, Job, Outcome
-    from qkscope.pipeline import OnDone
-    from qkscope.run import Run
+    from qkscope.analyses.options import PointOptions
+    from qkscope.pipeline.analyze import OnDone
+    from qkscope.pipeline.job import Failure, Job, Outcome
+    from qkscope.runs.run import Run
 
 log = logging.getLogger("qkscope")
 
@@ -139,15 +139,14 @@ def parse_indices(text: str | None) -> frozenset[int] | None:
 
 def parse_points(text: str | None, run: Run) -> PointOptions | None:
     """Of which heads vectors are written: all, a number of them, or names such as l05h13,l00h02."""
-    from qkscope.analyses.vectortables import PointOptions
-    from qkscope.figures.collages import choose
-    from qkscope.heads import HeadId
+    from qkscope.analyses.options import PointOptions
+    from qkscope.heads import HeadId, choose_heads
 
     if text is None or text == "all":
         return None if text is None else PointOptions()
     there = [(head.layer, head.head) for head in run.heads]
     if re.fullmatch(r"[0-9]{1,9}", text):
-        return PointOptions(frozenset(choose(there, count=int(text))))
+        return PointOptions(frozenset(choose_heads(there, count=int(text))))
     named = [HeadId.match(f"{name.strip()}q") for name in text.split(",")]
     wanted = frozenset((head.layer, head.head) for head in named if head is not None)
     if None in named or not wanted <= set(there):
@@ -217,12 +216,11 @@ def _bar(what: str) -> Iterator[Callable[[int, int, list[Failure]], None]]:
         yield on_done
 
 
-def prepare(jobs: Sequence[Job], folder: Path, analyses: Sequence[Analysis]) -> None:
+def prepare(jobs: Sequence[Job], folder: Path) -> None:
     """Find out before the work what would stop it afterwards, and say what is about to be done."""
-    from qkscope.jobs import ANALYSES
-    from qkscope.results import check_folder
+    from qkscope.results.folder import check_results_folder
 
-    check_folder(folder, [table for analysis in analyses for table in ANALYSES[analysis]])
+    check_results_folder(folder)
     for job in jobs:
         run, chosen = job.run, len(job.selection.of(job.run))
         log.info("%s: %d of %d query heads, %d per key head", run.model, chosen, len(run.heads), run.source.q_per_kv)
@@ -237,7 +235,7 @@ def report(failures: list[Failure]) -> None:
 
 def finish(folder: Path, outcomes: list[Outcome], started: float) -> int:
     """Write the results, say where they are and return the exit code."""
-    from qkscope.results import write_results
+    from qkscope.pipeline.analyze import write_results
 
     written = write_results(folder, outcomes, wall_seconds=time.monotonic() - started)
     n_heads, failed = (sum(counts) for counts in zip(*((o.n_heads, o.n_failed) for o in outcomes), strict=True))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkscope.cli.capture import need_torch
+from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import Quiet, Verbose, Workers, counted, errors_as_lines, log, progress, set_up_logging
-from qkscope.cli.documents import documents_done
 
 if TYPE_CHECKING:
-    from qkscope.family import Checkpoint
-    from qkscope.study import Study
+    from qkscope.extras.family import Checkpoint
+    from qkscope.study.study import Study
 
 
 def demo(
@@ -30,9 +30,9 @@ def demo(
     """Do the whole job, offline: capture ten checkpoints of the bundled family, analyse them, write the report."""
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
-        from qkscope.results import check_folder
+        from qkscope.files.atomic import check_writable
 
-        check_folder(output, [])
+        check_writable(output)
         started = time.monotonic()
         study = _planted(output, workers) if planted else _family(output, fast, workers)
         _report(study, output / "report", workers)
@@ -48,8 +48,8 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
     need_torch()
     from qkscope.capture.models import load_quietly
     from qkscope.config import StudyRunConfig
-    from qkscope.family import CHECKPOINTS, TITLE, fast_checkpoints
-    from qkscope.reporting import Sources, gather
+    from qkscope.extras.family import CHECKPOINTS, TITLE, fast_checkpoints
+    from qkscope.report.gather import Sources, gather
 
     load_quietly()  # each checkpoint loads at once
     chosen = fast_checkpoints() if fast else CHECKPOINTS
@@ -67,7 +67,7 @@ def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
     from qkscope.capture import models, run
     from qkscope.capture.options import CaptureOptions
     from qkscope.capture.texts import read_documents
-    from qkscope.family import some_texts, tokenizer
+    from qkscope.extras.family import some_texts, tokenizer
 
     documents = read_documents([str(path) for path in some_texts(checkpoint.documents)], "text", None)
     source = models.ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
@@ -80,8 +80,8 @@ def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
 
 def _planted(output: Path, workers: int | None) -> Study:
     from qkscope.config import StudyRunConfig
-    from qkscope.demo import TITLE, write_demo_dataset
-    from qkscope.reporting import Sources, gather
+    from qkscope.extras.planted import TITLE, write_demo_dataset
+    from qkscope.report.gather import Sources, gather
 
     log.info("planting a dataset of 48 query heads in %s", output / "dataset")
     dataset = write_demo_dataset(output / "dataset")
@@ -91,7 +91,7 @@ def _planted(output: Path, workers: int | None) -> Study:
 
 
 def _report(study: Study, folder: Path, workers: int | None) -> None:
-    from qkscope.reporting import write_report
+    from qkscope.report.write import write_report
 
     with counted("figures") as on_figures:
         write_report(study, folder, command="qkscope demo", workers=workers, on_figures=on_figures)

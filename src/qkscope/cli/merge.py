@@ -22,11 +22,11 @@ def merge(
 ) -> None:
     """Put the shares of several jobs together; the run has the bytes of one that a single job captured."""
     from qkscope.capture.assemble import merge as merge_shares
-    from qkscope.results import check_folder
+    from qkscope.files.atomic import check_writable
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("the same command again goes on where it stopped"):
-        check_folder(output, [])
+        check_writable(output)
         with counted("layers") as on_done:
             missing = merge_shares(folders, output, partial=partial, on_done=on_done)
         if missing:

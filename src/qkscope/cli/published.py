@@ -33,14 +33,13 @@ from qkscope.cli.common import (
 
 if TYPE_CHECKING:
     from qkscope.config import Config
-    from qkscope.jobs import Analysis
 
 Configs = Annotated[
     list[Path], typer.Option("--config", help="A config file, or a folder of them; may be given several times.")
 ]
 
 
-def _command(analysis: Analysis, about: str) -> Callable[..., None]:
+def _command(analysis: str, about: str) -> Callable[..., None]:
     """A published command: the same options for each analysis."""
 
     def command(
@@ -66,7 +65,7 @@ def _command(analysis: Analysis, about: str) -> Callable[..., None]:
     return command
 
 
-def _app(name: str, analysis: Analysis, about: str) -> typer.Typer:
+def _app(name: str, analysis: str, about: str) -> typer.Typer:
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command(epilog=f"Example: {name} --config configs/attention-plasticity/llama3.2-3b.yaml")(
         _command(analysis, about)
@@ -87,7 +86,7 @@ rotate_app = _app(
 
 
 def _analyze(
-    analysis: Analysis,
+    analysis: str,
     paths: list[Path],
     choices: dict[str, str | int | None],
     where: tuple[int | None, str, str | None],
@@ -98,15 +97,16 @@ def _analyze(
     """Analyse the configs, those that share a results folder together."""
     from qkscope.config import load_configs
     from qkscope.engine import Place
-    from qkscope.pipeline import analyze, job_from_config
+    from qkscope.pipeline.analyze import analyze
+    from qkscope.pipeline.job import Job
 
     with errors_as_lines():
         by_folder: dict[Path, list[Config]] = defaultdict(list)
         for config in load_configs(paths):
             by_folder[config.output.results_dir].append(_override(config, choices))
-        work = {folder: [job_from_config(config) for config in configs] for folder, configs in by_folder.items()}
+        work = {folder: [Job.from_config(config) for config in configs] for folder, configs in by_folder.items()}
         for folder, jobs in work.items():
-            prepare(jobs, folder, [analysis])
+            prepare(jobs, folder)
         codes = []
         for folder, jobs in work.items():
             started = time.monotonic()

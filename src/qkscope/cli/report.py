@@ -30,21 +30,22 @@ def report(
     verbose: Verbose = False,
 ) -> None:
     """Draw all figures and write report.html and explorer.html, each one file that opens from disk."""
-    from qkscope.reporting import EXPLORER, REPORT, TABLES, gather, sources, write_report
-    from qkscope.results import check_folder
+    from qkscope.files.atomic import check_writable
+    from qkscope.report.gather import gather, sources
+    from qkscope.report.write import EXPLORER, REPORT, TABLES_FOLDER, write_report
 
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
-        check_folder(output, [])
+        check_writable(output)
         found = sources(given)
         with progress() as on_done:
-            study = gather(found, output / TABLES, points=not no_points, workers=workers, on_done=on_done)
+            study = gather(found, output / TABLES_FOLDER, points=not no_points, workers=workers, on_done=on_done)
         log.info("%d runs: %s", len(study.runs), ", ".join(study.labels))
         with counted("figures") as on_figures:
-            left_out = write_report(study, output, command=_command(), workers=workers, on_figures=on_figures)
-        for one in left_out:
-            log.info("left out %s: %s", one.name, one.reason)
+            skipped = write_report(study, output, command=_command(), workers=workers, on_figures=on_figures)
+        for figure in skipped:
+            log.info("left out %s: %s", figure.name, figure.reason)
         log.info("wrote in %.1f s:", time.monotonic() - started)
         for name in (REPORT, EXPLORER):
             typer.echo(str((output / name).resolve()))
@@ -59,12 +60,13 @@ def view(
     verbose: Verbose = False,
 ) -> None:
     """Write the interactive explorer of one or more runs, and open it in the browser. It needs no server."""
-    from qkscope.reporting import gather, sources, write_explorer
-    from qkscope.results import check_folder
+    from qkscope.files.atomic import check_writable
+    from qkscope.report.gather import gather, sources
+    from qkscope.report.write import write_explorer
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
-        check_folder(output.parent, [])
+        check_writable(output.parent)
         found = sources(given)
         with progress() as on_done:
             study = gather(found, output.with_suffix(".tables"), workers=workers, on_done=on_done)

@@ -14,9 +14,9 @@ from qkscope.errors import ConfigError, TableError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from qkscope.analyses.vectortables import PointOptions
-    from qkscope.jobs import Analysis, Job
-    from qkscope.study import Study
+    from qkscope.analyses.options import PointOptions
+    from qkscope.pipeline.job import Job
+    from qkscope.study.study import Study
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="A config file.")]
 Random = Annotated[bool, typer.Option("--random", help="Draw the heads with --seed.")]
@@ -56,7 +56,7 @@ def pca_visualize(
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
-        from qkscope.analyses.vectortables import PointOptions
+        from qkscope.analyses.options import PointOptions
 
         job, chosen = _choose(config, random, 4 if collage else 1, seed, layer, head)
         job = replace(job, pca=replace(job.pca, n_components=max(job.pca.n_components, pc_x + 1, pc_y + 1)))
@@ -88,7 +88,7 @@ def rotate_visualize(
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
-        from qkscope.analyses.vectortables import PointOptions
+        from qkscope.analyses.options import PointOptions
 
         if complement and collage:
             raise ConfigError("--complement shows one head; leave out --collage")
@@ -107,13 +107,13 @@ def _choose(
 ) -> tuple[Job, list[tuple[int, int]]]:
     """The config's run, and the heads that the options name."""
     from qkscope.config import load_configs
-    from qkscope.figures.collages import choose
-    from qkscope.pipeline import job_from_config
+    from qkscope.heads import choose_heads
+    from qkscope.pipeline.job import Job
 
     configs = load_configs([config])
     if len(configs) != 1:
         raise ConfigError(f"{config} holds {len(configs)} configs; a picture is of one")
-    job = job_from_config(configs[0])
+    job = Job.from_config(configs[0])
     targets = [(h.layer, h.head) for h in job.selection.of(job.run)]
     targets = [t for t in targets if (layer is None or t[0] == layer) and (head is None or t[1] == head)]
     if not targets:
@@ -123,13 +123,13 @@ def _choose(
     if not random and len(targets) > count:
         raise ConfigError("say which head: --random, or --layer and --head")
     # Four are drawn even where one is shown, so that it is the first of the collage.
-    return job, (choose(targets, seed)[:count] if random else sorted(targets)[:count])
+    return job, (choose_heads(targets, seed)[:count] if random else sorted(targets)[:count])
 
 
-def _study(job: Job, heads: list[tuple[int, int]], analyses: tuple[Analysis, ...], points: PointOptions) -> Study:
+def _study(job: Job, heads: list[tuple[int, int]], analyses: tuple[str, ...], points: PointOptions) -> Study:
     """Tables of the heads; their points, all coordinates of them, go through points.parquet in the results folder."""
     from qkscope.plot import heads_study
-    from qkscope.store.points import read_points, write_points
+    from qkscope.results.points import read_points, write_points
 
     folder = _folder(job)
     log.info("reading %d of %s", len(heads), job.run.source)

@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from qkscope.core.batch import MomentsBatch
+from qkscope.core.leaveoneout import Pooled, Without
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
+from qkscope.core.momentsbatch import MomentsBatch
 from qkscope.core.rows import Rows
-from qkscope.core.without import Pooled, Without
 
 N_GROUPS = 8
 N_BUCKETS = 16

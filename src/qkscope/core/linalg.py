@@ -9,6 +9,10 @@ from jaxtyping import Bool, Float
 from scipy import linalg
 from scipy.linalg import lapack
 
+PerHead = Float[np.ndarray, "*batch"] | np.float64
+"""One number per head of a batch; without a batch axis NumPy hands out a scalar instead of an array."""
+TruthPerHead = Bool[np.ndarray, "*batch"] | np.bool_
+"""One truth value per head, alike."""
 SIGN_ANCHOR = 0.05
 """Below this |r_q| the sign of a component is anchored on r_k instead."""
 

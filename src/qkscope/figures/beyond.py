@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import models, rows, with_window
 from qkscope.figures.style import K, Q, canvas, family_look, grid, panels, shortened
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 
 def prepare_spectrum(study: Study) -> pd.DataFrame:

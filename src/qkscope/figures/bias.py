@@ -7,11 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.analyses.overheads import correlation
+from qkscope.analyses.acrossheads import correlation
 from qkscope.figures.figure import Figure
 from qkscope.figures.select import models, rows, with_window
 from qkscope.figures.style import FAINT, canvas, family_look, grid, panels, shortened
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 PER = {"bias_strength": "per token", "bias_window": "per window"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,20 +16,13 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import models
 from qkscope.figures.style import INK, K, Q, canvas, panels, position_map, shortened
-from qkscope.study import Study
+from qkscope.heads import choose_heads
+from qkscope.study.study import Study
 
-SEED, HEADS = 42, 4
-"""The published collages show four heads drawn with this seed."""
 HeadKey = tuple[str, int, int]
 MOST_PLANES = 30
 NUMBERS = ["explained_variance", "r_q", "r_k"]
 MODEL_NUMBERS = ["omega", "position_r", "bias_strength"]
-
-
-def choose(heads: Sequence[tuple[int, int]], seed: int = SEED, count: int = HEADS) -> list[tuple[int, int]]:
-    """The published choice: ``random.Random(seed).sample`` over heads sorted by (layer, head)."""
-    ordered = sorted(heads)
-    return ordered if len(ordered) <= count else random.Random(seed).sample(ordered, count)
 
 
 def heads_with_points(study: Study) -> list[HeadKey]:
@@ -43,7 +35,7 @@ def heads_with_points(study: Study) -> list[HeadKey]:
     for run in models(study):
         mine = points.loc[points["model"] == run.label, ["layer", "head"]].drop_duplicates()
         if len(mine):
-            return [(run.label, *head) for head in choose([(int(a), int(b)) for a, b in mine.to_numpy()])]
+            return [(run.label, *head) for head in choose_heads([(int(a), int(b)) for a, b in mine.to_numpy()])]
     raise NotApplicable("points.parquet holds no head of the models compared")
 
 

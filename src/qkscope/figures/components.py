@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.analyses.overheads import mean_over_heads
+from qkscope.analyses.acrossheads import mean_over_heads
 from qkscope.figures.figure import Figure
 from qkscope.figures.select import models, rows
 from qkscope.figures.style import K, Q, canvas, error_bars, grid
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 FIRST = 10
 """Components shown."""

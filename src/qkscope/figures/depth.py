@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import checkpoints, models, rows, with_window
 from qkscope.figures.style import FAINT, NOT_THERE, canvas, panels, shortened
-from qkscope.study import Study, StudyRun
+from qkscope.study.study import Study, StudyRun
 
 BINS = 10
 NOPE = "NoPE"

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.figures.figure import Figure
 from qkscope.figures.select import models, rows
 from qkscope.figures.style import INK, canvas, grid, panels
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 HEADS = 6
 """Heads whose curves are drawn: evenly spaced by how well they are predicted."""

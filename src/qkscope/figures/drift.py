@@ -7,11 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.analyses.overheads import mean_over_heads, median_over_heads
+from qkscope.analyses.acrossheads import mean_over_heads, median_over_heads
 from qkscope.figures.figure import Figure
 from qkscope.figures.select import models, rows
 from qkscope.figures.style import K, Q, canvas, error_bars, family_look, grid, shortened
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 
 def prepare_bars(study: Study) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.errors import QkscopeError
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 
 class NotApplicable(QkscopeError):

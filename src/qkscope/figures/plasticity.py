@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.analyses.scoretables import merged_pairs
+from qkscope.analyses.plasticity import merged_pairs
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import checkpoints, is_checkpoint, models, rows, timeline
 from qkscope.figures.style import (
@@ -24,7 +24,7 @@ from qkscope.figures.style import (
     shortened,
 )
 from qkscope.figures.timeaxis import band, mean_sd, spread, time_axis
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 MIN_PAIRS = 20
 """Cells of the map with fewer pairs are left empty."""
@@ -118,7 +118,7 @@ def prepare_pairs(study: Study) -> pd.DataFrame:
     """Plasticity of pairs of keys of the first model by their distance from each other and from the query."""
     frame = rows(study, models(study), "plasticity_pairs", "ap", "n_pairs")
     first = frame[frame["model"] == frame["model"].iloc[0]]
-    table = merged_pairs([first], ["model", "inter_key", "key_to_query"])
+    table = merged_pairs(first, ["model", "inter_key", "key_to_query"])
     table = table[table["n_pairs"] >= MIN_PAIRS].reset_index(drop=True)
     if table.empty:
         raise NotApplicable(f"no pair of octaves holds {MIN_PAIRS} pairs of keys")

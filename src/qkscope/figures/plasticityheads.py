@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.analyses.overheads import mean_over_heads, rank_correlation
-from qkscope.analyses.pca import TAXONOMY
+from qkscope.analyses.acrossheads import mean_over_heads, rank_correlation
+from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.depth import BINS, NOPE, by_depth, two_maps
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import models, rows
 from qkscope.figures.style import CLASSES, canvas, error_bars, grid
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 # ---- by class of heads --------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.figures.figure import Figure
 from qkscope.figures.select import checkpoints, discordant, models, rows, timeline
 from qkscope.figures.style import CLASSES, FAINT, canvas, family_look, panels, shortened
-from qkscope.study import Study, StudyRun
+from qkscope.study.study import Study, StudyRun
 
 HIGH, LOW = 0.7, 0.3
 PORTRAITS = 6

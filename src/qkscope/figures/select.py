@@ -6,7 +6,7 @@ import pandas as pd
 
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.figures.figure import NotApplicable, needed
-from qkscope.study import Study, StudyRun
+from qkscope.study.study import Study, StudyRun
 
 
 def models(study: Study) -> list[StudyRun]:

@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.analyses.pca import TAXONOMY
+from qkscope.analyses.components import TAXONOMY
+from qkscope.figures.componenttracks import component_tracks
 from qkscope.figures.figure import Figure
-from qkscope.figures.follow import followed
 from qkscope.figures.select import checkpoints, discordant, rows, timeline
 from qkscope.figures.style import CLASSES, K, Q, canvas, grid
 from qkscope.figures.timeaxis import band, mean_sd, spread, time_axis
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 # ---- position on component 0 --------------------------------------------------------------------
 
@@ -23,7 +23,7 @@ def prepare_signal(study: Study) -> pd.DataFrame:
     frame = rows(study, runs, "pc0", "r_q", "r_k")
     frame = frame.assign(abs_r_k=frame["r_k"].abs(), discordant=discordant(frame))
     table = timeline(runs).merge(mean_sd(frame, ["r_q", "r_k", "abs_r_k", "discordant"]), on="model", sort=False)
-    tracks = followed(study, runs)
+    tracks = component_tracks(study, runs)
     if tracks is None:
         return table
     return table.merge(_to_last_pc0(tracks, runs[-1].label), on="model", how="left", sort=False)
@@ -69,11 +69,11 @@ def say_signal(data: pd.DataFrame) -> list[str]:
         f"Where the sign is defined, the share of heads whose keys drift against their queries goes "
         f"{first['discordant']:.0%} → "
         f"{last['discordant']:.0%}; what changes in r_k but not in |r_k| is that.",
-        *_say_followed(data),
+        *_say_component_tracks(data),
     ]
 
 
-def _say_followed(data: pd.DataFrame) -> list[str]:
+def _say_component_tracks(data: pd.DataFrame) -> list[str]:
     if "already_pc0" not in data:
         return []
     first, turns = data.iloc[0], data["followed_angle"].iloc[1:]

@@ -12,7 +12,7 @@ from qkscope.figures.figure import Figure
 from qkscope.figures.select import checkpoints, rows, timeline
 from qkscope.figures.style import canvas, grid, panels, phase_colours
 from qkscope.figures.timeaxis import phase_key, ticks
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 TRAJECTORY = {
     "r_k_a": "r_k_a",

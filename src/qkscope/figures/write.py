@@ -16,8 +16,8 @@ from qkscope.errors import TableError
 from qkscope.figures.catalogue import BY_NAME, CATALOGUE
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style
-from qkscope.store.atomic import atomic_path, write_together
-from qkscope.study import Study
+from qkscope.files.atomic import atomic_path, write_together
+from qkscope.study.study import Study
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedFigure:
     """A figure that this study cannot have."""
 
     name: str
@@ -55,7 +55,7 @@ def write_figures(
     command: str = "",
     workers: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
-) -> tuple[list[Written], list[LeftOut]]:
+) -> tuple[list[Written], list[SkippedFigure]]:
     """Draw every figure of the catalogue that applies, each into a folder of its own."""
     tasks, left_out = [], []
     for place in (
@@ -69,7 +69,7 @@ def write_figures(
         try:
             tasks.append(_Task(figure.name, figure.prepare(study), folder / figure.name, _produced(study, command)))
         except NotApplicable as error:
-            left_out.append(LeftOut(figure.name, figure.title, str(error)))
+            left_out.append(SkippedFigure(figure.name, figure.title, str(error)))
     done: dict[int, Written] = {}
     if on_done is not None:
         on_done(0, len(tasks))

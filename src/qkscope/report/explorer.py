@@ -12,7 +12,7 @@ from qkscope._version import __version__
 from qkscope.report.heads import head_frame, metrics, numbers
 from qkscope.report.page import render
 from qkscope.report.points import COMPLEMENT_AXES, packed, rows_per_kind
-from qkscope.study import Study, StudyRun
+from qkscope.study.study import Study, StudyRun
 
 FIRST_METRICS = ("bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
 """The metric shown first is the first of these that there is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qkscope.analyses.pca import TAXONOMY
+from qkscope.analyses.components import TAXONOMY
 from qkscope.report.sections import Finding, Measure
 from qkscope.report.sentences import (
     axes_lines,

@@ -7,25 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.store.columns import TABLES
-from qkscope.study import Study
+from qkscope.analyses.analysis import ENDS, HEAD_KEY
+from qkscope.results.schema import TABLES
+from qkscope.study.study import Study
 
-KEY = ["model", "layer", "head"]
 LISTED = (
     "explained_variance", "r_q", "r_k", "posvar_q", "posvar_k", "posvar_q_published", "r_q_a", "r_k_a", "bias_window",
     "bias_full_window", "bias_causal_window", "bias_strength", "separation_strength", "plane_var_fraction",
     "active_planes", "position_share_of_score", "ap_overall", "ap_drop",
 )  # fmt: skip
 """Numbers in the report's table of heads."""
-SIGNED = frozenset(
-    {
-        "r_q", "r_k", "r_q_a", "r_k_a", "alpha_q", "alpha_k", "mu_q_a", "mu_k_a", "mu_q_b", "mu_k_b", "bias_strength",
-        "bias_full", "bias_window", "bias_full_window", "logit_bias_window", "amplification", "amplification_window",
-        "query_term", "interaction", "constant", "mu_q", "mu_k", "slope_q", "slope_k", "a_qk_cos", "b_centroid_cos",
-        "omega", "distance_corr", "bias_causal", "bias_causal_window", "ap_drop", "r_q_heldout", "r_k_heldout",
-    }
-)  # fmt: skip
-"""Numbers whose zero means something: they are coloured about it."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +40,9 @@ def head_frame(study: Study) -> pd.DataFrame:
             whole = frame.drop(columns=["pc"], errors="ignore")
             continue
         new = [column for column in frame if column not in whole and column != "pc"]
-        whole = whole.merge(frame[[*KEY, *new]], on=KEY, how="outer", sort=False)
+        whole = whole.merge(frame[[*HEAD_KEY, *new]], on=HEAD_KEY, how="outer", sort=False)
     if whole is None:
-        return pd.DataFrame(columns=[*KEY, "family", "taxonomy"])
+        return pd.DataFrame(columns=[*HEAD_KEY, "family", "taxonomy"])
     order = {label: i for i, label in enumerate(study.labels)}
     whole = whole.assign(family=whole["model"].map({run.label: run.family for run in study.runs}))
     if "taxonomy" not in whole:
@@ -61,18 +52,16 @@ def head_frame(study: Study) -> pd.DataFrame:
 
 
 def metrics(frame: pd.DataFrame) -> list[Metric]:
-    """The numbers there are, as columns.py describes them; interval ends and counts of rows are not among them."""
+    """The numbers there are, as their analyses describe them; interval ends and counts of rows are not among them."""
     described = {column.name: column for table in ("qk", "heads", "rotated") for column in TABLES[table]}
-    skipped = {*KEY, "k_head", "pc", "window", "sliding_window", "n_q", "n_k"}
     found = []
     for name, column in described.items():
-        ends = name.endswith(("_se", "_low", "_high"))
-        if name in skipped or ends or name not in frame or not pd.api.types.is_numeric_dtype(frame[name]):
+        if not column.is_metric or name.endswith(ENDS) or name not in frame:
             continue
-        if column.unit == "true/false" or frame[name].isna().all():
+        if not pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all():
             continue
         on = " (on component 0)" if column in TABLES["qk"] and "omponent" not in column.meaning else ""
-        found.append(Metric(name, column.unit, column.meaning + on, name in SIGNED))
+        found.append(Metric(name, column.unit, column.meaning + on, column.signed))
     return found
 
 

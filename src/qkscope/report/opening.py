@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from qkscope.analyses.pca import TAXONOMY
+from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import checkpoints, models
 from qkscope.report.sections import rotated, with_derived
 from qkscope.report.values import DOCUMENTS, Value, mean_of
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 STAND_OUT = 3
 """Heads named for each extreme."""

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from qkscope._version import __version__
-from qkscope.figures.write import LeftOut, Written
+from qkscope.figures.write import SkippedFigure, Written
 from qkscope.report.findings import FINDINGS
 from qkscope.report.heads import LISTED, head_frame, metrics, numbers
 from qkscope.report.opening import interval_note, opening
 from qkscope.report.page import data_url, render
 from qkscope.report.published import UNSURE_KEY_HEADS, is_published
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 
 def report_html(
     study: Study,
     written: Sequence[Written],
-    left_out: Sequence[LeftOut],
+    left_out: Sequence[SkippedFigure],
     *,
     command: str = "",
     explorer: str | None = None,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from qkscope.analyses.pca import TAXONOMY
+from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.select import discordant, with_window
 from qkscope.report.published import published
 from qkscope.report.values import mean_of
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from qkscope.analyses.overheads import correlation
+from qkscope.analyses.acrossheads import correlation
 from qkscope.figures.bias import prepare_separation
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import checkpoints, models
 from qkscope.report.published import figures, pooled, published
 from qkscope.report.sections import rotated, with_derived
 from qkscope.report.values import mean_of, shown
-from qkscope.study import Study
+from qkscope.study.study import Study
 
 
 def pooled_lines(study: Study, pairs: list[tuple[str, str]]) -> list[str]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.analyses.overheads import mean_over_heads
-from qkscope.analyses.tabulate import OVER_WINDOW
-from qkscope.study import Study
+from qkscope.analyses.acrossheads import mean_over_heads
+from qkscope.results.schema import PER_TOKEN
+from qkscope.study.study import Study
 
 DOCUMENTS, KEY_HEADS = "documents", "key heads"
 
@@ -71,7 +71,7 @@ def mean_of(
         return None
     if len(labels) == 1:
         mean = float(rows[column].astype(float).mean())
-        per_token = OVER_WINDOW.get(column)
+        per_token = PER_TOKEN.get(column)
         run = study.run(labels[0])
         scale = float(run.window or math.nan) if per_token else 1.0
         said = {name: scale * value for name, value in run.headline.get(key or per_token or column, {}).items()}

@@ -1,0 +1,245 @@
+"""What an analysis is: its tables, their columns, and a function from a batch of heads to values.
+
+Index columns, intervals, flags, csv and parquet, summary, ``--only``, ``--columns``, docs/columns.md, the explorer's
+colours and the reader of results all follow from the declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Int
+
+from qkscope.analyses.batch import Batch
+from qkscope.analyses.tables import Columns
+from qkscope.analyses.uncertainty import Scale
+
+HEAD_KEY = ["model", "layer", "head"]
+"""What identifies a query head in every table."""
+ENDS = ("_se", "_low", "_high")
+Dtype = Literal["", "text", "boolean", "Int64"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name, unit, meaning, and the section of docs/method.md that defines it."""
+
+    name: str
+    unit: str
+    meaning: str
+    section: str
+    scale: Scale | None = None
+    """The scale its interval is built on; without one it has no interval."""
+    signed: bool = False
+    """Whether zero is a middle, about which it is coloured."""
+    dtype: Dtype = ""
+    """Text, or what may be empty although it holds no fractions; otherwise as the values are."""
+    per_token: str = ""
+    """The column that this one is, times the window; its interval too."""
+    headline: bool | None = None
+    """Whether the summary gives its mean over heads; by default where it has an interval of its own."""
+    interval_note: str = ""
+    """What the columns of its interval say beyond that."""
+
+    @property
+    def in_summary(self) -> bool:
+        """Whether the summary gives its mean over heads."""
+        own = self.scale is not None and not self.per_token
+        return own if self.headline is None else self.headline
+
+    @property
+    def is_metric(self) -> bool:
+        """Whether it is a number that describes a head, rather than an index, a count of rows or a label."""
+        return self.dtype != "text" and self.unit not in ("index", "rows", "tokens", "true/false")
+
+    def ends(self) -> list[Column]:
+        """The columns of its interval: ``X_se``, ``X_low``, ``X_high``; none without a scale."""
+        if self.scale is None:
+            return []
+        meanings = (
+            "jackknife standard error of",
+            "lower end of the 95% interval of",
+            "upper end of the 95% interval of",
+        )
+        return [
+            Column(f"{self.name}{end}", f"as {self.name}", f"{meaning} {self.name}{self.interval_note}", "6")
+            for end, meaning in zip(ENDS, meanings, strict=True)
+        ]
+
+
+INDEX = (
+    Column("model", "", "label of the model or checkpoint", "0", dtype="text"),
+    Column("family", "", "label of the model family", "0", dtype="text"),
+    Column("layer", "index", "layer, from 0", "0"),
+    Column("head", "index", "query head within the layer, from 0", "0"),
+    Column("k_head", "index", "key head it reads", "0"),
+)
+NOTES = (
+    Column(
+        "nope", "true/false", "the layer has no rotary encoding; empty where the source does not say", "7",
+        dtype="boolean",
+    ),
+    Column(
+        "sliding_window", "tokens",
+        "how far back the layer's queries see; empty: to the beginning, or not known", "7", dtype="Int64",
+    ),
+)  # fmt: skip
+FLAGS = Column(
+    "flags", "", "what qualifies the row, joined by ';': low_n, few_documents, nonfinite_q=N, nonfinite_k=N", "6",
+    dtype="text",
+)  # fmt: skip
+COUNTS = (
+    Column("n_q", "rows", "query vectors used", "0"),
+    Column("n_k", "rows", "key vectors used", "0"),
+)
+
+
+def with_ends(columns: Iterable[Column]) -> list[Column]:
+    """The columns, and those of their intervals behind them."""
+    columns = list(columns)
+    return [*columns, *(end for column in columns for end in column.ends())]
+
+
+def one_per_head(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row of each head; where a table has several, what they say of the head as a whole is the same in all."""
+    return frame.drop_duplicates(["layer", "head"])
+
+
+Means = dict[str, tuple[pd.Series, Float[np.ndarray, "heads groups"] | None]]
+"""Numbers per head by name, with replicates where they have any."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of an analysis: its columns beyond those that name a head."""
+
+    name: str
+    columns: tuple[Column, ...]
+    keys: tuple[str, ...] = ()
+    """Columns that tell the rows of a head apart."""
+    about_heads: bool = True
+    """Whether rows belong to heads; otherwise it declares all its columns itself."""
+    notes: bool = False
+    """Whether it says what kind of layer a head is in."""
+    flags: bool = False
+    """Whether it says what qualifies a row."""
+    interval_order: tuple[str, ...] = ()
+    """The order of its intervals, where it is not that of the columns."""
+    in_runs: tuple[str, ...] = ()
+    """Columns that sum a run up, in the table ``runs``."""
+    needed: tuple[str, ...] = ()
+    """Columns without which somebody else's table says nothing."""
+    merge: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    """Adds up rows of different heads that agree in their keys."""
+    whole_heads: Callable[[pd.DataFrame], pd.DataFrame] = one_per_head
+    """The rows that describe heads as wholes."""
+    further_means: Callable[[pd.DataFrame, Columns], Means] | None = None
+    """Numbers per head that are no columns, whose means the summary gives too."""
+
+    @property
+    def row_keys(self) -> list[str]:
+        """What identifies a row within its model; rows stand in this order."""
+        return [*(("layer", "head") if self.about_heads else ()), *self.keys]
+
+    @property
+    def required(self) -> list[str]:
+        """Columns without which a table of somebody else's cannot be used."""
+        texts = {column.name for column in self.columns if column.dtype == "text"}
+        return [*(key for key in self.row_keys if key not in texts), *self.needed]
+
+    def described(self, more: Iterable[Column] = ()) -> list[Column]:
+        """All columns in order; ``more`` come from other analyses."""
+        by_name = {column.name: column for column in self.columns}
+        ordered = [by_name[name] for name in self.interval_order] or list(self.columns)
+        return [
+            *(INDEX if self.about_heads else ()),
+            *self.columns,
+            *more,
+            *(NOTES if self.notes else ()),
+            *(end for column in ordered for end in column.ends()),
+            *((FLAGS,) if self.flags else ()),
+        ]
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """What an analysis says of heads as wholes: columns of its table that ``heads`` has too."""
+
+    columns: tuple[Column, ...]
+    table: str
+    """Where they come from."""
+    in_runs: tuple[str, ...] = ()
+    of: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    """How they follow from the table, where they are no columns of it: one row per head."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """What was found of a batch, for one table.
+
+    Either one value per head, or per head and anything else (``heads *rest``); or, with ``head``, rows of any number
+    per head.
+    """
+
+    columns: Columns
+    left_out: Columns = field(default_factory=dict)
+    """The same with each document group left out (``heads groups *rest``); NaN where that says nothing."""
+    per_head: Columns = field(default_factory=dict)
+    """One value per head, the same in all its rows."""
+    head: Int[np.ndarray, "rows"] | None = None
+    """Which head of the batch each row belongs to, in order."""
+    rows: Bool[np.ndarray, "heads *rest"] | None = None
+    """Which rows there are; by default all."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Everything that an analysis found of a batch."""
+
+    tables: dict[str, Values] = field(default_factory=dict)
+    complete: dict[str, Columns | pd.DataFrame] = field(default_factory=dict)
+    """Tables that are not about heads, and what stands beside tables, with all their columns."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An analysis of heads: one file, and one line in the catalogue."""
+
+    name: str
+    about: str
+    """What it is, in a line."""
+    tables: tuple[Table, ...]
+    compute: Callable[[Batch], Found]
+    scalars: Scalars | None = None
+    """What goes into ``heads``."""
+    axes: bool = False
+    """Whether it needs the axes a and b; heads without any drift have none and are left out."""
+    buckets: bool = False
+    """Whether it needs moments of the queries in position buckets."""
+    rotary: bool = False
+    """Whether it needs means with the rotation undone."""
+    summary: Callable[[dict[str, pd.DataFrame]], dict[str, object]] | None = None
+    """What the summary says beyond means."""
+
+    def table(self, name: str) -> Table:
+        """Its table of that name."""
+        return next(table for table in self.tables if table.name == name)
+
+
+def single_table(
+    name: str, about: str, columns: Iterable[Column], compute: Callable[[Batch], Values], *, rotary: bool = False
+) -> Analysis:
+    """An analysis of one table with one row per head, all of whose columns go into ``heads`` too."""
+    own = tuple(columns)
+    return Analysis(
+        name,
+        about,
+        (Table(name, own),),
+        lambda batch: Found({name: compute(batch)}),
+        Scalars(own, name),
+        rotary=rotary,
+    )

@@ -1,0 +1,155 @@
+"""Some heads of one run, loaded together, and what several analyses need of them, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from qkscope.analyses.components import Components, components
+from qkscope.analyses.meanfield import MeanField, mean_field
+from qkscope.analyses.options import AnalysisOptions
+from qkscope.analyses.planevectors import PlaneVectors
+from qkscope.analyses.replicates import LeftOut, left_out
+from qkscope.analyses.rotationmodel import Rotation, has_drift, rotation_model
+from qkscope.analyses.tables import Columns
+from qkscope.analyses.uncertainty import usable_groups
+from qkscope.core.headdata import HeadData
+from qkscope.core.headmoments import HeadMoments
+from qkscope.core.moments import Moments
+from qkscope.core.rows import Coordinates, Pair
+
+
+class HeadCoordinates(NamedTuple):
+    """A head's vectors on its first two components, and on a and b."""
+
+    pcs: Coordinates | None
+    plane: Coordinates | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some heads of one run; everything is computed when it is first asked for, and then kept."""
+
+    model: str
+    family: str
+    heads: tuple[HeadData, ...]
+    wanted: frozenset[str]
+    """Names of the analyses that will ask."""
+    axes: bool
+    """Whether any of them will ask for the axes a and b, which heads without any drift do not have."""
+    options: AnalysisOptions
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def some(self, chosen: Sequence[int], wanted: frozenset[str], *, axes: bool) -> Batch:
+        """A batch of some of the heads, for some of the analyses."""
+        return replace(self, heads=tuple(self.heads[i] for i in chosen), wanted=wanted, axes=axes)
+
+    @cached_property
+    def index(self) -> Columns:
+        """The columns that name a head."""
+        return {
+            "model": np.full(len(self), self.model),
+            "family": np.full(len(self), self.family),
+            "layer": np.array([one.head.layer for one in self.heads]),
+            "head": np.array([one.head.head for one in self.heads]),
+            "k_head": np.array([one.key_head.head for one in self.heads]),
+        }
+
+    @cached_property
+    def moments(self) -> HeadMoments:
+        """Moments of all heads side by side."""
+        return HeadMoments.stack([one.moments for one in self.heads])
+
+    @property
+    def vectors(self) -> list[Pair | None]:
+        """The sampled queries and keys of each head, where there are any."""
+        return [one.vectors for one in self.heads]
+
+    @cached_property
+    def usable(self) -> Float[np.ndarray, "heads 8"]:
+        """1 for each document group that the jackknife deletes."""
+        return usable_groups(self.moments)
+
+    @cached_property
+    def drifts(self) -> Bool[np.ndarray, "heads"]:
+        """Which heads drift with position at all, and so have an axis a."""
+        return np.asarray(has_drift(self.moments.total_q, self.moments.total_k, self.options.rotation.centering))
+
+    @cached_property
+    def components(self) -> Components:
+        """Principal components of queries and keys pooled."""
+        moments, count = self.moments, self.options.pca.n_components
+        return components(
+            moments.total_q, moments.total_k, count, pooled=moments.pooled, whole_basis=self.options.intervals
+        )
+
+    @cached_property
+    def rotation(self) -> Rotation:
+        """Axes a and b, and what is measured along them."""
+        moments, options = self.moments, self.options
+        cross = self._cross
+        return rotation_model(
+            moments.total_q,
+            moments.total_k,
+            None if cross is None else cross.merged(),
+            options.rotation.centering,
+            pooled=moments.pooled,
+            whole_basis=options.intervals,
+        )
+
+    @property
+    def _cross(self) -> Moments | None:
+        if self.options.rotation.pairing != "token":
+            return None
+        if self.moments.cross is None:
+            raise ValueError("pairing='token' needs moments with cross statistics")
+        return self.moments.cross
+
+    @cached_property
+    def left_out(self) -> LeftOut | None:
+        """Components and rotation model with each document group left out, in one pass; None without intervals."""
+        if not self.options.intervals:
+            return None
+        pcs = self.components if "pca" in self.wanted else None
+        model = self.rotation if "rotation" in self.wanted else None
+        return left_out(self.moments, pcs, model, self.options.rotation)
+
+    @cached_property
+    def coordinates(self) -> list[HeadCoordinates]:
+        """All coordinates of a head in one product; none where only one kind is wanted, or there are no vectors."""
+        both = "pca" in self.wanted and self.axes
+        return [
+            HeadCoordinates(None, None) if pair is None or not both else self._coordinates(i, pair)
+            for i, pair in enumerate(self.vectors)
+        ]
+
+    def _coordinates(self, i: int, pair: Pair) -> HeadCoordinates:
+        axes = self.components.axes[i, :2]
+        on = Coordinates.of(pair, np.vstack([axes, self.rotation.a[i], self.rotation.b[i]]))
+        return HeadCoordinates(on.some(slice(len(axes))), on.some(slice(len(axes), None)))
+
+    @cached_property
+    def plane_vectors(self) -> list[PlaneVectors | None]:
+        """Each head's vectors beside its axes a and b; None where there are none."""
+        a, b, windows = self.rotation.a, self.rotation.b, self.moments.window.tolist()
+        return [
+            None if pair is None else PlaneVectors(pair, a[i], b[i], int(windows[i]), self.coordinates[i].plane)
+            for i, pair in enumerate(self.vectors)
+        ]
+
+    @cached_property
+    def mean_fields(self) -> list[MeanField | None]:
+        """The mean-field score of each head that knows its rotation."""
+        return [
+            None
+            if one.rotary is None
+            else mean_field(one.rotary, one.moments.total_q, one.moments.total_k, float(one.moments.scaling))
+            for one in self.heads
+        ]

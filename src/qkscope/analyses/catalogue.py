@@ -1,0 +1,40 @@
+"""All analyses, in order. A new one is a file of its own and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qkscope.analyses.analysis import Analysis, Column, Scalars, Table, with_ends
+from qkscope.analyses.distance import DISTANCE
+from qkscope.analyses.pca import HEADS, PCA
+from qkscope.analyses.planes import PLANES
+from qkscope.analyses.plasticity import PLASTICITY
+from qkscope.analyses.rotation import ROTATION
+
+ANALYSES: tuple[Analysis, ...] = (
+    PCA,
+    ROTATION,
+    PLANES,
+    DISTANCE,
+    PLASTICITY,
+)
+
+BY_NAME = {analysis.name: analysis for analysis in ANALYSES}
+TABLES: dict[str, Table] = {table.name: table for analysis in ANALYSES for table in analysis.tables}
+"""Every table that an analysis writes."""
+SCALARS: dict[str, Scalars] = {a.scalars.table: a.scalars for a in ANALYSES if a.scalars is not None}
+"""What goes into ``heads``, by the table it comes from."""
+
+
+def described(name: str) -> list[Column]:
+    """All columns of a table in order; ``heads`` has what other analyses say of whole heads too."""
+    more = (
+        [column for scalars in SCALARS.values() for column in with_ends(scalars.columns)] if name == HEADS.name else []
+    )
+    return TABLES[name].described(more)
+
+
+def named(names: Iterable[str]) -> list[Analysis]:
+    """The analyses of these names, in the order of the catalogue."""
+    wanted = set(names)
+    return [analysis for analysis in ANALYSES if analysis.name in wanted]

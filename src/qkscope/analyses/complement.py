@@ -1,0 +1,113 @@
+"""The complement of {a, b}: principal pairs of what is left, and the rings that RoPE leaves in them.
+
+X_⊥ = X − (X·a)a − (X·b)b of queries and keys pooled, centred; its principal axes are taken two by two. In a plane,
+θ = atan2(second, first); the frequency, resultant and coherence of θ are those of spectrum.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from qkscope.analyses.spectrum import Circle, Turning, fit_circles, tokens_of, turning
+from qkscope.core.linalg import eigh_descending, ratio
+from qkscope.core.rows import Coordinates, Pair, Rows
+
+MOST_PLANES = 30
+
+
+@dataclass(frozen=True)
+class Complement:
+    """Principal axes of the complement, strongest first, and its mean."""
+
+    axes: Float[np.ndarray, "axes d"]
+    mean: Float[np.ndarray, "d"]
+    share: Float[np.ndarray, "planes"]
+    """Of the complement's variance, by plane (two axes each)."""
+
+    def project(self, rows: Rows) -> Float[np.ndarray, "n axes"]:
+        """Centred coordinates of rows; a and b have no part in them, being at right angles to every axis."""
+        return (rows.x - self.mean) @ self.axes.T
+
+
+@dataclass(frozen=True)
+class Planes:
+    """One value per plane of the complement each."""
+
+    share: Float[np.ndarray, "planes"]
+    turning: Turning
+    ring: Float[np.ndarray, "planes"]
+    """Coefficient of variation of the radius: 0 for a perfect ring, about 0.5 for a Gaussian cloud."""
+    qk_accuracy: Float[np.ndarray, "planes"]
+    """How well a line tells queries from keys: about 0.5 on a shared ring."""
+
+    @property
+    def angle_r(self) -> Float[np.ndarray, "planes"]:
+        """The resultant, with the sign of the frequency."""
+        return np.sign(self.turning.frequency) * self.turning.resultant
+
+    def active(self, chance: float) -> Bool[np.ndarray, "planes"]:
+        """Planes that turn with position more coherently over documents than 99% of structureless ones."""
+        return self.turning.coherence > chance
+
+
+def complement_axes(pair: Pair, a: Float[np.ndarray, "d"], b: Float[np.ndarray, "d"]) -> Complement:
+    """Principal axes off a and b; each is oriented so that its largest coefficient is positive."""
+    x = np.concatenate([pair.q.x, pair.k.x])
+    mean = x.mean(0)
+    off = np.eye(len(a)) - np.outer(a, a) - np.outer(b, b)
+    cov = off @ np.cov(x.T, bias=True) @ off
+    values, axes = eigh_descending(cov)
+    n_planes = min(MOST_PLANES, (len(a) - 2) // 2)
+    axes = axes[: 2 * n_planes] @ off  # rounding left along a or b would be visible where little else is
+    axes = axes / np.maximum(np.linalg.norm(axes, axis=-1, keepdims=True), 1e-300)
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(-1)[:, None], -1)
+    share = ratio(values[: 2 * n_planes].reshape(n_planes, 2).sum(-1), values.sum())
+    return Complement(axes * np.where(largest < 0, -1.0, 1.0), mean, share)
+
+
+def measure_planes(pair: Pair, basis: Complement, window: int) -> Planes:
+    """Measure every plane of the complement."""
+    on_q, on_k = (_by_plane(basis.project(rows)) for rows in (pair.q, pair.k))
+    angle_q, angle_k = (np.arctan2(on[..., 1], on[..., 0]) for on in (on_q, on_k))
+    radius = np.concatenate([np.linalg.norm(on, axis=-1) for on in (on_q, on_k)], -1)
+    return Planes(
+        basis.share,
+        turning(angle_q, angle_k, *tokens_of(pair), window),
+        ratio(radius.std(-1), radius.mean(-1)),
+        line_accuracy(on_q, on_k),
+    )
+
+
+def circles(heads: Sequence[Coordinates], pair: Pair, window: int) -> list[Circle]:
+    """Ω of several heads, given their vectors' coordinates on a and b; ``pair`` says where all of them stand."""
+    turning = [tuple(on[:, 0] + 1j * on[:, 1] for on in head) for head in heads]
+    return fit_circles([(w_q, w_k) for w_q, w_k in turning], *tokens_of(pair), window)
+
+
+def line_accuracy(
+    q: Float[np.ndarray, "planes n_q 2"], k: Float[np.ndarray, "planes n_k 2"]
+) -> Float[np.ndarray, "planes"]:
+    """Share of rows on their own side of Fisher's line, mean of the two classes, plane by plane."""
+    mean_q, mean_k = q.mean(1), k.mean(1)
+    within = _scatter(q, mean_q) + _scatter(k, mean_k)
+    w = np.einsum("pij,pj->pi", np.linalg.pinv(within, hermitian=True), mean_q - mean_k)
+    threshold = (w * (mean_q + mean_k)).sum(-1) / 2
+    right_q = np.einsum("pni,pi->pn", q, w) > threshold[:, None]
+    right_k = np.einsum("pni,pi->pn", k, w) <= threshold[:, None]
+    return (right_q.mean(-1) + right_k.mean(-1)) / 2
+
+
+def _scatter(
+    x: Float[np.ndarray, "planes n 2"], mean: Float[np.ndarray, "planes 2"]
+) -> Float[np.ndarray, "planes 2 2"]:
+    centred = x - mean[:, None]
+    return np.einsum("pni,pnj->pij", centred, centred)
+
+
+def _by_plane(coordinates: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "planes n 2"]:
+    n, axes = coordinates.shape
+    return coordinates.reshape(n, axes // 2, 2).swapaxes(0, 1)

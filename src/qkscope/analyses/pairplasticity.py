@@ -1,0 +1,229 @@
+"""Attention plasticity: whether the order of two keys is fixed, or up to the query.
+
+For two keys that differ by δ, a query prefers one of them by the sign of D = qᵀδ. Over the queries of a position bucket
+D ~ N(μ_bᵀδ, δᵀΣ_bδ), so the preference has probability p = Φ(μ_bᵀδ / √(δᵀΣ_bδ)), and the pair's plasticity is
+PP = 4p(1 − p): 1 where queries are divided, 0 where all agree. AP is its mean over pairs of earlier keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.special import ndtr
+
+from qkscope.analyses.keypairs import KeyPairs
+from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_of, bucket_width
+from qkscope.core.linalg import ratio, unit
+from qkscope.core.moments import Moments
+from qkscope.core.rope import HeadRotary
+from qkscope.core.rows import Rows
+
+MIN_QUERIES = 10
+"""Buckets with fewer queries have no row."""
+SHRINK_BELOW = 5
+"""With fewer queries per dimension the covariance of a bucket is shrunk."""
+
+
+@dataclass(frozen=True)
+class Plasticity:
+    """AP of a batch of heads that share their keys, bucket by bucket; NaN where a bucket has no row."""
+
+    ap: Float[np.ndarray, "heads buckets"]
+    ap_published: Float[np.ndarray, "heads buckets"]
+    again: Float[np.ndarray, "heads groups buckets"]
+    """Ap with each document group left out, of the queries and of the keys; NaN where that leaves no queries."""
+    pairs: Float[np.ndarray, "heads buckets pairs"]
+    """PP of every pair."""
+    pairs_published: Float[np.ndarray, "heads buckets pairs"]
+
+
+def bucket_plasticity(
+    q_buckets: Moments, q_cells: BucketMeans, total_q: Moments, keys: KeyPairs, width: int
+) -> Plasticity:
+    """AP with the full covariance of each bucket, and with the published model of the queries."""
+    cov = shrunk(q_buckets)
+    there = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
+    mean = along(keys.delta, q_buckets.mean_x)
+    variance = spread_along(keys.delta, cov)
+    exact = reversible(mean, variance)
+    published = reversible(*_published(q_buckets, total_q, cov, keys, mean, width))
+    again = _left_out(q_cells, keys, mean, variance)
+    return Plasticity(
+        ap=np.where(there, _over_pairs(exact, keys.weight), np.nan),
+        ap_published=np.where(there, _over_pairs(published, keys.weight), np.nan),
+        again=np.where(there[:, None], again, np.nan),
+        pairs=exact,
+        pairs_published=published,
+    )
+
+
+def ap_fixed(q_buckets: Moments, keys: KeyPairs) -> Float[np.ndarray, "buckets"]:
+    """AP of queries that were turned to the middle of their bucket first (``fixed_queries``)."""
+    pp = reversible(along(keys.delta, q_buckets.mean_x), spread_along(keys.delta, shrunk(q_buckets)))
+    there = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
+    return np.where(there, _over_pairs(pp, keys.weight), np.nan)
+
+
+def fixed_queries(queries: Rows, rotary: HeadRotary, window: int, buckets: int) -> Rows:
+    """Queries as they would stand in the middle of their bucket, so that they differ in content alone."""
+    rope, width = rotary.rope, bucket_width(window, buckets)
+    centre = (bucket_of(queries.position, window, buckets) + 0.5) * width - 0.5
+    angle = rope.sign * (centre - queries.position)[:, None] * rope.frequencies
+    turned = rope.planes_of(queries.x) * np.exp(1j * angle)
+    x = queries.x.astype(np.float64)
+    x[:, rope.pairs[:, 0]], x[:, rope.pairs[:, 1]] = turned.real, turned.imag
+    return Rows(x, queries.position, queries.example_id)
+
+
+def reversible(mean: Float[np.ndarray, "*shape"], variance: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """PP = 4Φ(z)Φ(−z), z = mean/√variance; where nothing varies, 0, or 1 if there is no preference at all.
+
+    >>> reversible(np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])).tolist()
+    [1.0, 0.0, 1.0]
+    """
+    spread = np.sqrt(np.maximum(variance, 0.0))
+    z = np.divide(np.abs(mean), spread, out=np.where(mean == 0, 0.0, np.inf), where=spread > 0)
+    return np.asarray(4.0 * ndtr(z) * ndtr(-z))
+
+
+def shrunk(m: Moments) -> Float[np.ndarray, "*batch d d"]:
+    """Covariance, shrunk towards a multiple of the identity where rows are few (oracle approximating shrinkage).
+
+    Σ̂ = (1 − ρ)S + ρ (tr S/d) I, ρ = (tr S² + tr² S) / ((n + 1)(tr S² − tr² S/d)), at most 1 (Chen et al. 2010).
+    """
+    few = m.n < SHRINK_BELOW * m.d
+    cov, d = m.cov_x, m.d
+    if not few.any():
+        return cov
+    trace = np.trace(cov, axis1=-2, axis2=-1)
+    square = (cov**2).sum((-2, -1))
+    excess = (m.n + 1) * (square - trace**2 / d)
+    rho = np.where(few, np.minimum(np.where(excess > 0, ratio(square + trace**2, excess), 1.0), 1.0), 0.0)
+    return (1 - rho)[..., None, None] * cov + (rho * trace / d)[..., None, None] * np.eye(d)
+
+
+def along(
+    delta: Float[np.ndarray, "buckets pairs d"], mean: Float[np.ndarray, "*heads buckets d"]
+) -> Float[np.ndarray, "*heads buckets pairs"]:
+    """μᵀδ for every pair."""
+    return (delta @ mean[..., None])[..., 0]
+
+
+def spread_along(
+    delta: Float[np.ndarray, "buckets pairs d"], cov: Float[np.ndarray, "*heads buckets d d"]
+) -> Float[np.ndarray, "*heads buckets pairs"]:
+    """δᵀΣδ for every pair."""
+    return np.einsum("...pd,...pd->...p", delta @ cov, np.broadcast_to(delta, (*cov.shape[:-2], *delta.shape[-2:])))
+
+
+def _published(
+    q_buckets: Moments,
+    total_q: Moments,
+    cov: Float[np.ndarray, "heads buckets d d"],
+    keys: KeyPairs,
+    mean: Float[np.ndarray, "heads buckets pairs"],
+    width: int,
+) -> tuple[Float[np.ndarray, "heads buckets pairs"], Float[np.ndarray, "heads buckets pairs"]]:
+    """Mean and variance of D by the published model of queries.
+
+    In the basis whose first axis is the drift β̂_Q, coordinate 1 is α + βτ with one residual variance for all buckets;
+    the others keep their bucket means and variances, and no covariances.
+    """
+    drift = unit(total_q.cov_xt)[:, None]
+    basis = _first_axis(drift[:, 0])
+    beta = total_q.slope_along(drift)
+    residual = total_q.var_along(drift) - beta**2 * total_q.var_t[:, None]
+    tau = (np.arange(q_buckets.n.shape[-1]) + 0.5) * width - 0.5
+    line = total_q.mean_along(drift) + beta * (tau - total_q.mean_t[:, None])
+    turned = keys.delta @ basis[:, None].swapaxes(-1, -2)
+    variance = np.einsum("hid,hbde,hie->hbi", basis, cov, basis, optimize=True)
+    variance[..., 0] = np.maximum(residual, 0.0)
+    on_drift = np.einsum("hbd,hd->hb", q_buckets.mean_x, drift[:, 0])
+    return mean + (line - on_drift)[..., None] * turned[..., 0], np.einsum("hbpi,hbi->hbp", turned**2, variance)
+
+
+def _first_axis(axis: Float[np.ndarray, "heads d"]) -> Float[np.ndarray, "heads d d"]:
+    """The reflection that sends a unit axis to +e₁; the identity where it is there already."""
+    v = axis - np.eye(axis.shape[-1])[0]
+    size = (v * v).sum(-1)[:, None, None]
+    return np.eye(axis.shape[-1]) - 2.0 * ratio(v[:, :, None] * v[:, None, :], size)
+
+
+def _left_out(
+    cells: BucketMeans,
+    keys: KeyPairs,
+    mean: Float[np.ndarray, "heads buckets pairs"],
+    variance: Float[np.ndarray, "heads buckets pairs"],
+) -> Float[np.ndarray, "heads groups buckets"]:
+    """AP with each document group left out.
+
+    The means of groups give the mean without one exactly, and the part of the variance between groups; the part within
+    groups, of which only the sum is kept, is taken to be the same in all of them.
+    """
+    means = np.stack([along(keys.delta, cells.mean_x[:, g]) for g in range(N_GROUPS)], 1)
+    share = ratio(cells.n, cells.n.sum(1, keepdims=True))[..., None]
+    within = np.maximum(variance - (share * (means - mean[:, None]) ** 2).sum(1), 0.0)
+    again = np.empty((len(mean), N_GROUPS, mean.shape[1]))
+    for g in range(N_GROUPS):
+        kept = share * (np.arange(N_GROUPS) != g)[:, None, None]
+        kept = ratio(kept, kept.sum(1, keepdims=True))
+        centre = (kept * means).sum(1)
+        between = (kept * (means - centre[:, None]) ** 2).sum(1)
+        weight = keys.weight * (keys.group != g)
+        some = weight.sum(-1, keepdims=True) > 0
+        found = _over_pairs(reversible(centre, within + between), np.where(some, weight, keys.weight))
+        again[:, g] = np.where(kept.sum(1)[..., 0] > 0, found, np.nan)
+    return again
+
+
+def _over_pairs(
+    pp: Float[np.ndarray, "*heads buckets pairs"], weight: Float[np.ndarray, "buckets pairs"]
+) -> Float[np.ndarray, "*heads buckets"]:
+    return ratio((pp * weight).sum(-1), np.broadcast_to(weight.sum(-1), pp.shape[:-1]))
+
+
+# ---- over the window ----------------------------------------------------------------------------
+
+
+FIFTH = 0.2
+
+
+@dataclass(frozen=True)
+class WindowPlasticity:
+    """One value per head each; the last axis of the input is gone."""
+
+    ap_overall: Float[np.ndarray, "*batch"]
+    ap_first20: Float[np.ndarray, "*batch"]
+    ap_last20: Float[np.ndarray, "*batch"]
+
+    @property
+    def ap_drop(self) -> Float[np.ndarray, "*batch"]:
+        """First fifth less last fifth."""
+        return np.asarray(self.ap_first20 - self.ap_last20)
+
+
+def plasticity_over_window(
+    ap: Float[np.ndarray, "*batch buckets"], n_queries: Float[np.ndarray, "*#batch buckets"], window: int
+) -> WindowPlasticity:
+    """Means over buckets, weighted by queries: all, and those with their middle in the first or last fifth."""
+    return WindowPlasticity(*(_weighted(ap, n_queries, part) for part in parts_of_window(ap.shape[-1], window)))
+
+
+def parts_of_window(buckets: int, window: int) -> list[Bool[np.ndarray, "buckets"]]:
+    """Which buckets belong to the whole window, to its first fifth and to its last, by their middles.
+
+    >>> [np.flatnonzero(part).tolist() for part in parts_of_window(16, 4096)]
+    [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [0, 1, 2], [13, 14, 15]]
+    """
+    centre = ((np.arange(buckets) + 0.5) * bucket_width(window, buckets) - 0.5) / window
+    return [np.full(buckets, fill_value=True), centre < FIFTH, centre > 1 - FIFTH]
+
+
+def _weighted(
+    ap: Float[np.ndarray, "*batch buckets"], n: Float[np.ndarray, "*#batch buckets"], chosen: Bool[np.ndarray, "b"]
+) -> Float[np.ndarray, "*batch"]:
+    weight = np.where(np.isnan(ap) | ~chosen, 0.0, n)
+    total = weight.sum(-1)
+    return np.where(total > 0, ratio((weight * np.nan_to_num(ap)).sum(-1), total), np.nan)

@@ -1,0 +1,155 @@
+"""Half-precision sums from vectors where they lie: squares by a kernel of our own, the rest in one product.
+
+Σ x with a, b, 1 of each bucket and with cosines and sines are one product xᵀ·table, of which the matching coordinates
+and planes are taken in the end. The kernel is used only where it has just been seen to give what torch gives.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from qkscope.capture.sums.halfsums import LOW, HalfSums, RawSums
+from qkscope.capture.sums.turning import Turning
+from qkscope.core.headmoments import N_GROUPS
+
+if TYPE_CHECKING:
+    from qkscope.capture.sums.layersums import Tokens
+
+log = logging.getLogger("qkscope")
+
+ALIGNED = 128
+"""Columns of the table are padded to a multiple of this, as matrix units like it."""
+AGREES = 1e-5
+"""Largest error of the kernel, as a share of the largest square, with which it is trusted."""
+
+
+class GramSums(HalfSums):
+    """Sums of one layer, vectors read where they lie."""
+
+    tokens_at_once = 2**31
+
+    def reserve(self) -> None:
+        """Totals of squares, and of products with the table."""
+        self.columns = -(-(2 * self.planes + 3 * self.plan.buckets) // ALIGNED) * ALIGNED
+        self.by_group = self.zeros(self.heads, N_GROUPS, self.d, self.d)
+        self.by_bucket = self.zeros(self.n_q, self.plan.buckets, self.d, self.d)
+        self.with_table = self.zeros(self.heads, N_GROUPS, self.d, self.columns)
+
+    def add_part(self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: Tokens, turning: Turning | None) -> None:
+        """Squares and products of each document."""
+        key = "table", id(turning), q.dtype, q.device, self.columns
+        table = tokens.once(key, lambda: self._table(q, tokens, turning))
+        width, bounds = self.plan.width, tokens.counted(self.plan)
+        for row, group in enumerate(tokens.groups.tolist()):
+            begin, end = (min(max(column, part.start), part.stop) - part.start for column in bounds[row])
+            counted = table[part][begin:end]
+            for x, heads in ((q[row, :, part], slice(0, self.n_q)), (k[row, :, part], slice(self.n_q, None))):
+                x = x if x.stride(-1) == 1 else x.contiguous()
+                first = (tokens.first + part.start) // width
+                by_bucket = self.by_bucket if heads.start == 0 else None
+                add_squares(x, (begin, end), width, first, self.by_group[heads, group], by_bucket)
+                if begin < end:  # what does not count may not even be finite
+                    _add_product(self.with_table[heads, group], x[:, begin:end].transpose(1, 2), counted)
+
+    def _table(self, q: torch.Tensor, tokens: Tokens, turning: Turning | None) -> torch.Tensor:
+        """Cosines, sines, and a, b, 1 in the columns of their bucket (T, columns)."""
+        length, width, buckets = q.shape[2], self.plan.width, self.plan.buckets
+        at = torch.arange(length, device=q.device)
+        t, bucket = (tokens.first + at) % width - width // 2, (tokens.first + at) // width
+        high = torch.div(t, LOW, rounding_mode="floor")
+        table = torch.zeros(length, self.columns, dtype=q.dtype, device=q.device)
+        if turning is not None:
+            table[:, : 2 * self.planes] = turning.table(q.dtype)
+        for part, values in enumerate((high, t - LOW * high, torch.ones_like(t))):
+            table[at, 2 * self.planes + part * buckets + bucket] = values.to(q.dtype)
+        return table
+
+    def raw(self, heads: slice, *, queries: bool) -> RawSums:
+        """Squares with the sums beside them, and what matches of the table."""
+        d, buckets = self.d, self.plan.buckets
+        squares, products = (x[heads].double().cpu().numpy() for x in (self.by_group, self.with_table))
+        beside = products[..., 2 * self.planes : 2 * self.planes + 3 * buckets].reshape(*squares.shape[:3], 3, buckets)
+        by_bucket = None
+        if queries:
+            of_buckets = np.moveaxis(beside.sum(1), -1, 1)
+            by_bucket = _with_columns(self.by_bucket.double().cpu().numpy(), of_buckets, d)
+        cells = np.moveaxis(beside[..., 2, :], -1, -2)
+        return RawSums(_with_columns(squares, beside.sum(-1), d), by_bucket, cells, self._turned(products))
+
+    def _turned(self, products: np.ndarray) -> np.ndarray:
+        if self.rope is None:
+            return np.zeros((*products.shape[:2], 0, 4))
+        tables = products[..., : self.planes], products[..., self.planes : 2 * self.planes]
+        parts = [np.diagonal(at[:, :, rows], 0, 2, 3) for at in tables for rows in self.rope.coordinates]
+        return np.stack(parts, -1)
+
+
+def _with_columns(squares: np.ndarray, beside: np.ndarray, d: int) -> np.ndarray:
+    """Σ z zᵀ as far as it is used: squares (…, d, d), and x with a, b and 1 (…, d, 3)."""
+    found = np.zeros((*squares.shape[:-2], d + 3, d + 3))
+    found[..., :d, :d], found[..., :d, d:] = squares, beside
+    return found
+
+
+def add_squares(
+    x: torch.Tensor,
+    bounds: tuple[int, int],
+    width: int,
+    first: int,
+    by_group: torch.Tensor,
+    by_bucket: torch.Tensor | None,
+) -> None:
+    """Add Σ xxᵀ of vectors (H, T, d) within bounds to totals; on a GPU by the kernel."""
+    if x.is_cuda:
+        from qkscope.capture.sums import gramkernel
+
+        gramkernel.add_squares(x, bounds, width, first, by_group, by_bucket)
+        return
+    for bucket, start in enumerate(range(0, x.shape[1], width)):
+        some = x[:, max(start, bounds[0]) : max(min(start + width, bounds[1]), 0)].float()
+        squares = some.transpose(1, 2) @ some
+        by_group += squares
+        if by_bucket is not None:
+            by_bucket[:, first + bucket] += squares
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, table: torch.Tensor) -> None:
+    """Add left (H, d, T) · table (T, c) to the total (H, d, c), in float32."""
+    if total.is_cuda:
+        torch.baddbmm(total, left, table.expand(len(left), *table.shape), out_dtype=torch.float32, out=total)
+    else:
+        total += left.float() @ table.float()
+
+
+@lru_cache(maxsize=64)
+def trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
+    """Whether the kernel runs here and agrees with torch, on vectors that lie as a model's do."""
+    if device.type != "cuda" or d < 16:
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    made = torch.Generator(device).manual_seed(0)
+    x = (torch.randn(700, 5, d, generator=made, device=device) + 0.5).to(dtype).transpose(0, 1)
+    kernel, plain = (
+        [torch.zeros(5, 8, d, d, device=where), torch.zeros(5, 6, d, d, device=where)] for where in (device, "cpu")
+    )
+    try:
+        for bounds in ((3, 690), (0, 128)):
+            for vectors, totals in ((x, kernel), (x.cpu(), plain)):
+                with torch.cuda.device(device):
+                    add_squares(vectors, bounds, 128, 0, totals[0][:, 2], totals[1])
+        apart = max(float((a.cpu() - b).abs().max() / b.abs().max()) for a, b in zip(kernel, plain, strict=True))
+    except Exception as error:  # a compiler that is not there fails in ways of its own
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        log.warning("the reduction kernel does not run on %s (%s); vectors are copied, which is slower", device, reason)
+        return False
+    if apart > AGREES:
+        log.warning("the reduction kernel is off by %.1e on %s; vectors are copied, which is slower", apart, device)
+    return apart <= AGREES

@@ -1,0 +1,215 @@
+"""The sums of reduce.py from half-precision vectors, at a cost that a forward pass hardly notices.
+
+Products of half-precision numbers are exact in float32, and 256·a + b is the position within its bucket, in two parts
+that half precision holds exactly. Squares xxᵀ are summed by head and bucket, and x itself with a, b, 1 and with the
+cosines and sines of its position; on a GPU beside the forward pass, on a stream of its own. Counts and sums of
+positions need no vectors and are kept on the host. How the sums are formed is left to gramsums.py (vectors where they
+lie) and rowsums.py (vectors copied into rows first).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from qkscope.capture.sums.turning import Turning
+from qkscope.core.headmoments import N_GROUPS
+
+if TYPE_CHECKING:
+    from qkscope.capture.rope import LayerRope
+    from qkscope.capture.sums.layersums import Plan, Tokens
+
+LOW = 256
+"""Whole numbers up to this are exact in half precision."""
+SHIFT_TOKENS = 256
+"""The shift is the mean of so many vectors."""
+FAR = 8.0
+"""Means beyond so many standard deviations are shifted to zero."""
+
+
+def takes(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether these vectors are reduced here: half precision on a GPU."""
+    return (
+        q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.dtype == k.dtype and q.shape[-1] == k.shape[-1]
+    )
+
+
+def far_means(q: torch.Tensor, k: torch.Tensor, begin: int) -> torch.Tensor:
+    """Mean of some vectors of queries and keys (H, d) from a column on, and 0 where that is near enough to zero."""
+    return torch.cat([_far_mean(x[0, :, begin : begin + SHIFT_TOKENS].float()) for x in (q, k)]).to(q.dtype)
+
+
+def _far_mean(some: torch.Tensor) -> torch.Tensor:
+    if some.shape[1] < 2:
+        return torch.zeros_like(some[:, :1].sum(1))
+    mean, spread = some.mean(1), some.std(1)
+    return torch.where(mean.abs() > FAR * spread, mean, torch.zeros_like(mean))
+
+
+@dataclass(frozen=True)
+class RawSums:
+    """What was summed of some heads, in float64; z = (x − shift, a, b, 1), further columns mean nothing."""
+
+    by_group: np.ndarray
+    """Σ z zᵀ (H, 8, d + 3 …, d + 3 …); of the last rows only what x has in common with them."""
+    by_bucket: np.ndarray | None
+    """(H, buckets, d + 3 …, d + 3 …); queries only."""
+    by_cell: np.ndarray
+    """Σ x − shift (H, 8, buckets, d …)."""
+    turned: np.ndarray
+    """Σ of cos·u, cos·v, sin·u, sin·v of each plane (u, v) (H, 8, planes, 4)."""
+
+
+@dataclass(frozen=True)
+class HostSums:
+    """Sums of z zᵀ with z = (x − shift, t − middle of the window, 1), in float64 on the host."""
+
+    shift: np.ndarray
+    """(H, d)."""
+    by_group: np.ndarray
+    """(H, 8, d + 2, d + 2)."""
+    by_cell: np.ndarray
+    """(H, 8, buckets, d + 2): sums alone."""
+    by_bucket: np.ndarray | None
+    """(H, buckets, d + 2, d + 2); queries only."""
+    unrotated: np.ndarray
+    """(H, 8, planes, 2)."""
+
+
+class HalfSums(ABC):
+    """Sums of one layer, query heads first and key heads after them."""
+
+    tokens_at_once: int
+    """Columns of a call that are reduced at a time."""
+
+    def __init__(
+        self, q: torch.Tensor, k: torch.Tensor, shift: torch.Tensor, plan: Plan, rope: LayerRope | None
+    ) -> None:
+        self.plan, self.rope, self.d, self.n_q = plan, rope, q.shape[-1], q.shape[1]
+        self.heads, self.planes = q.shape[1] + k.shape[1], 0 if rope is None else rope.planes
+        self.shift, self.device = shift, q.device
+        self.angles: list[tuple[int, torch.Tensor]] = []
+        """Σ of cosines and sines by bucket, and of what the table rounds off, for each document, with its group."""
+        self.places = np.zeros((N_GROUPS, plan.buckets, 3))
+        self.reserve()
+        if q.is_cuda:
+            _side(q.device).wait_stream(torch.cuda.current_stream(q.device))
+
+    def zeros(self, *shape: int) -> torch.Tensor:
+        """Room for sums."""
+        return torch.zeros(shape, dtype=torch.float32, device=self.device)
+
+    def add(self, q: torch.Tensor, k: torch.Tensor, tokens: Tokens, turning: Turning | None) -> None:
+        """Add the vectors (B, H, T, d) of one attention call."""
+        for row, group in enumerate(tokens.groups.tolist()):
+            self.places[group] += tokens.once("places", lambda: _places(tokens, self.plan))[row]
+        step = max(self.plan.width, self.tokens_at_once // self.plan.width * self.plan.width)
+        with _beside(q):
+            for first in range(0, q.shape[2], step):
+                self.add_part(q, k, slice(first, min(first + step, q.shape[2])), tokens, turning)
+            if turning is not None:
+                self.angles += zip(tokens.groups.tolist(), turning.sums(tokens, self.plan, q.dtype), strict=True)
+            if q.is_cuda:
+                for x in (q, k):
+                    x.record_stream(torch.cuda.current_stream(q.device))
+
+    @abstractmethod
+    def reserve(self) -> None:
+        """Make room for the sums."""
+
+    @abstractmethod
+    def add_part(self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: Tokens, turning: Turning | None) -> None:
+        """Add some columns of a call, whole buckets of them."""
+
+    @abstractmethod
+    def raw(self, heads: slice, *, queries: bool) -> RawSums:
+        """The sums of these heads, on the host."""
+
+    # ---- to the host ----------------------------------------------------------------------------
+
+    def host(self) -> tuple[HostSums, HostSums]:
+        """The sums of the query heads and of the key heads."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).wait_stream(_side(self.device))
+        return self._kind(slice(0, self.n_q), queries=True), self._kind(slice(self.n_q, None), queries=False)
+
+    def _kind(self, heads: slice, *, queries: bool) -> HostSums:
+        plan, d, raw = self.plan, self.d, self.raw(heads, queries=queries)
+        shift, cells = self.shift[heads].double().cpu().numpy(), raw.by_cell[..., :d]
+        middle = np.arange(plan.buckets) * plan.width + plan.width // 2 - plan.window / 2
+        n, t, tt = np.moveaxis(self.places, -1, 0)
+        places = np.stack([n, t + middle * n, tt + 2 * middle * t + middle**2 * n], -1)
+        moved = np.einsum("b,hgbc->hgc", middle, cells)
+        buckets = None
+        if raw.by_bucket is not None:
+            buckets = _assembled(raw.by_bucket, middle[:, None] * cells.sum(1), places.sum(0), d)
+        ends = np.broadcast_to(places[..., [1, 0]], (len(cells), *places.shape[:-1], 2))
+        return HostSums(
+            shift,
+            _assembled(raw.by_group, moved, places.sum(1), d),
+            np.concatenate([cells, ends], -1),
+            buckets,
+            self._unrotated(raw.turned, shift, cells),
+        )
+
+    def _unrotated(self, sums: np.ndarray, shift: np.ndarray, cells: np.ndarray) -> np.ndarray:
+        if self.rope is None:
+            return np.zeros((len(shift), N_GROUPS, 0, 2))
+        angles = np.zeros((N_GROUPS, self.plan.buckets, self.planes, 4))
+        for group, part in self.angles:
+            angles[group] += part.cpu().numpy()
+        cos, sin = np.moveaxis(angles[..., :2].sum(1), -1, 0)
+        first, second = self.rope.coordinates
+        u, v = shift[:, None, first], shift[:, None, second]
+        # What the table rounds off meets vectors that within a bucket are their mean, or turn so fast that it cancels.
+        mean = cells / np.maximum(self.places[..., :1], 1.0)
+        lost = [np.einsum("hgbp,gbp->hgp", mean[..., rows], angles[..., which])
+                for which in (2, 3) for rows in (first, second)]  # fmt: skip
+        cos_u, cos_v, sin_u, sin_v = np.moveaxis(sums + np.stack(lost, -1), -1, 0)
+        cos_u, cos_v, sin_u, sin_v = cos_u + u * cos, cos_v + v * cos, sin_u + u * sin, sin_v + v * sin
+        turned = np.stack([cos_u + self.rope.sign * sin_v, cos_v - self.rope.sign * sin_u], -1)
+        return turned / self.rope.attention_factor
+
+
+def _places(tokens: Tokens, plan: Plan) -> np.ndarray:
+    """Count, Σ t and Σ t² of the tokens that count, by row and bucket (B, buckets, 3); t from the bucket's middle."""
+    found = np.zeros((len(tokens.lengths), plan.buckets, 3))
+    for row, (begin, end) in enumerate(tokens.counted(plan)):
+        position = tokens.first + np.arange(begin, end)
+        t = (position % plan.width - plan.width // 2).astype(float)
+        for power in range(3):
+            found[row, :, power] = np.bincount(position // plan.width, t**power, minlength=plan.buckets)
+    return found
+
+
+def _assembled(products: np.ndarray, moved: np.ndarray, places: np.ndarray, d: int) -> np.ndarray:
+    """Z zᵀ for z = (x, t, 1) out of that for (x, a, b, 1): t = 256a + b + the bucket's middle, ``moved`` its part."""
+    found = np.empty((*products.shape[:-2], d + 2, d + 2))
+    with_t = LOW * products[..., :d, d] + products[..., :d, d + 1] + moved[..., :d]
+    found[..., :d, :d] = products[..., :d, :d]
+    found[..., :d, d] = found[..., d, :d] = with_t
+    found[..., :d, d + 1] = found[..., d + 1, :d] = products[..., :d, d + 2]
+    found[..., d, d] = places[..., 2]
+    found[..., d, d + 1] = found[..., d + 1, d] = places[..., 1]
+    found[..., d + 1, d + 1] = places[..., 0]
+    return found
+
+
+def _beside(x: torch.Tensor) -> AbstractContextManager[object]:
+    """On a GPU, a stream beside the forward pass that begins where that now is."""
+    if not x.is_cuda:
+        return nullcontext()
+    side = _side(x.device)
+    side.wait_stream(torch.cuda.current_stream(x.device))
+    return torch.cuda.stream(side)
+
+
+@lru_cache(maxsize=64)
+def _side(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

@@ -1,0 +1,54 @@
+"""The commands ``qkscope doctor`` and ``qkscope verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, Workers, errors_as_lines, set_up_logging
+
+PROBLEMS = SOME_HEADS_FAILED
+
+
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="Where results are to go.")] = Path(),
+) -> None:
+    """Print versions, devices, memory and free disk, and what would fail; exit code 1 if something would."""
+    from qkscope.extras.doctor import examine
+
+    with errors_as_lines():
+        findings = examine(folder)
+        for finding in findings:
+            typer.echo(str(finding))
+        problems = sum(finding.level == "problem" for finding in findings)
+        typer.echo(f"{problems} problem{'' if problems == 1 else 's'}")
+    raise typer.Exit(PROBLEMS if problems else 0)
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="Folder of a captured run.")],
+    tables: Annotated[
+        Path | None, typer.Option(help="Tables to compare with what follows from the run; by default RUN/tables.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Label of the run in those tables.")] = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare a run's files with their checksums, and tables with what follows from its moments; 1 if they differ."""
+    from qkscope.extras.verify import check_run, check_tables
+
+    set_up_logging(quiet=quiet, verbose=False)
+    with errors_as_lines():
+        found = check_run(run)
+        where = tables or run / "tables"
+        compared = "no tables to compare"
+        if tables is not None or where.is_dir():
+            found += check_tables(run, where, model, workers)
+            compared = f"tables in {where} compared"
+        for line in found:
+            typer.echo(line)
+        if not quiet:
+            typer.echo(f"{run}: {len(found)} difference{'' if len(found) == 1 else 's'}; {compared}")
+    raise typer.Exit(PROBLEMS if found else 0)

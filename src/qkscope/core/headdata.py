@@ -1,0 +1,26 @@
+"""One head as analyses see it: its moments and, where they are to be had, vectors and its rotary encoding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from qkscope.core.headmoments import HeadMoments
+from qkscope.core.rope import HeadRotary
+from qkscope.core.rows import Pair
+from qkscope.heads import HeadId
+
+
+class HeadData(NamedTuple):
+    """What is known of one query head and the key head it reads."""
+
+    head: HeadId
+    key_head: HeadId
+    moments: HeadMoments
+    vectors: Pair | None = None
+    """A sample of its queries and keys."""
+    rotary: HeadRotary | None = None
+    """How it is rotated, with the means of queries and keys with the rotation undone."""
+    sliding_window: int | None = None
+    """Tokens that a query sees, where it does not see them all."""
+    nope: bool | None = None
+    """Whether its layer has no rotary encoding; None where that is not known."""

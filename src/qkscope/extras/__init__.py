@@ -1,0 +1,1 @@
+"""What is in the box besides: the demonstration, the bundled family, verify, doctor."""

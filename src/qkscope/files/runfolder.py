@@ -1,0 +1,63 @@
+"""Run folders: a manifest, the moments of each layer, and a sample of vectors in the dataset layout.
+
+    run.json                      what was measured, and how
+    moments/layer-000.safetensors float64; scatters as packed upper triangles
+    sample/l00h00q/data.parquet   …
+
+While a capture is under way there is ``progress.json`` instead of ``run.json``; see checkpoints.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkscope.core.layermoments import LayerMoments
+from qkscope.errors import DatasetError
+from qkscope.files.layerfiles import read_layer_of
+from qkscope.files.manifest import problem
+from qkscope.files.readers import read_text
+
+FORMAT = 2
+MANIFEST = "run.json"
+PROGRESS = "progress.json"
+MOMENTS = "moments"
+SAMPLE = "sample"
+LEFT_OUT, ONE_BY_ONE = "left_out", "one_by_one"
+"""What the manifest of a finished run may say beyond that of one under way: documents that were not measured, and
+shards whose batches did not fit into memory."""
+UNFINISHED = "the capture in {} is not finished; the same command again goes on with it"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A finished run on disk."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> RunFolder:
+        """Read the manifest; a ``DatasetError`` says what is wrong with it."""
+        path = folder / MANIFEST
+        try:
+            manifest = json.loads(read_text(path))
+        except FileNotFoundError:
+            if (folder / PROGRESS).exists():
+                raise DatasetError(UNFINISHED.format(folder)) from None
+            raise DatasetError(f"{folder} is no captured run: it holds no {MANIFEST}; give the folder of one") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise DatasetError(f"{path} cannot be read ({error}); capture the run again") from None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            found = manifest.get("format") if isinstance(manifest, dict) else None
+            raise DatasetError(f"{path} has format {found}, this version reads {FORMAT}; capture the run again")
+        wrong = problem(manifest)
+        if wrong:
+            raise DatasetError(f"{path} is no manifest of a capture ({wrong}); capture the run again")
+        return cls(folder, manifest)
+
+    def layer(self, layer: int, *, buckets: bool = True) -> LayerMoments:
+        """The moments of one layer; those of queries by bucket, two thirds of its file, only if wanted."""
+        return read_layer_of(self.manifest, self.folder / MOMENTS, layer, buckets=buckets)

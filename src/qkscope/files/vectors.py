@@ -1,0 +1,159 @@
+"""One head's vectors on disk: ``l{LL}h{HH}{q|k}/data.parquet``.
+
+Columns: ``bucket``, ``example_id``, ``position`` (int32), ``vector`` (fixed_size_list of float32 or float16),
+``sliding_window`` (int32 or null), ``token_str`` (string or null). Three of them are read, and of ``sliding_window``
+the first value.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float, Int
+
+from qkscope.core.rows import Rows
+from qkscope.errors import HeadError
+from qkscope.files.atomic import atomic_path
+from qkscope.heads import HeadId
+
+DATA_FILE = "data.parquet"
+INT32 = 2**31
+_READ = ("example_id", "position", "vector")
+
+
+def read_rows(path: Path, head: HeadId) -> Rows:
+    """Read a head's rows as they stand in the file, straight into one contiguous float32 or float64 array.
+
+    Null vectors become NaN rows, to be counted and dropped with the other non-finite ones.
+    """
+    table = _read_table(path, head)
+    if table.num_rows == 0:
+        raise HeadError(head, "the file has no rows; capture this head again or leave it out", path)
+    try:
+        return Rows(
+            _vectors(table["vector"]),
+            _integers(table, "position", lowest=0),
+            _integers(table, "example_id", lowest=None),
+        )
+    except _Malformed as error:
+        raise HeadError(head, str(error), path) from None
+
+
+def read_sliding_window(path: Path) -> int | None:
+    """The first value of ``sliding_window``; None where it is null or not there, or the file cannot be read."""
+    try:
+        with pq.ParquetFile(path) as file:
+            if "sliding_window" not in file.schema_arrow.names:
+                return None
+            batch = next(file.iter_batches(1, columns=["sliding_window"]), None)
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        return None  # reading its vectors will say what is wrong with it
+    value = batch[0][0].as_py() if batch is not None and len(batch) else None
+    # pandas turns whole numbers into fractions where some are missing.
+    return int(value) if isinstance(value, int | float) and 0 < value < INT32 else None
+
+
+def write_rows(
+    path: Path,
+    rows: Rows,
+    *,
+    bucket: Int[np.ndarray, "n"] | None = None,
+    sliding_window: int | None = None,
+    tokens: list[str | None] | None = None,
+) -> None:
+    """Write a head's rows in the dataset format, atomically, at float16 or else float32."""
+    for name in ("position", "example_id"):
+        numbers = getattr(rows, name)
+        if len(numbers) and not -INT32 <= numbers.min() <= numbers.max() < INT32:
+            raise ValueError(f"expected {name} within 32 bits, got {numbers.min()} to {numbers.max()}")
+    n = len(rows)
+    values = rows.x if rows.x.dtype == np.float16 else rows.x.astype(np.float32)
+    table = pa.table(
+        {
+            "bucket": pa.array(np.zeros(n, np.int32) if bucket is None else bucket.astype(np.int32)),
+            "example_id": pa.array(rows.example_id.astype(np.int32)),
+            "position": pa.array(rows.position.astype(np.int32)),
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), rows.d),
+            "sliding_window": pa.array([sliding_window] * n, pa.int32()),
+            "token_str": pa.array([None] * n if tokens is None else tokens, pa.string()),
+        }
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A dictionary never pays off on vectors and doubles the time to read them.
+    plain = ["bucket", "example_id", "position", "sliding_window", "token_str"]
+    with atomic_path(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd", use_dictionary=plain)
+
+
+class _Malformed(Exception):
+    """What is wrong with a file whose bytes could be read."""
+
+
+def _read_table(path: Path, head: HeadId) -> pa.Table:
+    if not path.is_file():
+        what = "is no regular file" if path.exists() else "the file is missing"
+        raise HeadError(head, f"{what}; fetch or capture it again", path)
+    try:
+        # A file object of our own keeps pyarrow from guessing partitions out of the folder names.
+        with pq.ParquetFile(path) as file:
+            missing = [name for name in _READ if name not in file.schema_arrow.names]
+            twice = [name for name in _READ if file.schema_arrow.names.count(name) > 1]
+            if twice:
+                raise HeadError(head, f"has the column {twice[0]} more than once", path)
+            if missing:
+                found = ", ".join(file.schema_arrow.names)
+                raise HeadError(head, f"expected the columns {', '.join(_READ)}; found {found}", path)
+            return file.read(columns=list(_READ), use_threads=False)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns
+        reason = " ".join(str(error).split())
+        raise HeadError(
+            head, f"the file cannot be read as parquet ({reason}); fetch or capture it again", path
+        ) from None
+
+
+def _vectors(column: pa.ChunkedArray) -> Float[np.ndarray, "n d"]:
+    """The vector column as one (n, d) array without a Python object per row."""
+    kind = column.type
+    if not (pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        raise _Malformed(f"expected 'vector' to be a list of floats, got {kind}")
+    if not pa.types.is_floating(kind.value_type):
+        raise _Malformed(f"expected 'vector' to hold floats, got {kind.value_type}")
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    d = _vector_length(array)
+    good = array.drop_null() if array.null_count else array
+    flat = good.flatten()
+    values = flat.to_numpy(zero_copy_only=flat.null_count == 0)
+    values = np.asarray(values, dtype=np.float32 if values.dtype == np.float16 else None).reshape(len(good), d)
+    if not array.null_count:
+        return values
+    full = np.full((len(array), d), np.nan, dtype=values.dtype)
+    full[array.is_valid().to_numpy(zero_copy_only=False)] = values
+    return full
+
+
+def _vector_length(array: pa.Array) -> int:
+    if pa.types.is_fixed_size_list(array.type):
+        return int(array.type.list_size)
+    lengths = np.unique(array.value_lengths().drop_null().to_numpy())
+    if len(lengths) != 1:
+        raise _Malformed(f"expected vectors of one length, got lengths {', '.join(map(str, lengths[:5])) or 'none'}")
+    return int(lengths[0])
+
+
+def _integers(table: pa.Table, name: str, lowest: int | None) -> Int[np.ndarray, "n"]:
+    column = table[name]
+    if not pa.types.is_integer(column.type):
+        raise _Malformed(f"expected '{name}' to be integers, got {column.type}")
+    if column.null_count:
+        raise _Malformed(f"expected '{name}' in every row, got {column.null_count} nulls")
+    found = column.to_numpy()
+    if lowest is not None and found.min() < lowest:
+        raise _Malformed(f"expected '{name}' of {lowest} or more, got {found.min()}")
+    if not -INT32 <= int(found.min()) <= int(found.max()) < INT32:
+        raise _Malformed(f"expected '{name}' within 32 bits, got {found.min()} to {found.max()}")
+    return found.astype(np.int64)

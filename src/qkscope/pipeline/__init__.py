@@ -1,0 +1,1 @@
+"""The only wiring: jobs, tasks, and how they are done."""

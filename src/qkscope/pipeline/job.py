@@ -1,0 +1,130 @@
+"""What is to be done, and what came of it: jobs, the tasks they fall into, outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qkscope.analyses.analysis import Analysis
+from qkscope.analyses.options import AnalysisOptions, PcaOptions, PointOptions, RotationOptions
+from qkscope.analyses.points import POINTS
+from qkscope.analyses.tables import Tables
+from qkscope.config import Config
+from qkscope.errors import HeadError
+from qkscope.heads import HeadId
+from qkscope.results.summary import ModelResults
+from qkscope.runs.run import Run, open_run
+from qkscope.runs.selection import Selection
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run and everything that is to be done with it."""
+
+    run: Run
+    selection: Selection = field(default_factory=Selection)
+    pca: PcaOptions = field(default_factory=PcaOptions)
+    rotation: RotationOptions = field(default_factory=RotationOptions)
+    points: PointOptions | None = None
+    """Which vectors are written out for pictures, if any."""
+    buckets: int | None = None
+    """Position buckets of plasticity, for a dataset; a captured run has its own."""
+    config: Mapping[str, object] = field(default_factory=dict)
+    """The configuration it came from, for the record."""
+
+    @classmethod
+    def from_config(cls, config: Config) -> Job:
+        """Open the run that a config describes, with its choices."""
+        data = config.data
+        run = open_run(
+            data.dataset,
+            data.revision,
+            model=config.model,
+            family=config.family,
+            q_per_kv=data.q_per_kv,
+            window=data.window,
+            rope=data.rope,
+            max_samples=data.max_samples,
+            seed=data.seed,
+        )
+        layers, heads = (None if chosen is None else frozenset(chosen) for chosen in (data.layers, data.heads))
+        return cls(
+            run,
+            Selection(layers, heads, data.sample_heads, data.seed),
+            PcaOptions(**config.pca.model_dump()),
+            RotationOptions(**config.rotation.model_dump()),
+            buckets=data.buckets,
+            config=config.model_dump(mode="json"),
+        )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A head that could not be analysed, and why."""
+
+    model: str
+    error: HeadError
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.error}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The tables of one job, and the heads that are missing from them."""
+
+    job: Job
+    analyses: tuple[Analysis, ...]
+    n_heads: int
+    tables: Tables
+    failures: list[Failure]
+
+    @property
+    def n_failed(self) -> int:
+        """Heads that are missing from a table."""
+        return len({failure.error.head for failure in self.failures})
+
+    def results(self) -> ModelResults:
+        """What goes into a results folder."""
+        run = self.job.run
+        return ModelResults(
+            model=run.model,
+            family=run.family,
+            source=run.source.identity() | {"q_per_kv": run.source.q_per_kv},
+            extent=vars(run.source.extent(self.job.selection.of(run))),
+            config=self.job.config,
+            analyses=self.analyses,
+            n_heads=self.n_heads,
+            n_failed=self.n_failed,
+            failures=[str(failure.error) for failure in self.failures],
+            tables=self.tables,
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    """The query heads of one or several key heads: what one worker does at a time."""
+
+    job: Job
+    groups: tuple[tuple[HeadId, ...], ...]
+    """The query heads of each key head, which is read once."""
+    names: tuple[str, ...]
+    """The analyses that are wanted."""
+    intervals: bool
+    chance: float | None
+    """What the coherence of structureless planes stays below, from the tokens of the first head."""
+
+    @property
+    def n_heads(self) -> int:
+        """How many query heads it does."""
+        return sum(map(len, self.groups))
+
+    @property
+    def options(self) -> AnalysisOptions:
+        """The job's choices, as analyses see them."""
+        return AnalysisOptions(self.job.pca, self.job.rotation, self.job.points, self.intervals, self.chance)
+
+
+def with_points(analyses: tuple[Analysis, ...], job: Job) -> tuple[Analysis, ...]:
+    """The analyses, and the points for pictures where the job asks for them."""
+    return analyses if job.points is None else (*analyses, POINTS)

@@ -1,0 +1,56 @@
+"""The same from Python: one function per analysis, each giving a table as a DataFrame. A head that fails raises."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from qkscope.analyses.options import PcaOptions, PointOptions, RotationOptions
+from qkscope.engine import Place
+from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.job import Job
+from qkscope.runs.run import Run
+
+
+def pca(run: Run, options: PcaOptions | None = None, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
+    """Combined QK PCA of every head: the table ``qk``."""
+    return _table(Job(run, pca=options or PcaOptions()), "pca", "qk", workers, intervals)
+
+
+def head_table(
+    run: Run, options: PcaOptions | None = None, *, workers: int = 1, intervals: bool = True
+) -> pd.DataFrame:
+    """Positional variance, separability and amplification of every head: the table ``heads``."""
+    return _table(Job(run, pca=options or PcaOptions()), "pca", "heads", workers, intervals)
+
+
+def rotation(
+    run: Run, options: RotationOptions | None = None, *, workers: int = 1, intervals: bool = True
+) -> pd.DataFrame:
+    """Planar rotation model of every head: the table ``rotated``."""
+    return _table(Job(run, rotation=options or RotationOptions()), "rotation", "rotated", workers, intervals)
+
+
+def planes(run: Run, *, workers: int = 1) -> pd.DataFrame:
+    """Planes of the complement of a and b, head by head: the table ``planes``."""
+    return _table(Job(run), "planes", "planes", workers, intervals=False)
+
+
+def distance(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
+    """The distance curve of every head that knows its rotation: the table ``distance``."""
+    return _table(Job(run), "distance", "distance", workers, intervals)
+
+
+def plasticity(run: Run, *, buckets: int | None = None, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
+    """Attention plasticity of every head, bucket by bucket: the table ``plasticity``."""
+    return _table(Job(run, buckets=buckets), "plasticity", "plasticity", workers, intervals)
+
+
+def tables(run: Run, *, points: PointOptions | None = None, workers: int = 1) -> dict[str, pd.DataFrame]:
+    """All tables at once, from one read; ``points`` says of which heads vectors are added, for pictures."""
+    (outcome,) = analyze([Job(run, points=points)], place=Place(workers), strict=True)
+    return {name: frame for name, frame in outcome.tables.frames.items() if name != "axes"}
+
+
+def _table(job: Job, analysis: str, name: str, workers: int, intervals: bool) -> pd.DataFrame:
+    (outcome,) = analyze([job], [analysis], place=Place(workers), intervals=intervals, strict=True)
+    return outcome.tables.frames[name]

@@ -1,0 +1,84 @@
+"""One task: read some key heads and the heads that read them, and tabulate them all together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+import pandas as pd
+
+from qkscope.analyses.analysis import Analysis
+from qkscope.analyses.catalogue import TABLES, named
+from qkscope.analyses.planevectors import PLANE_ROWS
+from qkscope.analyses.tables import Tables, together, under_each_other
+from qkscope.analyses.tabulate import batch_of, tabulate
+from qkscope.core.headdata import HeadData
+from qkscope.core.headmoments import N_BUCKETS
+from qkscope.errors import HeadError
+from qkscope.heads import HeadId
+from qkscope.pipeline.job import Failure, Task, with_points
+from qkscope.runs.run import Run
+from qkscope.runs.source import Reading
+
+
+def do_task(task: Task) -> tuple[Tables, list[Failure]]:
+    """The rows of a task's heads in every table, and the heads that failed."""
+    run, analyses = task.job.run, with_points(tuple(named(task.names)), task.job)
+    reading = _reading(task, analyses)
+    loaded: list[HeadData] = []
+    errors: list[HeadError] = []
+    for group in task.groups:
+        heads, failed = run.source.load(group, reading)
+        loaded += heads
+        errors += failed
+    parts = []
+    for _, alike in groupby(loaded, lambda one: one.moments.d):  # neighbours only: rows stay in order
+        tables, failed = _tabulate(task, list(alike), analyses)
+        parts.append(tables)
+        errors += failed
+    return joined(parts), [Failure(run.model, error) for error in errors]
+
+
+def _tabulate(task: Task, heads: list[HeadData], analyses: tuple[Analysis, ...]) -> tuple[Tables, list[HeadError]]:
+    """All analyses of the heads at once; if the mathematics fails, head by head, to see whose it is."""
+    run = task.job.run
+    try:
+        tables, still = tabulate(batch_of(run.model, run.family, heads, analyses, task.options), analyses)
+        return tables, [_no_drift(run, heads[i].head) for i in still]
+    except (np.linalg.LinAlgError, FloatingPointError) as error:
+        if len(heads) == 1:
+            head = heads[0].head
+            return Tables({}), [HeadError(head, f"cannot be analysed ({error})", run.source.file(head))]
+    parts = [_tabulate(task, [one], analyses) for one in heads]
+    return joined([tables for tables, _ in parts]), [error for _, errors in parts for error in errors]
+
+
+def _reading(task: Task, analyses: tuple[Analysis, ...]) -> Reading:
+    """What the analyses need beside the moments: pairs by token, vectors, buckets, means with the rotation undone."""
+    job = task.job
+    return replace(
+        job.run.reading,
+        paired="rotation" in task.names and job.rotation.pairing == "token",
+        sample=PLANE_ROWS if job.points is None else max(PLANE_ROWS, job.points.rows),
+        buckets=(job.buckets or N_BUCKETS) if any(analysis.buckets for analysis in analyses) else 0,
+        rotary=any(analysis.rotary for analysis in analyses),
+    )
+
+
+def joined(parts: list[Tables]) -> Tables:
+    """The tables of several tasks or heads under each other; rows that are about more than heads are added up."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = under_each_other(parts)
+    merged = {
+        name: merge(frame)
+        for name, frame in whole.given.items()
+        if name in TABLES and (merge := TABLES[name].merge) is not None and isinstance(frame, pd.DataFrame)
+    }
+    return together([whole, Tables(merged)])
+
+
+def _no_drift(run: Run, head: HeadId) -> HeadError:
+    reason = "no linear drift with position at all, so axis a is undefined"
+    return HeadError(head, reason, run.source.file(head))

@@ -1,0 +1,79 @@
+"""Figures, report.html, explorer.html and the tables beside them, in one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from qkscope.errors import TableError
+from qkscope.figures.componenttracks import component_tracks
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.select import checkpoints
+from qkscope.figures.write import SkippedFigure, write_figures
+from qkscope.files.atomic import write_together
+from qkscope.report.explorer import explorer_html
+from qkscope.report.report import report_html
+from qkscope.results.derived import run_row
+from qkscope.results.schema import SUMMED_UP, column_names
+from qkscope.study.study import Study
+
+REPORT, EXPLORER, FIGURES, TABLES_FOLDER = "report.html", "explorer.html", "figures", "tables"
+RUNS, TRACKS = "runs.csv", "tracks.csv"
+OnFigures = Callable[[int, int], None]
+
+
+def write_report(
+    study: Study,
+    folder: Path,
+    *,
+    command: str = "",
+    workers: int | None = None,
+    on_figures: OnFigures | None = None,
+) -> list[SkippedFigure]:
+    """Figures, report.html, explorer.html, runs.csv and, of checkpoints, tracks.csv; returns what does not apply."""
+    try:
+        written, skipped = write_figures(study, folder / FIGURES, command=command, workers=workers, on_done=on_figures)
+        page = report_html(study, written, skipped, command=command, explorer=EXPLORER)
+        pages = {REPORT: page.encode(), EXPLORER: explorer_html(study, report=REPORT).encode()} | _beside(study)
+        write_together(folder, pages)
+    except OSError as error:
+        raise TableError(f"cannot write to {folder} ({error.strerror}); choose another folder") from None
+    return skipped
+
+
+def _beside(study: Study) -> dict[str, bytes]:
+    """One row per run; and, of checkpoints, components followed from one to the next."""
+    files = {RUNS: runs_table(study).to_csv(index=False).encode()}
+    try:
+        tracks = component_tracks(study, checkpoints(study))
+    except NotApplicable:
+        tracks = None
+    return files if tracks is None else files | {TRACKS: tracks.to_csv(index=False, float_format="%.6g").encode()}
+
+
+def runs_table(study: Study) -> pd.DataFrame:
+    """The table ``runs`` of a study, with phase and step as it has them."""
+    rows = []
+    for run in study.runs:
+        mine = {name: frame[frame["model"] == run.label] for name, frame in study.tables.items()}
+        n_heads = [len(mine[name].drop_duplicates(["layer", "head"])) for name in SUMMED_UP if name in mine]
+        counts = {"n_heads": max(n_heads, default=0), "n_documents": run.n_documents, "n_tokens": run.n_tokens}
+        about: dict[str, object] = {
+            "model": run.label,
+            "family": run.family,
+            "phase": run.phase or "",
+            "step": run.step,
+        }
+        rows.append(about | {"window": run.window} | counts | run_row(mine, run.headline, run.window))
+    whole = dict.fromkeys(("window", "n_documents", "n_tokens"), "Int64")
+    return pd.DataFrame(rows)[column_names("runs")].astype(whole)
+
+
+def write_explorer(study: Study, path: Path) -> None:
+    """The explorer alone."""
+    try:
+        write_together(path.parent, {path.name: explorer_html(study).encode()})
+    except OSError as error:
+        raise TableError(f"cannot write {path} ({error.strerror}); choose another --output") from None

@@ -1,0 +1,1 @@
+"""Results folders: tables, their schema, summary."""

@@ -1,0 +1,42 @@
+"""axes.parquet: the principal axes of every head, so that they can be followed from one checkpoint to the next.
+
+Columns: model, layer, head, pc, axis (a list of float32); one set of rows per model.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from qkscope.errors import TableError
+from qkscope.results.points import read_beside
+
+AXES = "axes.parquet"
+_COLUMNS = ["model", "layer", "head", "pc", "axis"]
+
+
+def read_axes(folder: Path) -> pd.DataFrame | None:
+    """The axes written earlier, or None."""
+    frame = read_beside(folder / AXES, _COLUMNS)
+    if frame is not None and not all(isinstance(a, np.ndarray) and a.dtype == np.float32 for a in frame["axis"]):
+        raise TableError(f"{folder / AXES}: column axis should hold lists of numbers; move it away")
+    return frame
+
+
+def axes_bytes(folder: Path, new: pd.DataFrame) -> bytes:
+    """The content of the folder's file of axes with these models' axes replaced or added."""
+    old = read_axes(folder)
+    kept = [] if old is None else [old[~old["model"].isin(new["model"].unique())]]
+    frame = pd.concat([part for part in (*kept, new) if len(part)], ignore_index=True)
+    table = pa.table(
+        {name: pa.array(frame[name]) for name in _COLUMNS[:-1]}
+        | {"axis": pa.array([np.asarray(axis, dtype=np.float32) for axis in frame["axis"]], pa.list_(pa.float32()))}
+    )
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()

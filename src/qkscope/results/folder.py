@@ -1,0 +1,109 @@
+"""A results folder: tables that hold one set of rows per model, and a summary of how they came about.
+
+Analysing a model again replaces its rows and leaves those of other models alone, so that a study can be
+computed model by model into one folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from qkscope.analyses.catalogue import SCALARS
+from qkscope.analyses.pca import HEADS
+from qkscope.analyses.scalars import with_scalars
+from qkscope.errors import TableError
+from qkscope.files.atomic import check_writable, locked, remove_leftovers
+from qkscope.results.axes import AXES, axes_bytes, read_axes
+from qkscope.results.derived import derived_tables
+from qkscope.results.points import POINTS, points_bytes, read_points
+from qkscope.results.schema import TABLES
+from qkscope.results.summary import SUMMARY, ModelResults, read_summary, updated_summary
+from qkscope.results.tables import read_table, write_tables
+
+_OURS = re.compile(
+    "|".join(re.escape(name) for table in TABLES for name in (f"{table}.csv", f"{table}.parquet"))
+    + "|".join(["", *map(re.escape, (AXES, POINTS, SUMMARY))])
+)
+"""Files of a results folder."""
+
+
+def check_results_folder(folder: Path) -> None:
+    """Raise now what writing would raise after all the work: a folder or a table that is not ours to replace."""
+    check_writable(folder)
+    for name in TABLES:
+        if (folder / f"{name}.csv").is_dir() or (folder / f"{name}.parquet").is_dir():
+            raise TableError(f"{folder / name}.csv or .parquet is a folder; move it away or write elsewhere")
+        read_table(folder, name)
+    read_axes(folder)
+    read_points(folder)
+    read_summary(folder)
+
+
+def write_folder(folder: Path, results: Sequence[ModelResults], *, wall_seconds: float) -> list[Path]:
+    """Write tables and summary.json; returns the csv files."""
+    if not results:
+        raise TableError(f"no head could be analysed; {folder} is left as it was")
+    names = [name for name in results[0].tables.frames if name in TABLES]
+    models = [one.model for one in results]
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        remove_leftovers(folder, _OURS)
+        frames = {
+            name: _with_kept_rows(folder, name, [o.tables.frames[name] for o in results], models) for name in names
+        }
+        frames = _with_scalars(folder, frames)
+        summary = updated_summary(read_summary(folder), results, wall_seconds)
+        frames |= derived_tables(_Tables(folder, frames), summary["models"])
+        text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return write_tables(folder, frames, {SUMMARY: text.encode()} | _vectors(folder, results))
+
+
+class _Tables(Mapping[str, pd.DataFrame]):
+    """The tables of a folder: new ones, and those that it holds already, read when they are asked for."""
+
+    def __init__(self, folder: Path, new: dict[str, pd.DataFrame]) -> None:
+        self.folder, self.tables = folder, new
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        frame = self.tables[name] if name in self.tables else read_table(self.folder, name)
+        if frame is None:
+            raise KeyError(name)
+        return frame
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TABLES)
+
+    def __len__(self) -> int:
+        return len(TABLES)
+
+
+def _with_scalars(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """What other tables say about whole heads goes into ``heads``, whichever of them is new."""
+    tables = _Tables(folder, frames)
+    heads = tables.get(HEADS.name)
+    others = {name: table for name in SCALARS if (table := tables.get(name)) is not None}
+    if heads is None or not len(heads) or not others:
+        return frames
+    return frames | {HEADS.name: with_scalars(heads, others)}
+
+
+def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: list[str]) -> pd.DataFrame:
+    """New rows, and those of other models that the folder already holds."""
+    old = read_table(folder, name)
+    kept = [] if old is None else [old[~old["model"].isin(models)]]
+    parts = [part for part in (*kept, *new) if len(part)]
+    return pd.concat(parts, ignore_index=True) if parts else new[0]
+
+
+def _vectors(folder: Path, results: Sequence[ModelResults]) -> dict[str, bytes]:
+    """Points and axes, where there are any: they are no tables, and have files of their own."""
+    files: dict[str, bytes] = {}
+    for name, file, content in (("points", POINTS, points_bytes), ("axes", AXES, axes_bytes)):
+        parts = [o.tables.frames[name] for o in results if name in o.tables.frames]
+        files |= {file: content(folder, pd.concat(parts, ignore_index=True))} if parts else {}
+    return files

@@ -1,0 +1,79 @@
+"""points.parquet: vectors of some heads on the axes that pictures show; one set of rows per model and head.
+
+Columns: model, layer, head, kind (q or k), example_id, position, then float32 coordinates: pc0, pc1 (and others that
+were asked for), a, b, svd_0 … svd_59 (fewer where the head has fewer dimensions or fewer were asked for).
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pandas as pd
+
+from qkscope.errors import TableError
+from qkscope.files.atomic import locked, write_together
+from qkscope.files.readers import read_frame
+
+POINTS = "points.parquet"
+POINT_KEYS = ["model", "layer", "head"]
+_OTHERS = ("model", "kind", "axis")
+"""Columns that do not hold numbers."""
+_INDEX = [*POINT_KEYS, "kind", "example_id", "position"]
+
+
+def read_points(folder: Path) -> pd.DataFrame | None:
+    """The points written earlier, or None."""
+    return read_beside(folder / POINTS, _INDEX)
+
+
+def read_beside(path: Path, columns: list[str]) -> pd.DataFrame | None:
+    """A parquet file that stands beside tables, with at least these columns; None if there is none."""
+    if not path.exists():
+        return None
+    try:
+        frame = read_frame(path)
+    except TableError as error:
+        raise TableError(f"{path} cannot be read ({error}); move it away") from None
+    missing = [name for name in columns if name not in frame]
+    if missing:
+        raise TableError(f"{path} has no column {', '.join(missing)}; it is not a file of ours, move it away")
+    for name in frame:
+        if name not in _OTHERS and not pd.api.types.is_numeric_dtype(frame[name]):
+            raise TableError(f"{path}: column {name} should hold numbers; it is not a file of ours, move it away")
+    return frame
+
+
+def points_bytes(folder: Path, new: pd.DataFrame) -> bytes:
+    """The content of the folder's points file with these heads' points replaced or added."""
+    old = read_points(folder)
+    parts = [new] if old is None else [_without(old, new), new]
+    frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    coordinates = [str(name) for name in frame if name not in _INDEX]
+    buffer = io.BytesIO()
+    frame[[*_INDEX, *sorted(coordinates, key=_order)]].to_parquet(buffer, index=False, compression="zstd")
+    return buffer.getvalue()
+
+
+def write_points(folder: Path, new: pd.DataFrame) -> None:
+    """Replace or add these heads' points."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            write_together(folder, {POINTS: points_bytes(folder, new)})
+    except OSError as error:
+        raise TableError(f"cannot write to {folder} ({error.strerror}); choose another results folder") from None
+
+
+def _without(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    replaced = pd.MultiIndex.from_frame(new[POINT_KEYS].drop_duplicates())
+    return old[~pd.MultiIndex.from_frame(old[POINT_KEYS]).isin(replaced)]
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    """Principal components, then a and b, then the complement, each by number."""
+    for rank, stem in ((0, "pc"), (2, "svd_")):
+        number = name.removeprefix(stem)
+        if name.startswith(stem) and number.isdecimal():
+            return rank, int(number), ""
+    return 1, 0, name

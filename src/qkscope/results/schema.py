@@ -1,0 +1,91 @@
+"""Every column of every table, in order: what analyses declare, and tables that follow from others."""
+
+from __future__ import annotations
+
+from qkscope.analyses.analysis import Column
+from qkscope.analyses.catalogue import ANALYSES, SCALARS, described
+from qkscope.analyses.catalogue import TABLES as DECLARED
+from qkscope.analyses.pca import HEADS
+
+MODEL = (
+    Column("model", "", "label of the model or checkpoint", "7", dtype="text"),
+    Column("family", "", "label of the model family", "7", dtype="text"),
+)
+STATISTICS = {
+    "mean": "mean of {} over heads",
+    "median": "median of {} over heads",
+    "low": "lower end of the mean's 95% interval, by document",
+    "high": "upper end of it",
+}
+
+
+def _summed_up() -> dict[str, tuple[str, ...]]:
+    """Columns of ``runs`` by the table they come from; those of several rows per head on the first."""
+    found = {table.name: table.in_runs for analysis in ANALYSES for table in analysis.tables if table.in_runs}
+    more = tuple(name for scalars in SCALARS.values() for name in scalars.in_runs)
+    return found | {HEADS.name: (*HEADS.in_runs, *more)}
+
+
+SUMMED_UP = _summed_up()
+DERIVED: dict[str, list[Column]] = {
+    "plasticity_links": [
+        *MODEL,
+        Column(
+            "link", "",
+            "class: mean ap_overall of a class of heads; rank: Spearman's ρ of ap_overall with a column", "5",
+            dtype="text",
+        ),
+        Column("name", "", "the class or the column; abs_ leaves out its sign", "5", dtype="text"),
+        Column("n_heads", "heads", "query heads", "5"),
+        Column("value", "share or correlation", "the mean or ρ", "5"),
+        Column("value_low", "as value", "lower end of its 95% interval, by bootstrap over key heads", "5"),
+        Column("value_high", "as value", "upper end of it", "5"),
+    ],
+    "runs": [
+        *MODEL,
+        Column("phase", "", "part of training, where a study says so", "7", dtype="text"),
+        Column("step", "steps", "training step, where a study says so", "7"),
+        Column("window", "tokens", "context length", "7", dtype="Int64"),
+        Column("n_heads", "heads", "query heads analysed", "7"),
+        Column("n_documents", "documents", "measured; of a dataset, those of its first head", "7", dtype="Int64"),
+        Column("n_tokens", "tokens", "measured; of a dataset, rows of its first query head", "7", dtype="Int64"),
+        *(
+            Column(f"{column}_{name}", f"as {column}", meaning.format(column), "7")
+            for columns in SUMMED_UP.values()
+            for column in columns
+            for name, meaning in STATISTICS.items()
+        ),
+    ],
+}  # fmt: skip
+"""Tables that follow from others."""
+TABLES: dict[str, list[Column]] = {name: described(name) for name in DECLARED} | DERIVED
+KEYS: dict[str, list[str]] = {name: table.row_keys for name, table in DECLARED.items()} | {
+    "plasticity_links": ["link", "name"],
+    "runs": [],
+}
+"""What identifies a row within its model; rows stand in this order."""
+PER_TOKEN = {
+    column.name: column.per_token for table in DECLARED.values() for column in table.columns if column.per_token
+}
+"""Each column that is another times the window, and that other."""
+TEXTS = frozenset(column.name for columns in TABLES.values() for column in columns if column.dtype == "text")
+"""Columns that hold words."""
+
+
+def column_names(table: str) -> list[str]:
+    """The columns of a table, in order."""
+    return [column.name for column in TABLES[table]]
+
+
+def described_columns() -> str:
+    """Every column of every table as text, with its unit, meaning and section of docs/method.md."""
+    lines = []
+    for table, columns in TABLES.items():
+        lines.append(f"{table}.csv, {table}.parquet")
+        width = max(len(column.name) for column in columns)
+        lines += [
+            f"  {c.name:<{width}}  {c.meaning}" + (f" [{c.unit}]" if c.unit else "") + f" (method {c.section})"
+            for c in columns
+        ]
+        lines.append("")
+    return "\n".join(lines).rstrip()

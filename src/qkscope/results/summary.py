@@ -1,0 +1,132 @@
+"""summary.json: how the tables of each model came about, and means over heads with their intervals."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from qkscope._version import __version__
+from qkscope.analyses.analysis import Analysis, Table
+from qkscope.analyses.tables import Columns, Tables
+from qkscope.analyses.uncertainty import Scale, jackknife
+from qkscope.errors import TableError
+from qkscope.files.readers import read_text
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class ModelResults:
+    """What analyses found of one model, and of what."""
+
+    model: str
+    family: str
+    source: Mapping[str, object]
+    """What exactly was read."""
+    extent: Mapping[str, int | None]
+    """Documents and tokens."""
+    config: Mapping[str, object]
+    """The configuration it came from."""
+    analyses: tuple[Analysis, ...]
+    n_heads: int
+    n_failed: int
+    failures: list[str]
+    tables: Tables
+
+
+def updated_summary(summary: dict[str, Any], results: Sequence[ModelResults], wall_seconds: float) -> dict[str, Any]:
+    """The summary with what was found of these models."""
+    summary |= {"qkscope": __version__, "versions": _versions(), "wall_seconds": round(wall_seconds, 3)}
+    for one in results:
+        entry = summary["models"].setdefault(one.model, {})
+        entry |= {"family": one.family, "dataset": dict(one.source)} | dict(one.extent)
+        entry |= {analysis.name: summarize(one, analysis) for analysis in one.analyses}
+    return summary
+
+
+def summarize(results: ModelResults, analysis: Analysis) -> dict[str, Any]:
+    """Counts, configuration, headline means and failures of one analysis of one model, and what it says besides."""
+    entry: dict[str, Any] = {
+        "config": results.config,
+        "heads": results.n_heads,
+        "heads_failed": results.n_failed,
+        "failures": results.failures,
+        "headline": headline(results.tables, analysis.tables),
+    }
+    return entry | (analysis.summary(results.tables.frames) if analysis.summary is not None else {})
+
+
+def headline(found: Tables, tables: Sequence[Table]) -> dict[str, dict[str, float]]:
+    """Means over heads of the headline columns of these tables, each with its interval by document group."""
+    values: dict[str, dict[str, float]] = {}
+    for table in tables:
+        frame = found.frames.get(table.name)
+        if frame is not None and not frame.empty and table.about_heads:
+            values |= _means(table, table.whole_heads(frame), found.replicates)
+    return {name: mean for name, mean in values.items() if np.isfinite(mean["mean"])}
+
+
+def _means(table: Table, rows: pd.DataFrame, left_out: Columns) -> dict[str, dict[str, float]]:
+    columns = [column for column in table.columns if column.in_summary]
+    means = {one.name: _mean(rows[one.name], left_out.get(one.name), one.scale or Scale.LINEAR) for one in columns}
+    if table.further_means is not None:
+        means |= {name: _mean(*values) for name, values in table.further_means(rows, left_out).items()}
+    return means
+
+
+def _mean(
+    per_head: pd.Series, replicates: Float[np.ndarray, "heads groups"] | None, scale: Scale = Scale.LINEAR
+) -> dict[str, float]:
+    """Mean over heads; with an interval where every head has the same, and enough, document groups."""
+    known = per_head.astype(float)
+    mean = float(known.mean()) if known.notna().any() else float("nan")
+    if replicates is None or not np.isfinite(mean):
+        return {"mean": mean}
+    present = ~np.isnan(replicates)
+    if not (present == present[0]).all():
+        return {"mean": mean}
+    over_heads = np.where(present[0], np.nan_to_num(replicates).mean(0), 0.0)
+    # A mean of correlations is no correlation; a mean of shares is a share.
+    kept = Scale.SHARE if scale in (Scale.SHARE, Scale.PROPORTION) else Scale.LINEAR
+    interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float), kept)
+    if np.isnan(interval.se[0]):
+        return {"mean": mean}
+    return {"mean": mean, "low": float(interval.low[0]), "high": float(interval.high[0])}
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary written earlier, or an empty one; what cannot be read is an error."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return {"models": {}}
+    try:
+        models = json.loads(read_text(path))["models"]
+        return {"models": {name: dict(entry) for name, entry in models.items()}}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TableError(f"{path} cannot be read ({error!r}); move it away or write elsewhere") from None
+
+
+def _versions() -> dict[str, str]:
+    packages = ["numpy", "scipy", "pandas", "pyarrow"]
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
+def merged_headline(summary: Any) -> dict[str, dict[str, float]]:
+    """Means and intervals of all analyses of one model; whatever is not of that form is left out."""
+    found: dict[str, dict[str, float]] = {}
+    parts: Iterable[Any] = summary.values() if isinstance(summary, dict) else ()
+    for part in parts:
+        said = part.get("headline") if isinstance(part, dict) else None
+        for name, value in said.items() if isinstance(said, dict) else ():
+            if isinstance(value, dict) and all(isinstance(x, int | float) for x in value.values()) and "mean" in value:
+                found[str(name)] = {key: float(x) for key, x in value.items()}
+    return found

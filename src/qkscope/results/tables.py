@@ -1,0 +1,69 @@
+"""Tables on disk: one parquet and one csv each, with exactly the columns that schema.py describes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from qkscope.errors import TableError
+from qkscope.files.atomic import write_together
+from qkscope.files.readers import UNREADABLE, read_frame
+from qkscope.results.schema import KEYS, TABLES, TEXTS, column_names
+
+
+def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with exactly the table's columns in their order, its rows sorted."""
+    names = column_names(table)
+    if set(frame.columns) != set(names):
+        odd = sorted(set(frame.columns) ^ set(names))
+        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise TableError(f"{table}: columns do not match their description: {', '.join(odd[:3])}{more}")
+    ordered = frame[names].sort_values(["model", *KEYS[table]], kind="stable", ignore_index=True)
+    return ordered.astype({column.name: column.dtype for column in TABLES[table] if column.dtype not in ("", "text")})
+
+
+def empty_table(table: str) -> pd.DataFrame:
+    """The table without rows."""
+    return pd.DataFrame(columns=column_names(table))
+
+
+def read_table(folder: Path, table: str) -> pd.DataFrame | None:
+    """A table written earlier, or None if there is none; one of another layout is refused."""
+    path = folder / f"{table}.parquet"
+    if not path.exists():
+        if (folder / f"{table}.csv").exists():
+            reason = f"{folder / table}.csv stands there without its {path.name}, so it is not ours to replace"
+            raise TableError(f"{reason}; move it away or write elsewhere")
+        return None
+    try:
+        return _numeric(arranged(table, read_frame(path)))
+    except (TableError, *UNREADABLE) as error:
+        reason = " ".join(str(error).split())
+        raise TableError(f"{path} is not a table of this version ({reason}); move it away or write elsewhere") from None
+
+
+def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame, if everything but labels is numbers or truth values."""
+    for name in frame.columns.difference(list(TEXTS)):
+        if not (pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all()):
+            raise TableError(f"column {name} should hold numbers")
+    return frame
+
+
+def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], others: Mapping[str, bytes]) -> list[Path]:
+    """Write each table as parquet and csv, and other files beside them; a kill leaves the old ones or the new ones."""
+    contents: dict[str, bytes] = {}
+    for table, frame in frames.items():
+        ordered = arranged(table, frame)
+        buffer = io.BytesIO()
+        ordered.to_parquet(buffer, index=False, compression="zstd")
+        contents[f"{table}.parquet"] = buffer.getvalue()
+        contents[f"{table}.csv"] = ordered.to_csv(index=False).encode()
+    try:
+        write_together(folder, contents | dict(others))
+    except OSError as error:
+        raise TableError(f"cannot write to {folder} ({error.strerror}); free space or choose another folder") from None
+    return [folder / name for name in contents if name.endswith(".csv")]

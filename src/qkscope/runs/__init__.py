@@ -1,0 +1,1 @@
+"""What can be analysed: runs, their heads, where their vectors come from."""

@@ -1,0 +1,93 @@
+"""A dataset of vectors as a source: reduced to moments as it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from qkscope.core.headdata import HeadData
+from qkscope.core.rows import Rows
+from qkscope.errors import DatasetError, HeadError
+from qkscope.files.dataset import Dataset
+from qkscope.files.vectors import read_sliding_window
+from qkscope.heads import HeadId
+from qkscope.runs.loading import load_key_group, read_head
+from qkscope.runs.source import Extent, LayerNotes, Reading
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """A dataset of vectors, reduced as it is read."""
+
+    dataset: Dataset
+
+    @property
+    def query_heads(self) -> list[HeadId]:
+        """All query heads of the dataset."""
+        return self.dataset.query_heads
+
+    @property
+    def q_per_kv(self) -> int:
+        """As the dataset says or its heads tell."""
+        return self.dataset.q_per_kv
+
+    @property
+    def window(self) -> int | None:
+        """As the dataset says, if it does."""
+        return self.dataset.window
+
+    @property
+    def buckets(self) -> int | None:
+        """As the analysis wants."""
+        return None
+
+    def key_head(self, head: HeadId) -> HeadId:
+        """The key head, if its file is there."""
+        return self.dataset.key_head(head)
+
+    def file(self, head: HeadId) -> str | None:
+        """The head's parquet file."""
+        return self.dataset.heads.get(head)
+
+    def layer_notes(self, head: HeadId) -> LayerNotes:
+        """As the dataset's card and the file of this head say, if they do."""
+        try:
+            window = _sliding_window(str(self.dataset.path(head)))
+        except (DatasetError, HeadError):
+            window = None  # whoever reads the head will hear why
+        return LayerNotes(self.dataset.rotary.nope(head.layer), window)
+
+    def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
+        """Read each file once and reduce it."""
+        loaded, failed = load_key_group(self.dataset, heads, reading)
+        return [one._replace(**vars(self.layer_notes(one.head))) for one in loaded], failed
+
+    def rows(self, head: HeadId, reading: Reading) -> Rows:
+        """All finite rows of the head."""
+        return read_head(self.dataset, head, reading).rows
+
+    def extent(self, heads: Sequence[HeadId]) -> Extent:
+        """Documents and rows of the first of these heads that can be read; heads may differ in both."""
+        for head in heads[:3]:
+            try:
+                rows = self.dataset.read(head)
+            except (DatasetError, HeadError):
+                continue
+            return Extent(len(np.unique(rows.example_id)), len(rows))
+        return Extent(None, None)
+
+    def identity(self) -> dict[str, str]:
+        """Folder, or Hub repository and commit."""
+        return self.dataset.files.identity()
+
+    def __str__(self) -> str:
+        return str(self.dataset.files)
+
+
+@lru_cache(maxsize=512)
+def _sliding_window(path: str) -> int | None:
+    return read_sliding_window(Path(path))

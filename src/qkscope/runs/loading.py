@@ -1,0 +1,168 @@
+"""From the files of a dataset to the moments of its heads; what is wrong with a head is said of that head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from qkscope.core.headdata import HeadData
+from qkscope.core.headmoments import (
+    BucketMeans,
+    HeadMoments,
+    bucket_moments,
+    cell_means,
+    cross_moments,
+    group_moments,
+)
+from qkscope.core.moments import Moments
+from qkscope.core.rope import HeadRotary, Rope
+from qkscope.core.rows import Pair, Rows
+from qkscope.core.sample import Sample, ordered_sample
+from qkscope.errors import DatasetError, HeadError
+from qkscope.files.dataset import Dataset
+from qkscope.files.manifest import MOST_TOKENS
+from qkscope.heads import HeadId
+from qkscope.runs.source import Reading
+
+TOO_LARGE = 1e60
+"""Beyond this, squares and their products leave float64."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The rows and moments of one query or key head."""
+
+    head: HeadId
+    rows: Rows
+    groups: Moments
+    dropped: int
+    last: int
+    _cells: dict[int, BucketMeans] = field(default_factory=dict)
+    _unrotated: list[np.ndarray] = field(default_factory=list)
+    _sample: list[Rows] = field(default_factory=list)
+
+    def cells(self, window: int) -> BucketMeans:
+        """Means by document group and position bucket; the query heads of a group nearly always share the window."""
+        if window not in self._cells:
+            self._cells[window] = cell_means(self.rows, window)
+        return self._cells[window]
+
+    def sample(self, size: int) -> Rows:
+        """Rows that are analysed one by one; the query heads of a group share those of their keys."""
+        if not self._sample:
+            self._sample.append(ordered_sample(self.rows, size))
+        return self._sample[0]
+
+    def unrotated(self, rope: Rope) -> np.ndarray:
+        """Mean of the rows with their rotation undone; all heads of a layer share it."""
+        if not self._unrotated:
+            self._unrotated.append(rope.unrotated(self.rows.x, self.rows.position).mean(0))
+        return self._unrotated[0]
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """The finite rows of a head in canonical order, how many were not finite, and the last position among all."""
+
+    rows: Rows
+    dropped: int
+    last: int
+
+
+def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> HeadRows:
+    """Read a head and put its rows in order."""
+    rows = dataset.read(head)
+    finite = rows.finite()
+    dropped = len(rows) - len(finite)
+    if len(finite) and float(max(finite.x.max(), -finite.x.min())) > TOO_LARGE:
+        reason = f"holds values beyond ±{TOO_LARGE:g}, which no attention vector does"
+        raise HeadError(head, reason, dataset.heads.get(head))
+    if reading.max_samples is not None:
+        finite = Sample.from_rows(finite, reading.max_samples, reading.seed).rows
+    return HeadRows(finite.ordered(), dropped, int(rows.position.max()))
+
+
+def load_key_group(
+    dataset: Dataset, heads: Sequence[HeadId], reading: Reading
+) -> tuple[list[HeadData], list[HeadError]]:
+    """Moments of the query heads that read one key head, whose file is read once; and the heads that failed."""
+    loaded: list[HeadData] = []
+    failed: list[HeadError] = []
+    key: _Kind | HeadError | None = None
+    for head in heads:
+        try:
+            key = key or _attempt(dataset, dataset.key_head(head), reading)
+            if isinstance(key, HeadError):
+                raise HeadError(head, f"its key head {key.head} cannot be used: {key.reason}", key.file)
+            query = _load(dataset, head, reading)
+            moments = _pair(dataset, query, key, reading)
+            vectors = Pair(query.sample(reading.sample), key.sample(reading.sample)) if reading.sample else None
+            rotary = _rotary(dataset, query, key) if reading.rotary else None
+            loaded.append(HeadData(head, key.head, moments, vectors, rotary))
+        except HeadError as error:
+            failed.append(error)
+        except DatasetError as error:
+            failed.append(HeadError(head, str(error), dataset.heads.get(head)))
+    return loaded, failed
+
+
+def _rotary(dataset: Dataset, query: _Kind, key: _Kind) -> HeadRotary | None:
+    rope = dataset.rotary.of(query.head.layer, query.rows.d)
+    return None if rope is None else HeadRotary(rope, query.unrotated(rope), key.unrotated(rope))
+
+
+def _attempt(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind | HeadError:
+    try:
+        return _load(dataset, head, reading)
+    except HeadError as error:
+        return error
+
+
+def _load(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind:
+    file = dataset.heads.get(head)
+    try:
+        found = read_head(dataset, head, reading)
+    except DatasetError as error:
+        raise HeadError(head, str(error), file) from None
+    rows, dropped = found.rows, found.dropped
+    if len(rows) < 2:
+        lost = f" after dropping {dropped} non-finite ones" if dropped else ""
+        raise HeadError(head, f"expected at least 2 rows, got {len(rows)}{lost}", file)
+    if rows.position.min() == rows.position.max():
+        reason = f"all {len(rows)} rows stand at position {rows.position[0]}; nothing can correlate with it"
+        raise HeadError(head, reason, file)
+    if rows.d < 2:
+        raise HeadError(head, f"expected vectors of length 2 or more, got {rows.d}", file)
+    return _Kind(head, rows, group_moments(rows), dropped, found.last)
+
+
+def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadMoments:
+    file = dataset.heads[query.head]
+    if query.rows.d != key.rows.d:
+        reason = f"its vectors have length {query.rows.d}, those of its key head {key.head} have {key.rows.d}"
+        raise HeadError(query.head, reason, file)
+    last = max(query.last, key.last)
+    window = dataset.window or last + 1
+    if window > MOST_TOKENS:
+        reason = f"a window of {window:,} tokens is beyond what can be searched for frequencies ({MOST_TOKENS:,})"
+        raise HeadError(query.head, reason, file)
+    if last >= window:
+        raise HeadError(query.head, f"has positions up to {last}, which a window of {window} does not hold", file)
+    cross = cross_moments(query.rows, key.rows) if reading.paired else None
+    if cross is not None and cross.n.sum() < 2:
+        reason = f"pairing by token needs tokens that it shares with {key.head}; use pairing 'independent'"
+        raise HeadError(query.head, reason, file)
+    return HeadMoments(
+        q=query.groups,
+        k=key.groups,
+        k_cells=key.cells(window),
+        window=np.asarray(window),
+        scaling=np.asarray(dataset.scaling or query.rows.d**-0.5),
+        dropped_q=np.asarray(query.dropped),
+        dropped_k=np.asarray(key.dropped),
+        cross=cross,
+        q_buckets=bucket_moments(query.rows, window, reading.buckets) if reading.buckets else None,
+        q_cells=cell_means(query.rows, window, reading.buckets) if reading.buckets else None,
+    )

@@ -1,0 +1,191 @@
+"""A Run: one model measured on one corpus, and one head of it to look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from qkscope.analyses.components import TAXONOMY, Components, components, taxonomy
+from qkscope.analyses.rotationmodel import Rotation, rotation_model
+from qkscope.core.headmoments import HeadMoments
+from qkscope.core.sample import Sample
+from qkscope.errors import ConfigError, DatasetError, HeadError
+from qkscope.files.checksums import CHECKSUMS
+from qkscope.files.dataset import Dataset
+from qkscope.files.runfolder import MANIFEST, MOMENTS, PROGRESS, UNFINISHED, RunFolder
+from qkscope.heads import HeadId, Kind
+from qkscope.runs.captured import CapturedSource
+from qkscope.runs.dataset import DatasetSource
+from qkscope.runs.source import WHOLE, Reading, Source
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model (or checkpoint) measured on one corpus: heads, moments, samples."""
+
+    source: Source
+    model: str
+    family: str = ""
+    reading: Reading = WHOLE
+
+    @property
+    def heads(self) -> list[HeadId]:
+        """All query heads, by (layer, head)."""
+        return self.source.query_heads
+
+    def moments(self, head: HeadId) -> HeadMoments:
+        """Sufficient statistics of a query head and its key head; a ``HeadError`` if there are none."""
+        loaded, failed = self.source.load([head], self.reading)
+        if failed:
+            raise failed[0]
+        return loaded[0].moments
+
+    def sample(self, head: HeadId, size: int = 8000, seed: int = 0) -> Sample:
+        """A seeded sample of a query or key head's vectors; the same tokens in every head."""
+        return Sample.from_rows(self.source.rows(head, self.reading), size, seed)
+
+    def head(self, layer: int, head: int) -> Head:
+        """One query head with the key head it reads."""
+        wanted = HeadId(layer, head, "q")
+        if wanted not in self.heads:
+            raise HeadError(wanted, f"{self.model} has no such head; see run.heads")
+        return Head(self, wanted)
+
+    def __repr__(self) -> str:
+        return f"Run({self.model!r}, {len(self.heads)} query heads in {len(self._layers)} layers)"
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "family": self.family or "—",
+            "query heads": f"{len(self.heads)} in {len(self._layers)} layers",
+            "query heads per key head": str(self.source.q_per_kv),
+            "window": str(self.source.window or "each head's last position + 1"),
+            "source": str(self.source),
+        }
+        return _html(f"Run {self.model}", rows)
+
+    @property
+    def _layers(self) -> set[int]:
+        return {head.layer for head in self.heads}
+
+
+@dataclass(frozen=True)
+class Head:
+    """One query head: its moments, axes and projections, computed when first asked for."""
+
+    run: Run
+    id: HeadId
+
+    @cached_property
+    def moments(self) -> HeadMoments:
+        """Moments of its queries and keys by document group."""
+        return self.run.moments(self.id)
+
+    @cached_property
+    def pca(self) -> Components:
+        """Principal components of its queries and keys pooled."""
+        return components(self.moments.total_q, self.moments.total_k)
+
+    @cached_property
+    def rotation(self) -> Rotation:
+        """Axes a and b and what is measured along them."""
+        return rotation_model(self.moments.total_q, self.moments.total_k)
+
+    @property
+    def a(self) -> Float[np.ndarray, "d"]:
+        """Drift axis."""
+        return self.rotation.a
+
+    @property
+    def b(self) -> Float[np.ndarray, "d"]:
+        """Separation axis."""
+        return self.rotation.b
+
+    @property
+    def taxonomy(self) -> str:
+        """Class of the head by its PC0, at the published thresholds."""
+        return TAXONOMY[int(taxonomy(self.pca.r_q[:1], self.pca.r_k[:1])[0])]
+
+    def projections(self, kind: Literal["q", "k"], size: int = 8000, seed: int = 0) -> pd.DataFrame:
+        """Sampled queries or keys on pc0, pc1, a and b (not centred), with document and position."""
+        if kind not in ("q", "k"):
+            raise ValueError(f"expected kind to be 'q' or 'k', got {kind!r}")
+        rows = self.run.sample(self._of(kind), size, seed).rows
+        axes = np.concatenate([self.pca.axes[:2], self.a[None], self.b[None]])
+        frame = pd.DataFrame(rows.x @ axes.T, columns=["pc0", "pc1", "a", "b"])
+        return frame.assign(kind=kind, example_id=rows.example_id, position=rows.position)
+
+    def __repr__(self) -> str:
+        return f"Head({self.run.model!r}, {self.id}, reads {self._of('k')})"
+
+    def _repr_html_(self) -> str:
+        pcs, model = self.pca, self.rotation
+        rows = {
+            "reads": str(self._of("k")),
+            "class": self.taxonomy,
+            "PC0": f"share {pcs.explained_variance[0]:.3f}, r_q {pcs.r_q[0]:+.3f}, r_k {pcs.r_k[0]:+.3f}",
+            "axis a": f"r_q_a {model.r_q_a:+.3f}, r_k_a {model.r_k_a:+.3f}, alpha_k {model.alpha_k:.3g} per token",
+            "bias": f"{model.bias_strength:.3g} per token on a, {model.bias_full:.3g} in all",
+            "variance in the plane": f"{model.plane_var_fraction:.3f}",
+        }
+        return _html(f"{self.run.model} {self.id}", rows)
+
+    def _of(self, kind: Kind) -> HeadId:
+        return self.id if kind == "q" else self.run.source.key_head(self.id)
+
+
+def open_run(
+    location: str | os.PathLike[str],
+    revision: str | None = None,
+    *,
+    model: str | None = None,
+    family: str = "",
+    q_per_kv: int | None = None,
+    window: int | None = None,
+    rope: Mapping[str, Any] | None = None,
+    max_samples: int | None = None,
+    seed: int = 0,
+) -> Run:
+    """Open a captured run's folder, or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``.
+
+    ``rope`` describes a dataset's rotary encoding, such as ``{"theta": 500000}``.
+    """
+    source = _source(location, revision, q_per_kv, window, rope)
+    label = model or revision or Path(location).absolute().name
+    label = os.fsencode(label).decode("utf-8", "replace")  # what is not UTF-8 could not be written into tables
+    return Run(source, label, family, Reading(max_samples, seed))
+
+
+def _source(
+    location: str | os.PathLike[str],
+    revision: str | None,
+    q_per_kv: int | None,
+    window: int | None,
+    rope: Mapping[str, Any] | None,
+) -> Source:
+    folder = Path(location)
+    if (folder / PROGRESS).is_file():
+        raise DatasetError(UNFINISHED.format(folder))
+    if not (folder / MANIFEST).is_file():
+        if (folder / MOMENTS).is_dir() or (folder / CHECKSUMS).is_file():
+            raise DatasetError(f"{folder} is a captured run that lacks its {MANIFEST}; copy or capture the run again")
+        return DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window, rope=rope))
+    given = {"revision": revision, "q_per_kv": q_per_kv, "window": window, "rope": rope}
+    extra = [name for name, value in given.items() if value is not None]
+    if extra:
+        raise ConfigError(f"{folder} is a captured run and knows its own {', '.join(extra)}; leave that out")
+    return CapturedSource(RunFolder.open(folder))
+
+
+def _html(title: str, rows: dict[str, str]) -> str:
+    cells = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
+    return f"<table><caption>{escape(title)}</caption>{cells}</table>"

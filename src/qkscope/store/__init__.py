@@ -1,1 +1,0 @@
-"""The only code that touches a disk or the Hub."""

@@ -1,0 +1,1 @@
+"""Ordered runs with labels."""

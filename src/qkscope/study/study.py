@@ -1,0 +1,188 @@
+"""A Study: an ordered list of runs with labels, and the tables they left. It is what figures and reports are made of.
+
+Tables come from results folders. They may also be somebody else's ``qk.csv`` or ``rotated.csv``: only the columns that
+a figure draws need to be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from qkscope.analyses.components import TAXONOMY, taxonomy
+from qkscope.errors import TableError
+from qkscope.results.reader import VECTORS, Folder, read_folder
+from qkscope.results.summary import merged_headline
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One model or checkpoint of a study."""
+
+    label: str
+    """As it is shown; the column ``model`` of the study's tables."""
+    family: str = ""
+    phase: str | None = None
+    """Part of training, for checkpoints."""
+    step: float | None = None
+    """Training step, for checkpoints."""
+    window: int | None = None
+    """Context length of the capture, in tokens."""
+    nope_layers: frozenset[int] = frozenset()
+    """Layers without rotary encoding."""
+    sliding_layers: frozenset[int] = frozenset()
+    """Layers that see a part of the context only."""
+    source: str = ""
+    """Where its tables come from."""
+    headline: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Means over heads with intervals by document, where a summary has them."""
+    n_documents: int | None = None
+    """Documents measured, where a summary says so."""
+    n_tokens: int | None = None
+    """Tokens measured, where a summary says so."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs in order, and their tables with the label of each run in the column ``model``."""
+
+    runs: tuple[StudyRun, ...]
+    tables: dict[str, pd.DataFrame]
+    title: str = ""
+
+    @property
+    def labels(self) -> list[str]:
+        """The runs' labels, in order."""
+        return [run.label for run in self.runs]
+
+    @property
+    def families(self) -> list[str]:
+        """The runs' families, in order of first appearance."""
+        return list(dict.fromkeys(run.family for run in self.runs))
+
+    def table(self, name: str, *columns: str) -> pd.DataFrame | None:
+        """A table with at least these columns, in the order of the runs; None if there is none."""
+        frame = self.tables.get(name)
+        if frame is None or frame.empty or not set(columns) <= set(frame.columns):
+            return None
+        return frame
+
+    @cached_property
+    def pc0(self) -> pd.DataFrame | None:
+        """Component 0 of every head, with its class."""
+        qk = self.table("qk", "pc", "r_q", "r_k")
+        if qk is None:
+            return None
+        first = qk[qk["pc"] == 0].reset_index(drop=True)
+        if "taxonomy" not in first:
+            kinds = taxonomy(first["r_q"].to_numpy(float), first["r_k"].to_numpy(float))
+            first = first.assign(taxonomy=np.array(TAXONOMY)[kinds])
+        return first
+
+    def run(self, label: str) -> StudyRun:
+        """The run of that label."""
+        return next(run for run in self.runs if run.label == label)
+
+    @cached_property
+    def last_layer(self) -> dict[str, int]:
+        """The deepest layer of each run in any table, so that a depth means the same in all of them."""
+        parts = [frame.groupby("model")["layer"].max() for name, frame in self.tables.items() if name not in VECTORS]
+        return {str(label): int(layer) for label, layer in pd.concat(parts).groupby(level=0).max().items()}
+
+    @cached_property
+    def nope(self) -> dict[str, frozenset[int]]:
+        """Layers without rotary encoding of each run."""
+        return {run.label: run.nope_layers for run in self.runs}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A results folder of a study, which of its models is meant, and what is said about it."""
+
+    folder: Path
+    model: str | None = None
+    label: str | None = None
+    family: str | None = None
+    phase: str | None = None
+    step: float | None = None
+    window: int | None = None
+    nope_layers: frozenset[int] | None = None
+
+
+def build(entries: Sequence[Entry], title: str = "") -> Study:
+    """Read the tables of every entry; an entry that names no model stands for all models of its folder."""
+    folders = {entry.folder: read_folder(entry.folder) for entry in entries}
+    runs: list[StudyRun] = []
+    parts: dict[str, list[pd.DataFrame]] = {}
+    for entry in entries:
+        found = folders[entry.folder]
+        for model in found.models if entry.model is None else [entry.model]:
+            run, tables = _take(entry, found, model)
+            if run.label in {other.label for other in runs}:
+                raise TableError(f"two runs of the study are labelled {run.label!r}; give each a label of its own")
+            runs.append(run)
+            for name, frame in tables.items():
+                parts.setdefault(name, []).append(frame)
+    tables = {name: pd.concat(frames, ignore_index=True) for name, frames in parts.items()}
+    return Study(tuple(runs), tables, title)
+
+
+def _take(entry: Entry, found: Folder, model: str) -> tuple[StudyRun, dict[str, pd.DataFrame]]:
+    """One model's rows under the study's label and family."""
+    tables = {name: rows for name, frame in found.tables.items() if len(rows := frame[frame["model"] == model])}
+    if not tables:
+        raise TableError(f"{found.path} has no model {model!r}; it has {', '.join(found.models)}")
+    label = entry.label or model
+    family = entry.family if entry.family is not None else _only(tables, "family", "")
+    layers = _marked_layers(tables)
+    run = StudyRun(
+        label=label,
+        family=str(family),
+        phase=entry.phase,
+        step=entry.step,
+        window=entry.window or _window(tables),
+        nope_layers=layers["nope"] if entry.nope_layers is None else entry.nope_layers,
+        sliding_layers=layers["sliding_window"],
+        source=str(found.path),
+        headline=merged_headline(found.summary.get(model)),
+        n_documents=_count(found.summary.get(model), "n_documents"),
+        n_tokens=_count(found.summary.get(model), "n_tokens"),
+    )
+    named = {name: rows.assign(model=label, family=str(family)) for name, rows in tables.items()}
+    return run, named
+
+
+def _only(tables: dict[str, pd.DataFrame], column: str, otherwise: Any) -> Any:
+    for frame in tables.values():
+        values = frame[column].dropna() if column in frame else frame.iloc[:0, 0]
+        if len(values):
+            return values.iloc[0]
+    return otherwise
+
+
+def _count(summary: Any, name: str) -> int | None:
+    value = summary.get(name) if isinstance(summary, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _window(tables: dict[str, pd.DataFrame]) -> int | None:
+    rotated = tables.get("rotated")
+    if rotated is None or "window" not in rotated or rotated["window"].isna().all():
+        return None
+    return int(rotated["window"].max())
+
+
+def _marked_layers(tables: dict[str, pd.DataFrame]) -> dict[str, frozenset[int]]:
+    marked: dict[str, set[int]] = {"nope": set(), "sliding_window": set()}
+    for frame in tables.values():
+        for column, layers in marked.items():
+            if column in frame:
+                filled = frame[column].fillna(0.0) > 0
+                layers |= set(frame.loc[filled, "layer"].astype(int))
+    return {column: frozenset(layers) for column, layers in marked.items()}
