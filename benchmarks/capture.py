@@ -23,8 +23,9 @@ import torch
 import transformers as tf
 
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
-from qkscope.capture.rope import describe, embeddings
-from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens, finish
+from qkscope.capture.rope import describe_rope, embeddings
+from qkscope.capture.sums.layersums import LayerSums, layer_moments
+from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.core.moments import Moments
 from qkscope.core.rope import Rope
 
@@ -61,14 +62,14 @@ class Bench:
         self.model, self.device = model, device
         self.plan, self.attentions = Plan(tokens, 16, 4), self_attentions(model)
         self.ids = torch.randint(0, 32_000, (1, tokens), device=device)
-        self.tokens = Tokens(0, np.array([tokens]), np.array([3]), [np.arange(0)])
+        self.tokens = BatchTokens(0, np.array([tokens]), np.array([3]), [np.arange(0)])
         seen: list[Attention] = []
         few = min(tokens, 256)
         with torch.no_grad(), watching(model, seen.append):
             self.model(self.ids[:, :few], use_cache=False)
         found = embeddings(model)
         at = torch.arange(few, device=device)
-        self.ropes = {call.layer: describe(call, at, found, tokens) for call in seen}
+        self.ropes = {call.layer: describe_rope(call, at, found, tokens) for call in seen}
         self.angles = found[0].angles(torch.arange(tokens, device=device))
         self.sums: dict[int, LayerSums] = {}
 
@@ -102,7 +103,7 @@ class Bench:
 
         with torch.no_grad(), watching(self.model, add):
             self.model(self.ids, use_cache=False)
-        found, rope = finish(self.sums[2]), self.ropes[2]
+        found, rope = layer_moments(self.sums[2]), self.ropes[2]
         assert rope is not None
         q, k = (x[0, 1, 4:].double().cpu().numpy() for x in (last[0].q, last[0].k))
         t = np.arange(4, 4 + len(q))

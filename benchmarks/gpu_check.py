@@ -13,8 +13,9 @@ from tests.capture.families import build, families
 
 from qkscope.capture import parity
 from qkscope.capture.attention import Attention, backbone, watching
-from qkscope.capture.rope import describe, embeddings
-from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens, finish
+from qkscope.capture.rope import describe_rope, embeddings
+from qkscope.capture.sums.layersums import LayerSums, layer_moments
+from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.core.moments import Moments
 
 LENGTH = 512
@@ -28,8 +29,8 @@ def check(name: str, attention: str, dtype: torch.dtype) -> float:
         seen = parity.check(model, lambda: backbone(model)(ids).last_hidden_state)
     at = torch.arange(LENGTH, device="cuda")
     found = embeddings(model)
-    plan, tokens = Plan(LENGTH, 16, 4), Tokens(0, np.array([LENGTH]), np.array([1]), [np.arange(10, 20)])
-    ropes = {call.layer: describe(call, at, found, LENGTH) for call in seen}
+    plan, tokens = Plan(LENGTH, 16, 4), BatchTokens(0, np.array([LENGTH]), np.array([1]), [np.arange(10, 20)])
+    ropes = {call.layer: describe_rope(call, at, found, LENGTH) for call in seen}
     sums = {layer: LayerSums(plan, rope) for layer, rope in ropes.items()}
     kept: dict[int, Attention] = {}
 
@@ -42,7 +43,7 @@ def check(name: str, attention: str, dtype: torch.dtype) -> float:
         model(ids)
     worst = 0.0
     for layer, call in kept.items():
-        moments = finish(sums[layer])
+        moments = layer_moments(sums[layer])
         for got, x in ((moments.q, call.q), (moments.k, call.k)):
             rows = x[0, 0, 4:].double().cpu().numpy()
             exact = Moments.from_rows(rows, np.arange(4, LENGTH))

@@ -21,7 +21,7 @@ import transformers as tf
 
 from benchmarks.capture import SHAPES
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.run import Doing, Progress, capture
+from qkscope.capture.run import ExecutionOptions, Progress, capture
 from qkscope.capture.texts import Document
 from qkscope.files.runfolder import RunFolder
 
@@ -39,7 +39,7 @@ def captured(
 
     start = time.perf_counter()
     options = CaptureOptions(window=len(ids[0]), documents_per_shard=per_shard)
-    capture(model, documents, ids, folder, options, {"id": "3b"}, Doing(on_progress=mark))
+    capture(model, documents, ids, folder, options, {"id": "3b"}, ExecutionOptions(on_progress=mark))
     return marks[0] - start, marks[-1] - start, time.perf_counter() - start
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from qkscope.capture.shards import Share
 from qkscope.cli.main import app
-from qkscope.cli.published import pca_app
+from qkscope.cli.published import pca_analyze_app
 from qkscope.heads import HeadId
 from tests.badinputs import ANALYZE, RUN, SECTIONS, page
 from tests.capture.conftest import save
@@ -44,7 +44,7 @@ def good(tmp_path_factory) -> Path:
 
 def invoke(place: Path, command: tuple[str, ...]):
     name, *given = (word.format(place=place) for word in command)
-    on, given = (pca_app, given) if name == "pca-analyze" else (app, [name, *given])
+    on, given = (pca_analyze_app, given) if name == "pca-analyze" else (app, [name, *given])
     return CliRunner().invoke(on, given, catch_exceptions=False)
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from qkscope.errors import ConfigError
 
-Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
+_Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
 Count = Annotated[int, Field(gt=0, lt=2**31, strict=True)]
 
 
@@ -26,9 +26,9 @@ class DataConfig(_Strict):
     """Hub id, ``hf://`` URL or local folder."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
-    layers: list[Index] | None = None
+    layers: list[_Index] | None = None
     """Only these layers."""
-    heads: list[Index] | None = None
+    heads: list[_Index] | None = None
     """Only these query heads of each layer."""
     max_samples: Annotated[int, Field(ge=2, lt=2**31, strict=True)] | None = None
     """At most this many rows of each head."""
@@ -103,8 +103,8 @@ class CaptureConfig(_Strict):
     batch: Count = 1
     buckets: Annotated[int, Field(ge=1, le=256, strict=True)] = 16
     skip_first: Annotated[int, Field(ge=0, strict=True)] = 4
-    layers: list[Index] | str | None = None
-    heads: list[Index] | str | None = None
+    layers: list[_Index] | str | None = None
+    heads: list[_Index] | str | None = None
     sample: Count = 2048
     seed: Annotated[int, Field(strict=True)] = 0
     config_overrides: dict[str, Any] | str | None = None
@@ -137,7 +137,7 @@ class StudyRunConfig(_Strict):
     """Training step; makes the run a checkpoint."""
     window: Count | None = None
     """Context length, where the tables do not say."""
-    nope_layers: list[Index] | None = None
+    nope_layers: list[_Index] | None = None
     """Layers without rotary encoding, where the tables do not say."""
 
 
@@ -175,10 +175,10 @@ def load_study_config(path: Path) -> StudyConfig:
     return _load(path, StudyConfig)
 
 
-Model = TypeVar("Model", bound=BaseModel)
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
-def _load(path: Path, model: type[Model]) -> Model:
+def _load(path: Path, model: type[_Model]) -> _Model:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError) as error:

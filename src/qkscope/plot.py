@@ -24,13 +24,13 @@ from qkscope.runs.run import Run
 from qkscope.runs.selection import Selection
 from qkscope.study.study import Study, StudyRun
 
-Heads = Sequence[tuple[int, int]]
+_Heads = Sequence[tuple[int, int]]
 MOST_POINTS = 8000
 """Points of each kind per head."""
 
 
 def pc_plane(
-    run: Run, heads: Heads | None = None, pcs: tuple[int, int] = (0, 1), *, seed: int = 42, kinds: str = "qk"
+    run: Run, heads: _Heads | None = None, pcs: tuple[int, int] = (0, 1), *, seed: int = 42, kinds: str = "qk"
 ) -> Figure:
     """Queries and keys on two principal components; four heads drawn with the seed, or those given."""
     chosen = list(heads or draw_heads(run, seed))
@@ -38,7 +38,7 @@ def pc_plane(
     return components_figure(study, chosen, pcs, kinds)
 
 
-def ab_plane(run: Run, heads: Heads | None = None, *, seed: int = 42) -> Figure:
+def ab_plane(run: Run, heads: _Heads | None = None, *, seed: int = 42) -> Figure:
     """Queries and keys on the drift axis a and the separation axis b."""
     chosen = list(heads or draw_heads(run, seed))
     return plane_figure(heads_study(Job(run), chosen, ("rotation",), PointOptions(axes=0, rows=MOST_POINTS)), chosen)
@@ -56,7 +56,7 @@ def draw_heads(run: Run, seed: int = 42) -> list[tuple[int, int]]:
     return choose_heads([(head.layer, head.head) for head in run.heads], seed)
 
 
-def heads_study(job: Job, heads: Heads, analyses: Sequence[str], points: PointOptions) -> Study:
+def heads_study(job: Job, heads: _Heads, analyses: Sequence[str], points: PointOptions) -> Study:
     """Tables and points of a few heads of a run."""
     missing = [head for head in heads if head not in {(h.layer, h.head) for h in job.run.heads}]
     if missing:
@@ -66,14 +66,14 @@ def heads_study(job: Job, heads: Heads, analyses: Sequence[str], points: PointOp
     return Study((StudyRun(job.run.model, job.run.family),), outcome.tables.frames)
 
 
-def components_figure(study: Study, heads: Heads, pcs: tuple[int, int], kinds: str = "qk") -> Figure:
+def components_figure(study: Study, heads: _Heads, pcs: tuple[int, int], kinds: str = "qk") -> Figure:
     """Draw heads of a study of one run on two components."""
     data = collages.prepare_components(study, _keys(study, heads), pcs)
     with house_style():
         return collages.draw_components(data[data["kind"].isin(list(kinds))])
 
 
-def plane_figure(study: Study, heads: Heads) -> Figure:
+def plane_figure(study: Study, heads: _Heads) -> Figure:
     """Draw heads of a study of one run on a and b."""
     with house_style():
         return collages.draw_plane(collages.prepare_plane(study, _keys(study, heads)))
@@ -85,5 +85,5 @@ def complement_figure(study: Study, head: tuple[int, int]) -> Figure:
         return collages.draw_complement(collages.prepare_complement(study, _keys(study, [head])[0]))
 
 
-def _keys(study: Study, heads: Heads) -> list[collages.HeadKey]:
+def _keys(study: Study, heads: _Heads) -> list[collages.HeadKey]:
     return [(study.labels[0], layer, head) for layer, head in heads]

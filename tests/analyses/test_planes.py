@@ -5,7 +5,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from qkscope.analyses.complement import circle, complement, line_accuracy, planes
 from qkscope.analyses.rotationmodel import rotation
-from qkscope.analyses.spectrum import chance_coherence, tokens_of
+from qkscope.analyses.spectrum import chance_coherence, token_positions
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Pair, Rows
 from tests.helpers import moments_of_rows
@@ -31,7 +31,7 @@ def measured(d: int = 32, rings: list[Ring] = RINGS, turn: np.ndarray | None = N
 def test_planted_rings_are_found_each_in_its_plane():
     pair, a, b = measured()
     found = planes(pair, complement(pair, a, b), WINDOW)
-    limit = chance_coherence(*tokens_of(pair), WINDOW)
+    limit = chance_coherence(*token_positions(pair), WINDOW)
     assert found.active(limit)[:3].all()
     assert np.abs(found.turning.frequency[:3]) == pytest.approx([0.9, 0.11, 0.017], rel=0.01, abs=np.pi / (4 * WINDOW))
     assert found.active(limit)[3:].mean() <= 0.1
@@ -91,7 +91,7 @@ def test_active_planes_are_the_planted_ones(likeness):
         head = plant(16, n=1600, documents=40, window=WINDOW, sigma=0.0, rings=rings, seed=number)
         pair = Pair(*(Rows(r.x + _alike(rng, r, likeness), r.position, r.example_id) for r in (head.q, head.k)))
         found = planes(pair, complement(pair, head.truth.a, head.truth.b), WINDOW)
-        limit = limit or chance_coherence(*tokens_of(pair), WINDOW)
+        limit = limit or chance_coherence(*token_positions(pair), WINDOW)
         active = found.active(limit)
         assert active[: len(rings)].all()
         frequency = np.abs(found.turning.frequency[: len(rings)])

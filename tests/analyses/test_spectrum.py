@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 
 from qkscope.analyses.frequencygrid import Grid
-from qkscope.analyses.spectrum import Tokens, chance_coherence, fit_circle, turning
+from qkscope.analyses.spectrum import TokenPositions, chance_coherence, fit_circle, turning
 
 WINDOW = 1024
 
 
-def tokens(rng: np.random.Generator, documents: int = 16, each: int = 128) -> Tokens:
+def tokens(rng: np.random.Generator, documents: int = 16, each: int = 128) -> TokenPositions:
     position = np.concatenate([np.sort(rng.choice(WINDOW, each, replace=False)) for _ in range(documents)])
-    return Tokens(np.repeat(np.arange(documents), each), position)
+    return TokenPositions(np.repeat(np.arange(documents), each), position)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_content_that_depends_on_its_neighbours_does_not_pass_for_rotation(class
     q, k, rng = classes
     limit = chance_coherence(q, k, WINDOW)
 
-    def walk(at: Tokens) -> np.ndarray:
+    def walk(at: TokenPositions) -> np.ndarray:
         """Angles of a smooth process along each document, a new one in each."""
         steps = rng.normal(0, 0.05, (400, 16, WINDOW)).cumsum(-1) + rng.uniform(-np.pi, np.pi, (400, 16, 1))
         return steps[:, at.example_id, at.position]
@@ -111,7 +111,7 @@ def test_a_cloud_off_the_centre_does_not_pass_for_slow_rotation(classes):
 def test_a_ring_off_the_centre_is_found(classes):
     q, k, _ = classes
 
-    def angle(at: Tokens, centre: float) -> np.ndarray:
+    def angle(at: TokenPositions, centre: float) -> np.ndarray:
         return np.angle(centre + np.exp(0.3j * at.position))[None]
 
     found = turning(angle(q, 1.5), angle(k, -1.5), q, k, WINDOW)
@@ -121,10 +121,10 @@ def test_a_ring_off_the_centre_is_found(classes):
 
 def test_nothing_turns_where_nothing_varies_with_position():
     """All of w cancels at every position: no frequency fits better than another, and none fits."""
-    at = Tokens(np.zeros(40, dtype=np.int64), np.repeat(np.arange(20), 2))
+    at = TokenPositions(np.zeros(40, dtype=np.int64), np.repeat(np.arange(20), 2))
     w = np.tile([1.0 + 0j, -1.0], 20)
     assert fit_circle(w, w, at, at, 64).r_squared == pytest.approx(0.0, abs=1e-12)
-    one_place = Tokens(np.arange(40), np.zeros(40, dtype=np.int64))
+    one_place = TokenPositions(np.arange(40), np.zeros(40, dtype=np.int64))
     assert np.isnan(fit_circle(w, w, one_place, one_place, 64).omega)
     still = turning(np.zeros((1, 40)), np.zeros((1, 40)), at, at, 64)
     assert (still.resultant[0], still.coherence[0]) == (0.0, 0.0)
@@ -134,7 +134,7 @@ def test_nothing_turns_where_nothing_varies_with_position():
 def test_positions_of_another_type_are_read_as_they_are(classes):
     q, k, _ = classes
     w = [np.exp(0.02j * at.position) for at in (q, k)]
-    narrow = [Tokens(at.example_id, at.position.astype(np.int32)) for at in (q, k)]
+    narrow = [TokenPositions(at.example_id, at.position.astype(np.int32)) for at in (q, k)]
     assert fit_circle(*w, *narrow, WINDOW) == fit_circle(*w, q, k, WINDOW)
 
 

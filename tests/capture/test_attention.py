@@ -6,7 +6,7 @@ import transformers as tf
 
 from qkscope.capture import parity
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
-from qkscope.capture.rope import describe, embeddings, planes_of, temperature
+from qkscope.capture.rope import describe_rope, embeddings, planes_of, temperature
 from qkscope.errors import CaptureError
 from tests.capture.families import BASE, build, families, project, turn
 
@@ -81,7 +81,7 @@ def test_what_is_seen_is_projection_norm_and_rotary_done_by_hand(name, attention
         d = call.q.shape[-1]
         assert call.sliding_window == family.sliding.get(call.layer)
         assert call.q_per_kv == (1 if name in ("gpt-neox", "deepseek-v3") else 2)
-        described = describe(call, positions, candidates, 512 if "scaling" in name else LENGTH)
+        described = describe_rope(call, positions, candidates, 512 if "scaling" in name else LENGTH)
         assert (described is None) == (call.layer in family.nope)
         if described is not None:
             assert described.layout == family.layout
@@ -118,7 +118,7 @@ def test_undoing_the_rotation_gives_the_vectors_before_it(name, attention):
     seen, _ = look(model, tokens())
     positions = torch.arange(LENGTH)
     for call in seen:
-        described = describe(call, positions, embeddings(model), LENGTH)
+        described = describe_rope(call, positions, embeddings(model), LENGTH)
         if described is None or hasattr(call.module, "qk_norm"):
             continue
         cos, sin = described.embedding.angles(positions)
@@ -143,14 +143,14 @@ def test_undoing_the_rotation_gives_the_vectors_before_it(name, attention):
 def test_frequencies_are_those_of_the_formula(name, expected):
     model = build(FAMILIES[name])
     seen, _ = look(model, tokens())
-    described = describe(seen[0], torch.arange(LENGTH), embeddings(model), 512)
+    described = describe_rope(seen[0], torch.arange(LENGTH), embeddings(model), 512)
     assert described.frequencies == pytest.approx(expected, rel=1e-6)
 
 
 def test_local_and_global_layers_have_their_own_frequencies():
     model = build(FAMILIES["gemma3"])
     seen, _ = look(model, tokens())
-    first, second = (describe(call, torch.arange(LENGTH), embeddings(model), 512) for call in seen[:2])
+    first, second = (describe_rope(call, torch.arange(LENGTH), embeddings(model), 512) for call in seen[:2])
     assert first.frequencies[1] != pytest.approx(second.frequencies[1], rel=0.1)
 
 
@@ -241,7 +241,7 @@ def test_half_precision_weights(dtype):
     with torch.backends.mkldnn.flags(enabled=False):
         seen, _ = look(model, tokens())
     assert seen[0].q.dtype == dtype
-    described = describe(seen[0], torch.arange(LENGTH), embeddings(model), 512)
+    described = describe_rope(seen[0], torch.arange(LENGTH), embeddings(model), 512)
     assert described.frequencies[1] == pytest.approx(10_000 ** (-2 / 12), rel=1e-6)
 
 

@@ -11,8 +11,9 @@ import torch
 from qkscope.capture import reduce
 from qkscope.capture.rope import LayerRope
 from qkscope.capture.sums.gramsums import GramSums
-from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens, finish
+from qkscope.capture.sums.layersums import LayerSums, layer_moments
 from qkscope.capture.sums.rowsums import RowSums
+from qkscope.capture.sums.tokens import BatchTokens, Plan
 
 HEADS, KEY_HEADS, D = 4, 2, 16
 
@@ -21,7 +22,7 @@ def rope(layout: str = "half", sign: int = 1, start: int = 0, planes: int = 8) -
     return LayerRope([0.1] * planes, 1.25, layout, start, sign, False, False, None)
 
 
-def passes(rng: np.random.Generator, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, Tokens]]:
+def passes(rng: np.random.Generator, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, BatchTokens]]:
     """Two passes of two documents of unequal length, far from zero; the second goes on where the first stopped."""
     mean = 10.0 * rng.standard_normal((HEADS + KEY_HEADS, 1, D))
     found = []
@@ -29,7 +30,7 @@ def passes(rng: np.random.Generator, dtype: torch.dtype) -> list[tuple[torch.Ten
         x = mean + rng.standard_normal((2, HEADS + KEY_HEADS, columns, D))
         q, k = (torch.from_numpy(part).to(dtype) for part in (x[:, :HEADS], x[:, HEADS:]))
         groups = np.array([3, 5]) if len(found) < 2 else np.array([5, 6])
-        found.append((q, k, Tokens(first, np.array(lengths), groups, [np.arange(0)] * 2)))
+        found.append((q, k, BatchTokens(first, np.array(lengths), groups, [np.arange(0)] * 2)))
     return found
 
 
@@ -45,7 +46,7 @@ def moments(plan: Plan, calls, turns, *, half: bool, monkeypatch, way: type = Ro
         seen = SimpleNamespace(q=q if half else q.float(), k=k if half else k.float())
         sums.add(seen, tokens, (1.25 * angle.cos(), 1.25 * angle.sin()))
     assert (type(sums.half) is way) if half else sums.half is None
-    return finish(sums)
+    return layer_moments(sums)
 
 
 @pytest.mark.parametrize("way", [RowSums, GramSums])
@@ -85,7 +86,7 @@ def test_positions_are_exact_in_wide_buckets(way, monkeypatch):
     length, plan = 16_384, Plan(16_384, 2, 4)
     q = torch.ones(1, 1, length, 2, dtype=torch.bfloat16)
     q[..., 0] = torch.arange(length) % 2
-    tokens = Tokens(0, np.array([length]), np.array([0]), [np.arange(0)])
+    tokens = BatchTokens(0, np.array([length]), np.array([0]), [np.arange(0)])
     found = moments(plan, [(q, q, tokens)], rope(planes=1), half=True, monkeypatch=monkeypatch, way=way)
     t = np.arange(4, length)
     assert float(found.q.var_t[0, 0]) == pytest.approx(t.var(), rel=1e-12)

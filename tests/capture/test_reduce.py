@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from qkscope.capture.rope import LayerRope
-from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens, waves
+from qkscope.capture.sums.layersums import LayerSums, waves
+from qkscope.capture.sums.tokens import BatchTokens, Plan
 
 
 def seen(device: str, d: int = 4) -> Any:
@@ -20,7 +21,7 @@ def seen(device: str, d: int = 4) -> Any:
 
 def test_layers_on_another_device_do_not_get_the_weights_of_the_first():
     """The device without memory stands for a second GPU."""
-    tokens, plan = Tokens(0, np.array([8]), np.array([0]), [np.array([], int)]), Plan(16, 2, 0)
+    tokens, plan = BatchTokens(0, np.array([8]), np.array([0]), [np.array([], int)]), Plan(16, 2, 0)
     for device in ("cpu", "meta", "cpu"):
         LayerSums(plan, None).add(seen(device), tokens, None)
 
@@ -38,7 +39,7 @@ def test_waves_undo_the_rotation(layout, start):
     x[0, :, :, first], x[0, :, :, second] = turned.real, turned.imag
     sums = LayerSums(Plan(16, 2, 0), rope)
     call = SimpleNamespace(q=x, k=x[:, :1], layer=0, rotary=None)
-    sums.add(call, Tokens(0, np.array([8]), np.array([3]), [np.array([], int)]), angles)  # type: ignore[arg-type]
+    sums.add(call, BatchTokens(0, np.array([8]), np.array([3]), [np.array([], int)]), angles)  # type: ignore[arg-type]
     assert sums.q is not None
     assert sums.q.unrotated is not None
     found = torch.view_as_complex(sums.q.unrotated[:, 3]) / 8

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import qkscope
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.run import Doing, capture
+from qkscope.capture.run import ExecutionOptions, capture
 from qkscope.capture.texts import Document
 from qkscope.capture.tokensampling import VectorSampling, sample_tokens, vector_tokens
 from qkscope.cli.main import app
@@ -36,7 +36,7 @@ ALL = VectorSampling(sampler="all")
 def do(model, ids, folder: Path, on_progress=None, doing: dict[str, object] | None = None, **options: object) -> Path:
     documents = [Document(f"d{i}", f"text {i}") for i in range(len(ids))]
     settings = {"window": WINDOW, "sample": 100} | options
-    how = Doing(on_progress=on_progress, **(doing or {}))  # type: ignore[arg-type]
+    how = ExecutionOptions(on_progress=on_progress, **(doing or {}))  # type: ignore[arg-type]
     return capture(model, documents, ids, folder, CaptureOptions(**settings), {"id": "tiny"}, how)  # type: ignore[arg-type]
 
 

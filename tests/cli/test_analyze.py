@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import qkscope
 from qkscope.cli.main import app
-from qkscope.cli.published import pca_app, rotate_app
+from qkscope.cli.published import pca_analyze_app, rotate_analyze_app
 from qkscope.core.rows import Rows
 from qkscope.files.vectors import read_rows, write_rows
 from qkscope.heads import HeadId
@@ -127,8 +127,8 @@ def test_only_one_analysis_and_no_intervals(tmp_path):
 def test_published_commands_write_their_tables_into_the_configs_folder(tmp_path):
     dataset = small_dataset(tmp_path / "data")
     path = config(tmp_path / "tiny.yaml", dataset)
-    assert run("--config", path, on=pca_app).exit_code == 0
-    assert run("--config", path, on=rotate_app).exit_code == 0
+    assert run("--config", path, on=pca_analyze_app).exit_code == 0
+    assert run("--config", path, on=rotate_analyze_app).exit_code == 0
     published = {name for name in TABLES if not name.startswith(("planes", "distance", "plasticity"))}
     assert {p.name for p in (tmp_path / "results").iterdir()} == {*published, "axes.parquet", "summary.json"}
     run("analyze", dataset, "-o", tmp_path / "both", "--model", "tiny", "--family", "Tiny", "--only", "pca,rotation")
@@ -146,13 +146,13 @@ def test_several_configs_make_one_table_and_a_model_can_be_done_again(tmp_path):
     for name in ("one", "two"):
         dataset = small_dataset(tmp_path / name, d=6 if name == "one" else 10)
         config(configs / f"{name}.yaml", dataset, model=name)
-    assert run("--config", configs, "--layers", "0", on=pca_app).exit_code == 0
+    assert run("--config", configs, "--layers", "0", on=pca_analyze_app).exit_code == 0
     table = pd.read_csv(configs / "results" / "qk.csv")
     assert table.groupby("model").size().to_dict() == {"one": 4 * 6, "two": 4 * 10}
-    again = run("--config", configs / "one.yaml", "--layers", "1", "--config", configs / "one.yaml", on=pca_app)
+    again = run("--config", configs / "one.yaml", "--layers", "1", "--config", configs / "one.yaml", on=pca_analyze_app)
     assert again.exit_code == 2
     assert "several sources are labelled one" in again.output
-    assert run("--config", configs / "one.yaml", "--layers", "1", on=pca_app).exit_code == 0
+    assert run("--config", configs / "one.yaml", "--layers", "1", on=pca_analyze_app).exit_code == 0
     table = pd.read_csv(configs / "results" / "qk.csv")
     assert table.groupby(["model", "layer"]).size().to_dict() == {("one", 1): 4 * 6, ("two", 0): 4 * 10}
 
@@ -160,9 +160,9 @@ def test_several_configs_make_one_table_and_a_model_can_be_done_again(tmp_path):
 def test_token_pairing_needs_shared_tokens(tmp_path):
     dataset = small_dataset(tmp_path / "data", n=400)
     path = config(tmp_path / "tiny.yaml", dataset, rotation={"pairing": "token", "centering": "within"})
-    assert run("--config", path, on=rotate_app).exit_code == 0
+    assert run("--config", path, on=rotate_analyze_app).exit_code == 0
     rewrite(dataset, "l00h01k", lambda rows: Rows(rows.x, rows.position + 1000, rows.example_id))
-    done = run("--config", path, on=rotate_app)
+    done = run("--config", path, on=rotate_analyze_app)
     assert done.exit_code == 1
     assert (
         "l00h02q: pairing by token needs tokens that it shares with l00h01k; use pairing 'independent'" in done.output
@@ -315,14 +315,14 @@ def test_one_analysis_does_not_speak_for_the_other_in_the_summary(tmp_path):
 
 
 def test_help_gives_an_example_for_every_command():
-    for on, commands in ((app, [[], ["analyze"], ["demo"]]), (pca_app, [[]]), (rotate_app, [[]])):
+    for on, commands in ((app, [[], ["analyze"], ["demo"]]), (pca_analyze_app, [[]]), (rotate_analyze_app, [[]])):
         for command in commands:
             done = run(*command, "--help", on=on)
             assert done.exit_code == 0
             assert "Example: " in done.output
 
 
-@pytest.mark.parametrize("on", [app, pca_app, rotate_app])
+@pytest.mark.parametrize("on", [app, pca_analyze_app, rotate_analyze_app])
 def test_version(on):
     assert run("--version", on=on).output == f"qkscope {qkscope.__version__}\n"
 

@@ -5,7 +5,7 @@ import yaml
 from typer.testing import CliRunner
 
 from qkscope.cli.main import app
-from qkscope.cli.visualize import pca_app, rotate_app
+from qkscope.cli.visualize import pca_visualize_app, rotate_visualize_app
 from qkscope.core.planted import Ring, plant
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
@@ -190,7 +190,9 @@ def test_analysing_the_components_again_keeps_the_counts_of_active_planes(datase
 def test_the_published_collage(dataset, tmp_path, suffix):
     path = config(tmp_path, dataset)
     target = tmp_path / f"x.{suffix}"
-    done = run("--config", path, "--random", "--collage", "--qk", "--seed", 42, "--output", target, on=pca_app)
+    done = run(
+        "--config", path, "--random", "--collage", "--qk", "--seed", 42, "--output", target, on=pca_visualize_app
+    )
     assert done.exit_code == 0, done.output
     assert target.stat().st_size > 5000
     import random
@@ -202,7 +204,7 @@ def test_the_published_collage(dataset, tmp_path, suffix):
 
 def test_other_components_and_queries_alone(dataset, tmp_path):
     path = config(tmp_path, dataset)
-    done = run("--config", path, "--layer", 1, "--head", 2, "--pc-x", 3, "--pc-y", 5, on=pca_app)
+    done = run("--config", path, "--layer", 1, "--head", 2, "--pc-x", 3, "--pc-y", 5, on=pca_visualize_app)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "results" / "figures" / "tiny-pc3-pc5-l01h02.png").exists()
     assert {"pc3", "pc5"} <= set(pd.read_parquet(tmp_path / "results" / "points.parquet"))
@@ -214,8 +216,10 @@ def test_the_plane_and_the_complement(tmp_path):
     )
     write_dataset(tmp_path / "d", [(HeadId(0, 0, "q"), head.q), (HeadId(0, 0, "k"), head.k)], q_per_kv=1)
     path = config(tmp_path, tmp_path / "d")
-    assert run("--config", path, "--collage", "--random", on=rotate_app).exit_code == 0
-    done = run("--config", path, "--complement", "--random", "--seed", 42, "-o", tmp_path / "c.svg", on=rotate_app)
+    assert run("--config", path, "--collage", "--random", on=rotate_visualize_app).exit_code == 0
+    done = run(
+        "--config", path, "--complement", "--random", "--seed", 42, "-o", tmp_path / "c.svg", on=rotate_visualize_app
+    )
     assert done.exit_code == 0, done.output
     drawn = (tmp_path / "c.svg").read_text()
     assert drawn.count("angle_r") == 30
@@ -224,11 +228,11 @@ def test_the_plane_and_the_complement(tmp_path):
 
 def test_another_picture_of_a_head_keeps_the_coordinates_it_had(dataset, tmp_path):
     path = config(tmp_path, dataset)
-    run("--config", path, "--layer", 0, "--head", 0, "--complement", on=rotate_app)
-    run("--config", path, "--layer", 0, "--head", 0, "--pc-x", 2, "--pc-y", 3, on=pca_app)
+    run("--config", path, "--layer", 0, "--head", 0, "--complement", on=rotate_visualize_app)
+    run("--config", path, "--layer", 0, "--head", 0, "--pc-x", 2, "--pc-y", 3, on=pca_visualize_app)
     points = pd.read_parquet(tmp_path / "results" / "points.parquet")
     assert {"pc0", "pc1", "pc2", "pc3", "a", "b", "svd_0", "svd_5"} <= set(points.dropna(axis=1, how="all"))
-    done = run("--config", path, "--layer", 0, "--head", 0, "--pc-x", 200, on=pca_app)
+    done = run("--config", path, "--layer", 0, "--head", 0, "--pc-x", 200, on=pca_visualize_app)
     assert done.exit_code == 2
     assert "holds no pc200 and pc1" in done.output
 
@@ -242,10 +246,13 @@ def test_a_run_under_another_label_is_reported_under_that_label(dataset, tmp_pat
 
 def test_pictures_need_to_know_which_head(dataset, tmp_path):
     path = config(tmp_path, dataset)
-    assert "say which head" in run("--config", path, on=pca_app).output
-    assert "has no head in layer 7" in run("--config", path, "--layer", 7, "--random", on=pca_app).output
-    assert "leave out --collage" in run("--config", path, "--complement", "--collage", "--random", on=rotate_app).output
-    done = run("--config", path, "--random", "-o", tmp_path / "x.gif", on=pca_app)
+    assert "say which head" in run("--config", path, on=pca_visualize_app).output
+    assert "has no head in layer 7" in run("--config", path, "--layer", 7, "--random", on=pca_visualize_app).output
+    assert (
+        "leave out --collage"
+        in run("--config", path, "--complement", "--collage", "--random", on=rotate_visualize_app).output
+    )
+    done = run("--config", path, "--random", "-o", tmp_path / "x.gif", on=pca_visualize_app)
     assert done.exit_code == 2
     assert "ends in .png, .svg or .pdf" in done.output
 

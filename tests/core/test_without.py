@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from qkscope.core.headmoments import DELETE_ONE
-from qkscope.core.leaveoneout import Pooled, Without
+from qkscope.core.leaveoneout import LeaveOneOut, PooledLeaveOneOut
 from qkscope.core.moments import Moments
 from qkscope.core.momentsbatch import MomentsBatch
 
@@ -31,7 +31,7 @@ UNLIKE = {
 def test_moments_without_a_group_are_those_of_the_others_merged(kind):
     sizes, scale = UNLIKE[kind]
     groups = by_group(1, sizes, scale)
-    found, exact = Without(groups, groups.total), groups.merged(DELETE_ONE)
+    found, exact = LeaveOneOut(groups, groups.total), groups.merged(DELETE_ONE)
     axes = np.random.default_rng(2).standard_normal((8, 3, 5))
     np.testing.assert_array_equal(found.n, exact.n)
     for name in ("mean_x", "mean_t", "cov_xt", "var_t", "total_variance"):
@@ -46,7 +46,7 @@ def test_moments_without_a_group_are_those_of_the_others_merged(kind):
 
 def test_two_classes_together_are_merged_ones():
     q, k = by_group(3, [40, 30, 20, 50, 40, 30, 20, 10]), by_group(4, [10, 40, 30, 20, 50, 40, 30, 20])
-    pooled = Pooled(Without(q, q.total), Without(k, k.total))
+    pooled = PooledLeaveOneOut(LeaveOneOut(q, q.total), LeaveOneOut(k, k.total))
     exact = q.merged(DELETE_ONE).merge(k.merged(DELETE_ONE))
     np.testing.assert_allclose(pooled.cov_xt, exact.cov_xt, atol=1e-9)
     np.testing.assert_allclose(pooled.total_variance, exact.total_variance)

@@ -71,11 +71,11 @@ def test_ranks_are_told_model_by_model():
         for model, base in (("a", 0.2), ("b", 0.7))
         for i in range(10)
     ]
-    data = plasticityheads.prepare_classes(study(heads=rows))
-    said = plasticityheads.say_classes(data)
+    data = plasticityheads.prepare_plasticity_classes(study(heads=rows))
+    said = plasticityheads.say_plasticity_classes(data)
     assert sum("posvar_q -1.00" in line for line in said) == 2
     assert {line.split(":")[0] for line in said} == {"a", "b"}
-    plasticityheads.draw_classes(data)
+    plasticityheads.draw_plasticity_classes(data)
 
 
 def test_over_training_the_window_is_told_where_it_changes():

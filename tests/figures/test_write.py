@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from qkscope.errors import TableError
-from qkscope.figures.catalogue import BY_NAME, CATALOGUE, PUBLISHED
+from qkscope.figures.catalogue import CATALOGUE, FIGURES_BY_NAME, PUBLISHED
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style, plain, shortened
 from qkscope.figures.write import rendered, save, write_figures
@@ -58,7 +58,7 @@ def test_every_figure_is_a_folder_of_four_files(drawn, whole):
         assert one.says
         assert "qkscope report s.yaml" in readme
         assert "qwen3-0.6b (Qwen3)" in readme
-        data, prepared = pd.read_csv(place / "data.csv"), BY_NAME[one.name].prepare(whole)
+        data, prepared = pd.read_csv(place / "data.csv"), FIGURES_BY_NAME[one.name].prepare(whole)
         assert list(data.columns) == list(prepared.columns)
         assert len(data) == len(prepared)
 
@@ -67,7 +67,7 @@ def test_every_figure_is_a_folder_of_four_files(drawn, whole):
 def test_drawing_again_gives_the_same_bytes(drawn, whole, name):
     folder, *_ = drawn
     with house_style():
-        again = BY_NAME[name].draw(BY_NAME[name].prepare(whole))
+        again = FIGURES_BY_NAME[name].draw(FIGURES_BY_NAME[name].prepare(whole))
         for form in ("png", "svg"):
             assert (folder / name / f"figure.{form}").read_bytes() == rendered(again, form)
 

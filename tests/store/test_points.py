@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from qkscope.errors import TableError
-from qkscope.results.points import POINTS, read_points, write_points
+from qkscope.results.points import POINTS_FILE, read_points, write_points
 
 
 def points(model: str, head: int, value: float, *names: str) -> pd.DataFrame:
@@ -29,9 +29,9 @@ def test_columns_stand_in_the_order_of_their_numbers_and_absent_ones_are_empty(t
 
 
 def test_files_that_are_not_points_are_named(tmp_path):
-    (tmp_path / POINTS).write_bytes(b"nothing")
+    (tmp_path / POINTS_FILE).write_bytes(b"nothing")
     with pytest.raises(TableError, match=r"points.parquet cannot be read"):
         read_points(tmp_path)
-    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / POINTS)
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / POINTS_FILE)
     with pytest.raises(TableError, match=r"points.parquet has no column model"):
         read_points(tmp_path)

@@ -12,8 +12,8 @@ from scipy.stats import rankdata
 
 from qkscope.core.linalg import ratio
 
-DRAWS = 1000
-LEVEL = 0.95
+_DRAWS = 1000
+_LEVEL = 0.95
 
 
 def mean_over_heads(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, float]:
@@ -72,14 +72,14 @@ def clusters(frame: pd.DataFrame) -> np.ndarray:
 def _draws(n: int) -> Float[np.ndarray, "draws n"]:
     """How often each of n clusters is drawn, in each draw."""
     if n == 0:
-        return np.zeros((DRAWS, 0))
-    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=DRAWS).astype(float)
+        return np.zeros((_DRAWS, 0))
+    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=_DRAWS).astype(float)
 
 
 def _ends(name: str, again: Float[np.ndarray, "draws"], n: int) -> dict[str, float]:
     if n < 2:  # one cluster always draws itself
         return {f"{name}_low": float("nan"), f"{name}_high": float("nan")}
-    low, high = np.quantile(again, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(again, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return {f"{name}_low": float(low), f"{name}_high": float(high)}
 
 

@@ -21,7 +21,7 @@ from qkscope.analyses.uncertainty import Scale
 HEAD_KEY = ["model", "layer", "head"]
 """What identifies a query head in every table."""
 ENDS = ("_se", "_low", "_high")
-Dtype = Literal["", "text", "boolean", "Int64"]
+_ColumnType = Literal["", "text", "boolean", "Int64"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Column:
     """The scale its interval is built on; without one it has no interval."""
     signed: bool = False
     """Whether zero is a middle, about which it is coloured."""
-    dtype: Dtype = ""
+    dtype: _ColumnType = ""
     """Text, or what may be empty although it holds no fractions; otherwise as the values are."""
     per_token: str = ""
     """The column that this one is, times the window; its interval too."""

@@ -14,7 +14,7 @@ from qkscope.analyses.components import Components, components
 from qkscope.analyses.meanfield import MeanField, mean_field
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.planevectors import PlaneVectors
-from qkscope.analyses.replicates import LeftOut, left_out
+from qkscope.analyses.replicates import LeftOutModels, left_out_models
 from qkscope.analyses.rotationmodel import Rotation, has_drift, rotation_model
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import usable_groups
@@ -113,13 +113,13 @@ class Batch:
         return self.moments.cross
 
     @cached_property
-    def left_out(self) -> LeftOut | None:
+    def left_out(self) -> LeftOutModels | None:
         """Components and rotation model with each document group left out, in one pass; None without intervals."""
         if not self.options.intervals:
             return None
         pcs = self.components if "pca" in self.wanted else None
         model = self.rotation if "rotation" in self.wanted else None
-        return left_out(self.moments, pcs, model, self.options.rotation)
+        return left_out_models(self.moments, pcs, model, self.options.rotation)
 
     @cached_property
     def coordinates(self) -> list[HeadCoordinates]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from qkscope.analyses.analysis import Analysis, Column, Scalars, Table, with_ends
 from qkscope.analyses.distance import DISTANCE
-from qkscope.analyses.pca import HEADS, PCA
+from qkscope.analyses.pca import HEADS_TABLE, PCA
 from qkscope.analyses.planes import PLANES
 from qkscope.analyses.plasticity import PLASTICITY
 from qkscope.analyses.rotation import ROTATION
@@ -19,8 +19,8 @@ ANALYSES: tuple[Analysis, ...] = (
     PLASTICITY,
 )
 
-BY_NAME = {analysis.name: analysis for analysis in ANALYSES}
-TABLES: dict[str, Table] = {table.name: table for analysis in ANALYSES for table in analysis.tables}
+ANALYSES_BY_NAME = {analysis.name: analysis for analysis in ANALYSES}
+DECLARED_TABLES: dict[str, Table] = {table.name: table for analysis in ANALYSES for table in analysis.tables}
 """Every table that an analysis writes."""
 SCALARS: dict[str, Scalars] = {a.scalars.table: a.scalars for a in ANALYSES if a.scalars is not None}
 """What goes into ``heads``, by the table it comes from."""
@@ -29,9 +29,11 @@ SCALARS: dict[str, Scalars] = {a.scalars.table: a.scalars for a in ANALYSES if a
 def described(name: str) -> list[Column]:
     """All columns of a table in order; ``heads`` has what other analyses say of whole heads too."""
     more = (
-        [column for scalars in SCALARS.values() for column in with_ends(scalars.columns)] if name == HEADS.name else []
+        [column for scalars in SCALARS.values() for column in with_ends(scalars.columns)]
+        if name == HEADS_TABLE.name
+        else []
     )
-    return TABLES[name].described(more)
+    return DECLARED_TABLES[name].described(more)
 
 
 def named(names: Iterable[str]) -> list[Analysis]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from qkscope.analyses.spectrum import Circle, Turning, fit_circles, tokens_of, turning
+from qkscope.analyses.spectrum import Circle, Turning, fit_circles, token_positions, turning
 from qkscope.core.linalg import eigh_descending, ratio
 from qkscope.core.rows import Coordinates, Pair, Rows
 
-MOST_PLANES = 30
+_MOST_PLANES = 30
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def complement_axes(pair: Pair, a: Float[np.ndarray, "d"], b: Float[np.ndarray, 
     off = np.eye(len(a)) - np.outer(a, a) - np.outer(b, b)
     cov = off @ np.cov(x.T, bias=True) @ off
     values, axes = eigh_descending(cov)
-    n_planes = min(MOST_PLANES, (len(a) - 2) // 2)
+    n_planes = min(_MOST_PLANES, (len(a) - 2) // 2)
     axes = axes[: 2 * n_planes] @ off  # rounding left along a or b would be visible where little else is
     axes = axes / np.maximum(np.linalg.norm(axes, axis=-1, keepdims=True), 1e-300)
     largest = np.take_along_axis(axes, np.abs(axes).argmax(-1)[:, None], -1)
@@ -76,7 +76,7 @@ def measure_planes(pair: Pair, basis: Complement, window: int) -> Planes:
     radius = np.concatenate([np.linalg.norm(on, axis=-1) for on in (on_q, on_k)], -1)
     return Planes(
         basis.share,
-        turning(angle_q, angle_k, *tokens_of(pair), window),
+        turning(angle_q, angle_k, *token_positions(pair), window),
         ratio(radius.std(-1), radius.mean(-1)),
         line_accuracy(on_q, on_k),
     )
@@ -85,7 +85,7 @@ def measure_planes(pair: Pair, basis: Complement, window: int) -> Planes:
 def circles(heads: Sequence[Coordinates], pair: Pair, window: int) -> list[Circle]:
     """Ω of several heads, given their vectors' coordinates on a and b; ``pair`` says where all of them stand."""
     turning = [tuple(on[:, 0] + 1j * on[:, 1] for on in head) for head in heads]
-    return fit_circles([(w_q, w_k) for w_q, w_k in turning], *tokens_of(pair), window)
+    return fit_circles([(w_q, w_k) for w_q, w_k in turning], *token_positions(pair), window)
 
 
 def line_accuracy(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import ndtr
 
 from qkscope.core.eigenupdate import NEAR_BLOCK, KnownAll, eigh_near
-from qkscope.core.leaveoneout import Pooled
+from qkscope.core.leaveoneout import PooledLeaveOneOut
 from qkscope.core.linalg import (
     Eigen,
     PerHead,
@@ -95,7 +95,7 @@ def components(
     return _measured(Eigen(found.values, axes), signs, (q, on_q), (k, on_k), pooled.total_variance, basis)
 
 
-def components_near(pooled: Pooled, near: Components) -> Components:
+def components_near(pooled: PooledLeaveOneOut, near: Components) -> Components:
     """The same with each document group left out in turn: one more batch axis, orientation as in the whole."""
     assert near.basis is not None
     n_components, d = near.axes.shape[-2:]

@@ -19,9 +19,9 @@ from qkscope.core.headmoments import DELETE_ONE, N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair, Rows
 
-BINS = 24
+_BINS = 24
 """Bins of distance, equal on a logarithmic scale."""
-MIN_PAIRS = 10
+_MIN_PAIRS = 10
 """Bins with fewer pairs are left out."""
 MOST_PAIRED_TOKENS = 400
 """Sampled tokens of one document that are paired with each other, at most."""
@@ -73,7 +73,7 @@ def distance_curve(pairs: Pairs, field: MeanField, window: int) -> DistanceCurve
     edges = bin_edges(window)
     which = np.searchsorted(edges, pairs.distance, side="right") - 1
     n = np.bincount(which, minlength=len(edges) - 1)[: len(edges) - 1]
-    kept = np.flatnonzero(n >= MIN_PAIRS)
+    kept = np.flatnonzero(n >= _MIN_PAIRS)
     means = [np.bincount(which, values, minlength=len(edges) - 1)[kept] / n[kept] for values in (pairs.score, expected)]
     return DistanceCurve(
         low=edges[:-1][kept],
@@ -95,7 +95,7 @@ def bin_edges(window: int) -> Int[np.ndarray, "edges"]:
     >>> bin_edges(16)[:6].tolist()
     [1, 2, 3, 4, 5, 6]
     """
-    return np.unique(np.round(np.geomspace(1, max(window, 2), BINS + 1)).astype(np.int64))
+    return np.unique(np.round(np.geomspace(1, max(window, 2), _BINS + 1)).astype(np.int64))
 
 
 def _of_document(
@@ -189,7 +189,7 @@ DISTANCE_TABLE = Table(
 )
 
 
-def distance(batch: Batch) -> Found:
+def compute_distance(batch: Batch) -> Found:
     """``distance``: the curve of each head that knows its rotation and has vectors."""
     curves = {i: curve for i in range(len(batch)) if (curve := _curve(batch, i)) is not None}
     if not curves:
@@ -223,7 +223,7 @@ DISTANCE = Analysis(
     "distance",
     "the mean score at each distance, measured on pairs and predicted from mean vectors alone",
     (DISTANCE_TABLE,),
-    distance,
+    compute_distance,
     Scalars(_SCALARS, "distance", in_runs=("distance_r2", "position_share_of_score")),
     rotary=True,
 )

@@ -38,7 +38,7 @@ def _signs(rows: pd.DataFrame, left_out: Columns) -> Means:
     return {"abs_r_k": (rows["r_k"].abs(), again), "discordant_share": (discordant, None)}
 
 
-QK = Table(
+QK_TABLE = Table(
     "qk",
     (
         Column("pc", "index", "principal component, from 0, by descending variance", "1"),
@@ -79,7 +79,7 @@ QK = Table(
     whole_heads=first_component,
     further_means=_signs,
 )  # fmt: skip
-HEADS = Table(
+HEADS_TABLE = Table(
     "heads",
     (
         _TAXONOMY,
@@ -123,7 +123,7 @@ _PER_COMPONENT = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "slope_q",
                   "fisher", "separation", "eigengap", "degenerate")  # fmt: skip
 
 
-def pca(batch: Batch) -> Found:
+def compute_pca(batch: Batch) -> Found:
     """``qk``, ``heads`` and the axes themselves."""
     options, pcs = batch.options.pca, batch.components
     kind = np.array(TAXONOMY)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
@@ -156,7 +156,7 @@ def _heads(batch: Batch, kind: np.ndarray) -> Values:
     if batch.left_out is None:
         return Values(columns)
     again = batch.left_out
-    named = [c.name for c in HEADS.columns if c.scale is not None and c.name in HeadVariance.__dataclass_fields__]
+    named = [c.name for c in HEADS_TABLE.columns if c.scale is not None and c.name in HeadVariance.__dataclass_fields__]
     return Values(columns, {name: again.of_head(name) for name in named} | {"lda_accuracy": left_out})
 
 
@@ -191,7 +191,7 @@ def _class_shares(frames: dict[str, pd.DataFrame]) -> dict[str, object]:
 PCA = Analysis(
     "pca",
     "principal components of queries and keys together, and how each goes with position",
-    (QK, HEADS),
-    pca,
+    (QK_TABLE, HEADS_TABLE),
+    compute_pca,
     summary=_class_shares,
 )

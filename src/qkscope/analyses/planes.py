@@ -13,7 +13,7 @@ from qkscope.analyses.batch import Batch
 from qkscope.analyses.complement import complement_axes, measure_planes
 from qkscope.analyses.planevectors import PLANE_ROWS, PlaneVectors
 from qkscope.analyses.ropeplanes import rope_planes
-from qkscope.analyses.spectrum import chance_coherence, tokens_of
+from qkscope.analyses.spectrum import chance_coherence, token_positions
 from qkscope.analyses.tables import Columns
 from qkscope.core.headdata import HeadData
 from qkscope.core.sample import sample_pair
@@ -61,7 +61,7 @@ PLANES_TABLE = Table(
 )  # fmt: skip
 
 
-def planes(batch: Batch) -> Found:
+def compute_planes(batch: Batch) -> Found:
     """``planes``: both views of each head that has vectors; the columns that a view does not have are empty."""
     parts: list[tuple[int, Columns]] = []
     for i, vectors in enumerate(batch.plane_vectors):
@@ -87,7 +87,7 @@ def _column(part: Columns, name: str) -> np.ndarray:
 def _svd_view(head: PlaneVectors, chance: float | None) -> Columns:
     pair = head.measured().as_double()
     found = measure_planes(pair, complement_axes(pair, head.a, head.b), head.window)
-    limit = chance_coherence(*tokens_of(pair), head.window) if chance is None else chance
+    limit = chance_coherence(*token_positions(pair), head.window) if chance is None else chance
     n = len(found.share)
     return {
         "view": np.full(n, "svd"),
@@ -132,7 +132,7 @@ PLANES = Analysis(
     "planes",
     "planes in which vectors turn with position: of the complement of a and b, and RoPE's own",
     (PLANES_TABLE,),
-    planes,
+    compute_planes,
     Scalars(
         (
             Column(

@@ -93,7 +93,7 @@ PAIRS_TABLE = Table(
 )
 
 
-def plasticity(batch: Batch) -> Found:
+def compute_plasticity(batch: Batch) -> Found:
     """Both tables. Heads that read one key head over one window share their pairs of keys."""
     drawn: dict[tuple[object, ...], KeyPairs] = {}
     rows: dict[int, Columns] = {}
@@ -214,7 +214,7 @@ PLASTICITY = Analysis(
     "plasticity",
     "whether the order of two keys is fixed or up to the query, by bucket of queries",
     (PLASTICITY_TABLE, PAIRS_TABLE),
-    plasticity,
+    compute_plasticity,
     Scalars(AP, "plasticity", in_runs=("ap_overall", "ap_first20", "ap_last20", "ap_drop")),
     buckets=True,
     rotary=True,

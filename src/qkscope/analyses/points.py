@@ -16,7 +16,7 @@ from qkscope.core.rows import Pair
 from qkscope.core.sample import sample_pair
 
 
-def points(batch: Batch) -> Found:
+def compute_points(batch: Batch) -> Found:
     """``points``: the vectors that the options ask for."""
     options = batch.options.points
     assert options is not None
@@ -55,4 +55,4 @@ def _rows(
     return frame[[*named, "kind", "example_id", "position", *columns]]
 
 
-POINTS = Analysis("points", "vectors of some heads, for pictures", (), points, axes=True)
+POINTS_ANALYSIS = Analysis("points", "vectors of some heads, for pictures", (), compute_points, axes=True)

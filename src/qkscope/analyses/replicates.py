@@ -24,11 +24,11 @@ from qkscope.core.linalg import Eigen
 HEADS_PER_PASS = 4
 """More leave the processor's cache."""
 
-Model = TypeVar("Model", Components, Rotation)
+_Model = TypeVar("_Model", Components, Rotation)
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeftOutModels:
     """Results with each document group left out, a few heads at a time; empty where they were not asked for."""
 
     components: list[Components] = field(default_factory=list)
@@ -51,9 +51,11 @@ class LeftOut:
         return np.concatenate([getattr(part, name) for part in self.rotation])
 
 
-def left_out(moments: HeadMoments, pcs: Components | None, model: Rotation | None, options: RotationOptions) -> LeftOut:
+def left_out_models(
+    moments: HeadMoments, pcs: Components | None, model: Rotation | None, options: RotationOptions
+) -> LeftOutModels:
     """Everything once more with each group left out, of what there is: ``pcs``, ``model`` or both."""
-    found = LeftOut()
+    found = LeftOutModels()
     for some, few in _few(moments):
         if pcs is not None:
             near = components_near(few.pooled_without, _at(pcs, some))
@@ -76,7 +78,7 @@ def _few(moments: HeadMoments) -> Iterator[tuple[slice, HeadMoments]]:
             yield some, few
 
 
-def _at(model: Model, some: slice) -> Model:
+def _at(model: _Model, some: slice) -> _Model:
     """The model of some heads of a batch."""
 
     def part(value: Any) -> Any:

@@ -28,7 +28,7 @@ from qkscope.core.headmoments import N_GROUPS
 
 CIRCLES_AT_ONCE = 2
 """Heads whose ω is searched for together: as many as fill one batch of transforms."""
-T = TypeVar("T")
+_T = TypeVar("_T")
 _CORRELATION, _SHARE, _LINEAR = Scale.CORRELATION, Scale.SHARE, Scale.LINEAR
 
 
@@ -37,7 +37,7 @@ def _bias_signs(rows: pd.DataFrame, _: Columns) -> Means:
     return {"positive_bias_share": (rows["bias_strength"] > 0, None)}
 
 
-ROTATED = Table(
+ROTATED_TABLE = Table(
     "rotated",
     (
         *COUNTS,
@@ -141,12 +141,12 @@ ROTATED = Table(
 )  # fmt: skip
 
 _OF_MODEL = tuple(
-    column.name for column in ROTATED.columns if column.name in {*vars(Rotation), *Rotation.__dataclass_fields__}
+    column.name for column in ROTATED_TABLE.columns if column.name in {*vars(Rotation), *Rotation.__dataclass_fields__}
 )
-_LEFT_OUT = (*(c.name for c in ROTATED.columns if c.scale is not None and c.name in _OF_MODEL), "linearity_r2")
+_LEFT_OUT = (*(c.name for c in ROTATED_TABLE.columns if c.scale is not None and c.name in _OF_MODEL), "linearity_r2")
 
 
-def rotation(batch: Batch) -> Found:
+def compute_rotation(batch: Batch) -> Found:
     """``rotated``: the model, what it leaves out, and what vectors add."""
     moments, options = batch.moments, batch.options.rotation
     q, k = moments.total_q, moments.total_k
@@ -206,14 +206,14 @@ def _omega(batch: Batch) -> Columns:
     }
 
 
-def _batched(items: list[T], size: int) -> Iterator[list[T]]:
+def _batched(items: list[_T], size: int) -> Iterator[list[_T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 ROTATION = Analysis(
     "rotation",
     "the axis along which a head drifts with position, the axis that separates queries from keys, and the bias",
-    (ROTATED,),
-    rotation,
+    (ROTATED_TABLE,),
+    compute_rotation,
     axes=True,
 )

@@ -20,13 +20,13 @@ from qkscope.analyses.rotationmodel import (
 )
 from qkscope.core.eigenupdate import Times, eigh_near
 from qkscope.core.headmoments import DELETE_ONE
-from qkscope.core.leaveoneout import Pooled
+from qkscope.core.leaveoneout import PooledLeaveOneOut
 from qkscope.core.linalg import off_axis, ratio, unit
 from qkscope.core.moments import Moments
 
 
 def rotation_near(
-    pooled: Pooled, near: Rotation, cross: Moments | None = None, centering: Centering = "pooled"
+    pooled: PooledLeaveOneOut, near: Rotation, cross: Moments | None = None, centering: Centering = "pooled"
 ) -> Rotation:
     """The same with each document group left out in turn: one more batch axis, orientation as in the whole.
 
@@ -53,7 +53,7 @@ class _Moment(NamedTuple):
     grown: Float[np.ndarray, "*batch g"]
 
 
-def _independent(pooled: Pooled) -> _Moment:
+def _independent(pooled: PooledLeaveOneOut) -> _Moment:
     """C_δ over all pairs."""
     q, k = pooled.q, pooled.k
     apart = (q.mean_x - k.mean_x)[..., None, :]

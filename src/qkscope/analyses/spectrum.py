@@ -25,7 +25,7 @@ PLANES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenPositions:
     """Where the rows of one class stand: documents in order, positions as they come."""
 
     example_id: Int[np.ndarray, "n"]
@@ -40,9 +40,9 @@ class Tokens:
         return np.flatnonzero(np.r_[True, self.example_id[1:] != self.example_id[:-1]])
 
 
-def tokens_of(pair: Pair) -> tuple[Tokens, Tokens]:
+def token_positions(pair: Pair) -> tuple[TokenPositions, TokenPositions]:
     """Where the queries and the keys of a head stand."""
-    return Tokens(pair.q.example_id, pair.q.position), Tokens(pair.k.example_id, pair.k.position)
+    return TokenPositions(pair.q.example_id, pair.q.position), TokenPositions(pair.k.example_id, pair.k.position)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Turning:
 def turning(
     angle_q: Float[np.ndarray, "planes n_q"],
     angle_k: Float[np.ndarray, "planes n_k"],
-    tokens_q: Tokens,
-    tokens_k: Tokens,
+    tokens_q: TokenPositions,
+    tokens_k: TokenPositions,
     window: int,
 ) -> Turning:
     """The strongest common frequency of queries and keys in each plane."""
@@ -77,7 +77,7 @@ def turning(
     )
 
 
-def chance_coherence(tokens_q: Tokens, tokens_k: Tokens, window: int, seed: int = 0) -> float:
+def chance_coherence(tokens_q: TokenPositions, tokens_k: TokenPositions, window: int, seed: int = 0) -> float:
     """The 99th percentile of T, at the strongest frequency, of angles without structure on the same tokens."""
     parts = (array.tobytes() for tokens in (tokens_q, tokens_k) for array in (tokens.example_id, tokens.position))
     docs_q, at_q, docs_k, at_k = parts
@@ -87,7 +87,8 @@ def chance_coherence(tokens_q: Tokens, tokens_k: Tokens, window: int, seed: int 
 @lru_cache(maxsize=16)
 def _chance(docs_q: bytes, at_q: bytes, docs_k: bytes, at_k: bytes, dtype: str, window: int, seed: int) -> float:
     q, k = (
-        Tokens(np.frombuffer(docs, dtype), np.frombuffer(at, dtype)) for docs, at in ((docs_q, at_q), (docs_k, at_k))
+        TokenPositions(np.frombuffer(docs, dtype), np.frombuffer(at, dtype))
+        for docs, at in ((docs_q, at_q), (docs_k, at_k))
     )
     rng = np.random.default_rng(seed)
     drawn = []
@@ -104,7 +105,7 @@ def _centred(phasor: Complex[np.ndarray, "planes n"]) -> Complex[np.ndarray, "pl
 
 
 def _strongest(
-    classes: list[tuple[Complex[np.ndarray, "planes _"], Tokens]], grid: Grid
+    classes: list[tuple[Complex[np.ndarray, "planes _"], TokenPositions]], grid: Grid
 ) -> Float[np.ndarray, "planes"]:
     def squared_lengths(sums: np.ndarray, _: object) -> Float[np.ndarray, "*points"]:
         return np.abs(sums).sum(0) ** 2
@@ -117,7 +118,7 @@ def _strongest(
 
 
 def _sums(
-    values: Complex[np.ndarray, "planes n"], tokens: Tokens, frequency: Float[np.ndarray, "planes"]
+    values: Complex[np.ndarray, "planes n"], tokens: TokenPositions, frequency: Float[np.ndarray, "planes"]
 ) -> Complex[np.ndarray, "planes documents"]:
     """F_d = Σ over the document of v·e^{−iωt}, at each plane's own frequency."""
     if not len(tokens):
@@ -142,8 +143,8 @@ class Circle:
 def fit_circle(
     w_q: Complex[np.ndarray, "n_q"],
     w_k: Complex[np.ndarray, "n_k"],
-    tokens_q: Tokens,
-    tokens_k: Tokens,
+    tokens_q: TokenPositions,
+    tokens_k: TokenPositions,
     window: int,
 ) -> Circle:
     """Least squares over C and the class centres at every ω of the grid: R² = |Σ w̃ē|² / (Σ|ẽ|² Σ|w̃|²)."""
@@ -152,8 +153,8 @@ def fit_circle(
 
 def fit_circles(
     heads: Sequence[tuple[Complex[np.ndarray, "n_q"], Complex[np.ndarray, "n_k"]]],
-    tokens_q: Tokens,
-    tokens_k: Tokens,
+    tokens_q: TokenPositions,
+    tokens_k: TokenPositions,
     window: int,
 ) -> list[Circle]:
     """The same of several heads on the same tokens."""
@@ -211,7 +212,7 @@ def _weights(at_q: bytes, at_k: bytes, window: int) -> _Weights:
     return _Weights(found, np.ascontiguousarray(found.reshape(grid.base, 4)[:, ::2].T), bool(found.any()))
 
 
-def _r_squared(classes: list[tuple[Complex[np.ndarray, "_"], Tokens]], omega: float, total: float) -> float:
+def _r_squared(classes: list[tuple[Complex[np.ndarray, "_"], TokenPositions]], omega: float, total: float) -> float:
     """The share explained at one ω, in double precision."""
     fitted, spread = 0j, 0.0
     for w, tokens in classes:

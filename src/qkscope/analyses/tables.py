@@ -17,7 +17,7 @@ from jaxtyping import Float
 Columns = dict[str, np.ndarray]
 """One array per column, all of one length; a column of vectors has two axes. Truth values that may be absent are
 numbers: 1, 0 and NaN."""
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _joined(tables: list[Columns | pd.DataFrame]) -> Columns | pd.DataFrame:
     return {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
 
 
-def _by_name(parts: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
+def _by_name(parts: Sequence[Mapping[str, _T]]) -> dict[str, list[_T]]:
     """What each name stands for, in the order of the parts."""
     names = {name: None for part in parts for name in part}
     return {name: [part[name] for part in parts if name in part] for name in names}

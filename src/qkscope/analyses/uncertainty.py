@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from qkscope.core.headmoments import HeadMoments
 
-LEVEL = 0.95
+_LEVEL = 0.95
 MIN_GROUPS = 4
 """With fewer non-empty document groups there is no interval."""
 MIN_ROWS_PER_DIMENSION = 5
@@ -56,7 +56,7 @@ def jackknife(
     there, back = _TRANSFORMS.get(scale, (_itself, _itself))
     center, spread = _center_and_se(there(estimate), there(replicates), present)
     n_groups = _like(present.sum(1), estimate)
-    half = stdtrit(np.maximum(n_groups - 1, 1), (1 + LEVEL) / 2) * spread
+    half = stdtrit(np.maximum(n_groups - 1, 1), (1 + _LEVEL) / 2) * spread
     low, high = back(center - half), back(center + half)
     if scale is Scale.MAGNITUDE:
         low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)

@@ -14,24 +14,30 @@ from qkscope.capture.vectors import write_datasets
 from qkscope.errors import CaptureError, DatasetError
 from qkscope.files.atomic import atomic_path
 from qkscope.files.checksums import CHECKSUMS, write_checksums
-from qkscope.files.inprogress import KEPT, Checkpoints, check_folder, read_manifest, refuse_difference
+from qkscope.files.inprogress import (
+    KEPT_FOLDER,
+    CaptureInProgress,
+    check_capture_folder,
+    read_manifest,
+    refuse_difference,
+)
 from qkscope.files.layerfiles import layer_file, write_layer
 from qkscope.files.locks import being_read, held
 from qkscope.files.parts import THREADS, Parts
 from qkscope.files.runfolder import LEFT_OUT, MANIFEST, MOMENTS, PROGRESS, RunFolder
 
-OnDone = Callable[[int, int], None]
+OnLayer = Callable[[int, int], None]
 """Called with how much is done, and how much there is in all."""
 
 
-def left_out(folder: Path) -> int:
+def n_left_out(folder: Path) -> int:
     """How many documents a run, or a share of one, does without."""
     if (folder / MANIFEST).exists():
         return len(RunFolder.open(folder).manifest.get(LEFT_OUT, []))
     return len(_share(folder).note.left_out)
 
 
-def assemble(state: Checkpoints, on_done: OnDone | None = None) -> None:
+def assemble(state: CaptureInProgress, on_done: OnLayer | None = None) -> None:
     """Write a run of which every shard is done: moments, sample and vectors first, its manifest last.
 
     Every step can be done again, so a kill anywhere costs no more than doing it again.
@@ -52,12 +58,12 @@ def assemble(state: Checkpoints, on_done: OnDone | None = None) -> None:
     state.tidy()
 
 
-def merge(folders: Sequence[Path], output: Path, *, partial: bool = False, on_done: OnDone | None = None) -> list[int]:
+def merge(folders: Sequence[Path], output: Path, *, partial: bool = False, on_done: OnLayer | None = None) -> list[int]:
     """Put the shares of several jobs together into one run, or, if partial, into a larger share.
 
     Returns the shards that are still missing: none unless partial.
     """
-    check_folder(output)
+    check_capture_folder(output)
     for folder in folders:
         if output.absolute().is_relative_to(folder.absolute()) and output.absolute() != folder.absolute():
             raise CaptureError(f"{output} lies in {folder}, which is one of the shares; choose another folder")
@@ -67,7 +73,7 @@ def merge(folders: Sequence[Path], output: Path, *, partial: bool = False, on_do
         return _merge([_share(folder) for folder in folders], output, partial, on_done)
 
 
-def _merge(sources: list[Parts], output: Path, partial: bool, on_done: OnDone | None) -> list[int]:
+def _merge(sources: list[Parts], output: Path, partial: bool, on_done: OnLayer | None) -> list[int]:
     manifest = sources[0].manifest
     for other in sources[1:]:
         refuse_difference(other.folder, other.manifest, manifest, "leave it out, or run its job again")
@@ -76,7 +82,7 @@ def _merge(sources: list[Parts], output: Path, partial: bool, on_done: OnDone | 
     if missing and not partial:
         raise CaptureError(_lacking(manifest, missing))
     with held(output):
-        state = Checkpoints(output, manifest)
+        state = CaptureInProgress(output, manifest)
         state.resume()
         if not state.finished:
             foreign = state.parts.done - {shard for one in sources for shard in one.done}
@@ -95,25 +101,25 @@ def _share(folder: Path) -> Parts:
         what = "is a finished run" if (folder / MANIFEST).exists() else "holds no share of a capture"
         raise DatasetError(f"{folder} {what}; merge takes folders that capture --shard wrote")
     parts = Parts(folder, read_manifest(folder / PROGRESS))
-    damaged = parts.open(folder / KEPT, remove=False)
+    damaged = parts.open(folder / KEPT_FOLDER, remove=False)
     if damaged:
         raise DatasetError(f"{damaged[0]}; run its job again")
     return parts
 
 
-def _take_over(source: Parts, state: Checkpoints) -> None:
+def _take_over(source: Parts, state: CaptureInProgress) -> None:
     """Copy the parts of a share, and its kept vectors first; what is there already is left out."""
     state.kept.mkdir(exist_ok=True)
     for name in source.note.kept:
         if not (state.kept / name).exists():
             with atomic_path(state.kept / name) as temporary:
-                shutil.copyfile(source.folder / KEPT / name, temporary)
+                shutil.copyfile(source.folder / KEPT_FOLDER / name, temporary)
     for span in sorted(source.notes):
         if span.first not in state.parts.done:
             state.parts.add(span, source.layers(span), source.notes[span])
 
 
-def _write_moments(state: Checkpoints) -> None:
+def _write_moments(state: CaptureInProgress) -> None:
     place = state.folder / MOMENTS
     place.mkdir(exist_ok=True)
 

@@ -27,7 +27,7 @@ _CROSS = {"cross_attention_states", "encoder_hidden_states", "key_value_states"}
 
 
 @dataclass(frozen=True)
-class Rotary:
+class _Rotary:
     """One call of a model's rotary function: what went in, what came out, and the angles it was given."""
 
     function: Callable[..., Any]
@@ -47,7 +47,7 @@ class Attention:
     k: torch.Tensor
     scaling: float
     sliding_window: int | None
-    rotary: Rotary | None
+    rotary: _Rotary | None
     """None where the layer applies no rotary encoding (NoPE)."""
     call: tuple[tuple[Any, ...], dict[str, Any]]
     """All arguments of the attention function."""
@@ -136,7 +136,7 @@ class _Watch:
 
     def __init__(self, modules: set[int], on_attention: OnAttention, on_output: OnOutput | None) -> None:
         self.modules, self.on_attention, self.on_output = modules, on_attention, on_output
-        self.rotary: Rotary | None = None
+        self.rotary: _Rotary | None = None
 
     def attention_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The function that takes the place of an attention function."""
@@ -163,7 +163,7 @@ class _Watch:
             result = original(q, k, *rest, **options)
             given = [*rest, *options.values()]
             angles = tuple(part for part in given if isinstance(part, torch.Tensor) and not _is_integer(part))
-            self.rotary = Rotary(original, (q, k), (result[0], result[1]), angles)
+            self.rotary = _Rotary(original, (q, k), (result[0], result[1]), angles)
             return result
 
         return shown
@@ -173,7 +173,7 @@ def _seen(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
-    rotary: Rotary | None,
+    rotary: _Rotary | None,
     rest: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Attention:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from qkscope.capture.shards import Shard
-from qkscope.capture.sums.layersums import Tokens
+from qkscope.capture.sums.tokens import BatchTokens
 from qkscope.core.headmoments import N_GROUPS
 
 
@@ -21,10 +21,10 @@ def padded(rows: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
     return ids, torch.tensor([[1] * len(one) + [0] * (length - len(one)) for one in rows])
 
 
-def tokens_of(shard: Shard, rows: list[int], first: int, columns: int) -> Tokens:
+def batch_tokens(shard: Shard, rows: list[int], first: int, columns: int) -> BatchTokens:
     """The tokens of some documents in so many columns from a position on."""
     kept = [shard.kept[row] for row in rows]
-    return Tokens(
+    return BatchTokens(
         first=first,
         lengths=np.array([np.clip(len(shard.ids[row]) - first, 0, columns) for row in rows]),
         groups=np.array([shard.examples[row] for row in rows]) % N_GROUPS,

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from qkscope.capture.attention import Attention
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.rope import Embedding, LayerRope, describe
+from qkscope.capture.rope import Embedding, LayerRope, describe_rope
 from qkscope.errors import CaptureError
 
 
@@ -53,7 +53,7 @@ def describe_layer(
         layer=seen.layer,
         scaling=seen.scaling,
         sliding_window=seen.sliding_window,
-        rope=describe(seen, positions, candidates, options.window or length),
+        rope=describe_rope(seen, positions, candidates, options.window or length),
         query_heads=heads,
         key_heads=tuple(sorted({head // seen.q_per_kv for head in heads})),
         d=seen.q.shape[-1],

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from qkscope.capture.modelreport import Seen
+from qkscope.capture.modelreport import ModelReport
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.texts import Document
 from qkscope.files.runfolder import FORMAT
 
 
 def manifest(
-    seen: Seen, documents: list[Document], ids: list[np.ndarray], options: CaptureOptions, about: dict[str, Any]
+    seen: ModelReport, documents: list[Document], ids: list[np.ndarray], options: CaptureOptions, about: dict[str, Any]
 ) -> dict[str, Any]:
     """The manifest of a capture; ``about`` says where the model comes from."""
     listed = [{"name": d.name, "digest": d.digest, "tokens": len(one)} for d, one in zip(documents, ids, strict=True)]

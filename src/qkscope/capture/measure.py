@@ -14,16 +14,17 @@ from transformers import DynamicCache, PreTrainedModel
 from qkscope._version import __version__
 from qkscope.capture import models, parity
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
-from qkscope.capture.batches import padded, tokens_of
+from qkscope.capture.batches import batch_tokens, padded
 from qkscope.capture.layers import Layer, describe_layer
-from qkscope.capture.modelreport import Seen, ShardSums
+from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.outofmemory import OutOfMemoryIn, memory_told
 from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
 from qkscope.capture.shards import Shard
 from qkscope.capture.shardsums import check_finite, finished, kept_vectors
 from qkscope.capture.sums.gramsums import trusted
-from qkscope.capture.sums.layersums import LayerSums, Plan, Tokens
+from qkscope.capture.sums.layersums import LayerSums
+from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.errors import CaptureError
 
 LONG = 8192
@@ -101,12 +102,12 @@ class Measurement:
 
     # ---- looking at the model -------------------------------------------------------------------
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> ModelReport:
         config, device = self.decoder.config, _input_device(self.decoder)
         n_q = int(config.num_attention_heads)
         packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
-        return Seen(
-            models.describe(self.model),
+        return ModelReport(
+            models.describe_model(self.model),
             [_plain(layer.as_dict()) for layer in self.layers.values()],
             n_q // int(getattr(config, "num_key_value_heads", None) or n_q),
             self.longest,
@@ -176,11 +177,11 @@ class Measurement:
         cache = DynamicCache(config=self.decoder.config) if step < length else None
         for first in range(0, length, step):
             part = ids[:, first : first + step]
-            tokens = tokens_of(shard, rows, first, part.shape[1])
+            tokens = batch_tokens(shard, rows, first, part.shape[1])
             angles = self._angles(torch.arange(first, first + part.shape[1]))
             labels += [(np.full(len(k), shard.examples[r]), k + first) for r, k in zip(rows, tokens.kept, strict=True)]
 
-            def add(seen: Attention, tokens: Tokens = tokens, angles: _Angles = angles) -> None:
+            def add(seen: Attention, tokens: BatchTokens = tokens, angles: _Angles = angles) -> None:
                 layer = self.layers.get(seen.layer)
                 if layer is not None:
                     turn = None if layer.rope is None else _here(layer.rope.embedding, angles, tokens, seen.q.device)
@@ -267,7 +268,7 @@ def _named(device: torch.device, model: PreTrainedModel) -> str:
     return f"{torch.cuda.get_device_name(device)}, {'kernel' if half and trusted(device, model.dtype, d) else 'plain'}"
 
 
-def _here(embedding: Embedding, angles: _Angles, tokens: Tokens, device: torch.device) -> _Angle | None:
+def _here(embedding: Embedding, angles: _Angles, tokens: BatchTokens, device: torch.device) -> _Angle | None:
     """The angles of an embedding on the device of a layer, brought there once per pass."""
     if embedding not in angles:
         return None

@@ -12,7 +12,7 @@ from qkscope.core.layermoments import LayerMoments
 
 
 @dataclass(frozen=True)
-class Seen:
+class ModelReport:
     """What a replica sees of its model; replicas that see different things measure different things."""
 
     model: dict[str, Any]

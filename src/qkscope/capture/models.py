@@ -134,7 +134,7 @@ def _refuse_missing(options: ModelOptions, loading: dict[str, Any]) -> None:
         )
 
 
-def describe(model: PreTrainedModel) -> dict[str, Any]:
+def describe_model(model: PreTrainedModel) -> dict[str, Any]:
     """What the manifest records of the model."""
     decoder = backbone(model)
     return {

@@ -10,9 +10,9 @@ from torch import nn
 from qkscope.capture.attention import Attention, watching
 from qkscope.errors import CaptureError
 
-ATTEMPTS = 4
+_ATTEMPTS = 4
 """Pairs of passes, plain and watched, that may differ before watching is blamed."""
-ROWS = 128
+_ROWS = 128
 """Queries whose attention is recomputed."""
 
 
@@ -30,7 +30,7 @@ def check(model: nn.Module, forward: Any) -> list[Attention]:
     def compare(attention: Attention, output: torch.Tensor) -> None:
         errors[attention.layer] = _recomputed_error(attention, output)
 
-    for _ in range(ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         plain.append(forward())
         seen.clear()
         with watching(model, seen.append, compare):
@@ -54,7 +54,7 @@ def _recomputed_error(attention: Attention, output: torch.Tensor) -> float:
     """Relative error of softmax(scaling · qkᵀ + mask)v, for the last queries, against the model's own output."""
     (_, query, key, value, *rest), options = attention.call
     mask = rest[0] if rest else options.get("attention_mask")
-    n = min(ROWS, query.shape[2])
+    n = min(_ROWS, query.shape[2])
     q, k, v = query[:, :, -n:].float(), _spread(key, query).float(), _spread(value, query).float()
     scores = q @ k.transpose(-1, -2) * attention.scaling
     softcap = options.get("softcap")

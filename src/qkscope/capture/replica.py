@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from qkscope.capture import models
 from qkscope.capture.measure import Measurement
-from qkscope.capture.modelreport import Seen, ShardSums
+from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.shards import Shard
 from qkscope.engine.workers import worker_number
@@ -36,7 +36,7 @@ class Replica:
         """What travels to a worker: neither a loaded model nor what listens in this process."""
         return vars(self) | {"on_documents": None, "_measurement": None}
 
-    def __call__(self, shard: Shard | None) -> Seen | ShardSums:
+    def __call__(self, shard: Shard | None) -> ModelReport | ShardSums:
         """Look at the model, or measure one shard."""
         if self._measurement is None:
             self._measurement = Measurement(self._model(), self.gate, self.options)

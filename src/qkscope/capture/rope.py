@@ -20,8 +20,8 @@ from torch import nn
 from qkscope.capture.attention import Attention, backbone
 from qkscope.errors import CaptureError
 
-Layout = Literal["half", "interleaved"]
-TOLERANCE = 2e-2
+_Layout = Literal["half", "interleaved"]
+_TOLERANCE = 2e-2
 """Relative error up to which a hypothesis about the rotation is taken to hold; bf16 needs that much."""
 
 
@@ -79,7 +79,7 @@ class LayerRope:
     """Radians per token, one per plane, at the run's window."""
     attention_factor: float
     """Factor that the encoding puts on every rotated vector."""
-    layout: Layout
+    layout: _Layout
     start: int
     """First rotated coordinate."""
     sign: int
@@ -113,7 +113,7 @@ class LayerRope:
         return {key: value for key, value in vars(self).items() if key != "embedding"}
 
 
-def planes_of(x: torch.Tensor, planes: int, layout: Layout, start: int = 0) -> torch.Tensor:
+def planes_of(x: torch.Tensor, planes: int, layout: _Layout, start: int = 0) -> torch.Tensor:
     """The rotated coordinates as complex numbers (…, planes)."""
     part = x[..., start : start + 2 * planes].float()
     if layout == "half":
@@ -121,7 +121,9 @@ def planes_of(x: torch.Tensor, planes: int, layout: Layout, start: int = 0) -> t
     return torch.complex(part[..., 0::2], part[..., 1::2])
 
 
-def describe(seen: Attention, positions: torch.Tensor, candidates: list[Embedding], window: int) -> LayerRope | None:
+def describe_rope(
+    seen: Attention, positions: torch.Tensor, candidates: list[Embedding], window: int
+) -> LayerRope | None:
     """The rotary encoding of a layer from one call of its attention; None for a layer without."""
     if seen.rotary is None:
         return None
@@ -199,16 +201,16 @@ def _distinct(part: torch.Tensor) -> torch.Tensor:
 
 def _layout(
     before: torch.Tensor, after: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, where: str
-) -> tuple[Layout, int]:
+) -> tuple[_Layout, int]:
     """Which coordinates form a plane after the rotation, and which way it turns: the hypothesis that fits."""
     planes = cos.shape[-1]
-    layouts: tuple[Layout, Layout] = ("half", "interleaved")
+    layouts: tuple[_Layout, _Layout] = ("half", "interleaved")
     errors = {}
     for source, target, sign in product(layouts, layouts, (1, -1)):
         turned = planes_of(before, planes, source) * torch.complex(cos, sign * sin)
         errors[target, sign, source] = _error(planes_of(after, planes, target), turned)
     best = min(errors, key=lambda key: errors[key])
-    if errors[best] > TOLERANCE:
+    if errors[best] > _TOLERANCE:
         raise CaptureError(f"{where}: its rotary function is not a rotation of planes that we know")
     return best[0], best[1]
 
@@ -254,4 +256,4 @@ def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _close(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    return _error(got, expected) < TOLERANCE
+    return _error(got, expected) < _TOLERANCE

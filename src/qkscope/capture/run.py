@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qkscope.capture.assemble import OnDone, assemble
+from qkscope.capture.assemble import OnLayer, assemble
 from qkscope.capture.manifest import manifest
-from qkscope.capture.modelreport import Seen, ShardSums
+from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.models import ModelOptions, resolved_device
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.replica import Replica
@@ -29,12 +29,12 @@ from qkscope.capture.vectors import write_kept
 from qkscope.core.layermoments import LayerMoments
 from qkscope.engine import HERE, Place, pool
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.files.inprogress import Checkpoints, check_folder
+from qkscope.files.inprogress import CaptureInProgress, check_capture_folder
 from qkscope.files.locks import held
 from qkscope.files.manifest import problem
-from qkscope.files.parts import LeftOut, Note, Span
+from qkscope.files.parts import LeftOutDocument, Note, Span
 
-log = logging.getLogger("qkscope")
+_log = logging.getLogger("qkscope")
 
 PARITY_TOKENS = 1024
 
@@ -52,7 +52,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Doing:
+class ExecutionOptions:
     """How a capture is done; nothing here changes a byte of what comes of it, except what is left out."""
 
     place: Place = HERE
@@ -64,7 +64,7 @@ class Doing:
     resume: bool = True
     """Go on with what an earlier attempt left, rather than begin again."""
     on_progress: Callable[[Progress], None] | None = None
-    on_writing: OnDone | None = None
+    on_writing: OnLayer | None = None
     """Told how far the writing of the finished run is."""
 
 
@@ -80,15 +80,15 @@ def capture(
     folder: Path,
     options: CaptureOptions,
     about: dict[str, Any],
-    doing: Doing | None = None,
+    doing: ExecutionOptions | None = None,
 ) -> Path:
     """Measure the model on these documents; ``about`` says where the model comes from, for the manifest.
 
     The model is one that is here, or a description that workers load it by. Documents without two tokens past
     ``skip_first`` are left out and counted in the manifest.
     """
-    doing = doing or Doing()
-    check_folder(folder)
+    doing = doing or ExecutionOptions()
+    check_capture_folder(folder)
     usable = [number for number, one in enumerate(ids) if len(one) > options.skip_first + 1]
     if not usable:
         way_out = "give longer texts, or a smaller --skip-first"
@@ -104,7 +104,7 @@ def capture(
     mine = range(in_all) if doing.share is None else doing.share.shards(in_all)
     with held(folder), pool(replica, doing.place, len(mine), per_worker=1) as workers:
         ((_, seen),) = workers.map([None])
-        assert isinstance(seen, Seen)
+        assert isinstance(seen, ModelReport)
         window = options.window or min(longest, seen.longest)
         cut, options = [ids[number][:window] for number in usable], replace(options, window=window)
         found = manifest(seen, [documents[number] for number in usable], cut, options, about)
@@ -114,13 +114,13 @@ def capture(
             raise CaptureError(f"this capture could not be read again ({wrong}); choose other options")
         _refuse_strange_tokens(cut, seen)
         if window > seen.longest:
-            log.warning("the window of %d goes past the %d positions the model was made for", window, seen.longest)
-        state = Checkpoints(folder, found)
+            _log.warning("the window of %d goes past the %d positions the model was made for", window, seen.longest)
+        state = CaptureInProgress(folder, found)
         if not doing.resume:
             state.forget()
         state.resume()
         for line in state.damaged:
-            log.warning("%s; what it held is measured again", line)
+            _log.warning("%s; what it held is measured again", line)
         if not state.finished:
             job = _Job(state, seen, cut, [documents[number].name for number in usable], options, doing, mine)
             replica.on_documents = job.tell
@@ -130,7 +130,7 @@ def capture(
     return folder
 
 
-def _refuse_strange_tokens(ids: list[np.ndarray], seen: Seen) -> None:
+def _refuse_strange_tokens(ids: list[np.ndarray], seen: ModelReport) -> None:
     highest = max(int(one.max()) for one in ids)
     if highest >= seen.vocabulary or min(int(one.min()) for one in ids) < 0:
         way_out = "give the model's own with --tokenizer"
@@ -141,12 +141,12 @@ def _refuse_strange_tokens(ids: list[np.ndarray], seen: Seen) -> None:
 class _Job:
     """The shards of one job that are not done yet: handed out, and saved as they come back."""
 
-    state: Checkpoints
-    seen: Seen
+    state: CaptureInProgress
+    seen: ModelReport
     ids: list[np.ndarray]
     names: list[str]
     options: CaptureOptions
-    doing: Doing
+    doing: ExecutionOptions
     mine: range
     """The shards of this job."""
     _tokens: int = field(default=0, init=False)
@@ -217,13 +217,13 @@ class _Job:
                 "first one; give all machines the same"
             )
         for document, reason in sums.left_out.items():
-            log.error("left out document %d (%s): %s", document, self.names[document], reason)
+            _log.error("left out document %d (%s): %s", document, self.names[document], reason)
         if sums.one_by_one:
-            log.warning("%s did not fit into memory in batches and were measured one by one", shard)
+            _log.warning("%s did not fit into memory in batches and were measured one by one", shard)
         note = Note(
             one_by_one=[shard.number] if sums.one_by_one else [],
             kept=write_kept(self.state.kept, shard.number, sums.kept),
-            left_out=[LeftOut(document=document, reason=reason) for document, reason in sums.left_out.items()],
+            left_out=[LeftOutDocument(document=document, reason=reason) for document, reason in sums.left_out.items()],
         )
         layers = {layer: _there(moments) for layer, moments in sums.moments.items()}
         self.state.parts.add(Span(shard.number), layers, note)

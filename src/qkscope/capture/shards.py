@@ -11,7 +11,7 @@ from qkscope.capture.options import CaptureOptions
 from qkscope.capture.tokensampling import sample_tokens, vector_tokens
 from qkscope.errors import CaptureError
 
-DOCUMENTS = 8
+_DOCUMENTS = 8
 """Documents per shard on a CPU, and at least so many."""
 TOKENS = 2**22
 """Tokens per shard on a GPU, where keeping the sums of a large model costs as much as many forward passes."""
@@ -70,7 +70,7 @@ def per_shard(options: CaptureOptions, longest: int, device: str) -> int:
     """Documents per shard: as asked, or by the device and the longest document."""
     if options.documents_per_shard is not None:
         return options.documents_per_shard
-    return DOCUMENTS if device == "cpu" else max(DOCUMENTS, TOKENS // longest)
+    return _DOCUMENTS if device == "cpu" else max(_DOCUMENTS, TOKENS // longest)
 
 
 def kept_tokens(lengths: list[int], options: CaptureOptions) -> list[np.ndarray]:

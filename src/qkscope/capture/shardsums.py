@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from qkscope.capture.shards import Shard
-from qkscope.capture.sums.layersums import LayerSums, finish
+from qkscope.capture.sums.layersums import LayerSums, layer_moments
 from qkscope.capture.vectors import KeptVectors
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import CaptureError
@@ -18,7 +18,7 @@ from qkscope.files.parts import THREADS
 def finished(sums: dict[int, LayerSums]) -> dict[int, LayerMoments]:
     """The sums of all layers as moments on the host, several layers at a time."""
     with ThreadPoolExecutor(THREADS) as threads:
-        return dict(zip(sums, threads.map(finish, sums.values()), strict=True))
+        return dict(zip(sums, threads.map(layer_moments, sums.values()), strict=True))
 
 
 def kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, LayerSums]) -> KeptVectors:

@@ -19,7 +19,7 @@ from qkscope.errors import CaptureError
 from qkscope.files.arrays import write_tensors
 from qkscope.files.checksums import digest
 from qkscope.files.dataset import write_card
-from qkscope.files.inprogress import KEPT, VECTORS
+from qkscope.files.inprogress import KEPT_FOLDER, VECTORS_FOLDER
 from qkscope.files.parts import THREADS
 from qkscope.files.runfolder import SAMPLE
 from qkscope.files.vectors import DATA_FILE, write_rows
@@ -65,8 +65,8 @@ def write_datasets(
         raise CaptureError("none of the tokens whose vectors were to be kept could be measured; use a larger --sample")
     targets: dict[Path, tuple[list[np.ndarray], set[HeadId] | None]] = {folder / SAMPLE: (sampled, None)}
     if chosen is not None and sampling is not None:
-        targets[folder / VECTORS] = (chosen, _drawn_heads(manifest, sampling))
-    files = [folder / KEPT / name for name in names]
+        targets[folder / VECTORS_FOLDER] = (chosen, _drawn_heads(manifest, sampling))
+    files = [folder / KEPT_FOLDER / name for name in names]
 
     def write(layer: dict[str, Any]) -> None:
         rows = _layer_rows(files, layer["layer"])

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from qkscope.cli.common import (
-    EngineName,
-    Heads,
-    Layers,
+    EngineOption,
+    HeadsOption,
+    LayersOption,
     NoIntervals,
     Quiet,
     RayAddress,
@@ -20,14 +20,14 @@ from qkscope.cli.common import (
     Seed,
     Strict,
     Verbose,
-    Workers,
+    WorkersOption,
     errors_as_lines,
-    finish,
     parse_indices,
     parse_points,
     prepare,
     progress,
     set_up_logging,
+    write_and_exit_code,
 )
 from qkscope.errors import ConfigError
 
@@ -40,7 +40,7 @@ def _show_columns(wanted: bool) -> None:
         raise typer.Exit
 
 
-def analyze(
+def analyze_command(
     datasets: Annotated[list[str], typer.Argument(help="Dataset folders, Hub ids or hf:// URLs; each is one model.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the tables.")] = Path("results"),
     only: Annotated[
@@ -57,8 +57,8 @@ def analyze(
         float | None, typer.Option(min=1, help="Base of the rotary encoding, for datasets whose card does not say.")
     ] = None,
     buckets: Annotated[int | None, typer.Option(min=1, max=256, help="Position buckets of plasticity (16).")] = None,
-    layers: Layers = None,
-    heads: Heads = None,
+    layers: LayersOption = None,
+    heads: HeadsOption = None,
     sample_heads: SampleHeads = None,
     seed: Seed = None,
     max_samples: Annotated[int | None, typer.Option(min=2, help="At most this many rows of each head.")] = None,
@@ -66,8 +66,8 @@ def analyze(
         str | None,
         typer.Option(help="Also write points.parquet, for pictures: all, a number of heads, or such as l05h13,l00h02."),
     ] = None,
-    workers: Workers = None,
-    engine: EngineName = "local",
+    workers: WorkersOption = None,
+    engine: EngineOption = "local",
     ray_address: RayAddress = None,
     no_intervals: NoIntervals = False,
     strict: Strict = False,
@@ -117,4 +117,4 @@ def analyze(
                 strict=strict,
                 on_done=on_done,
             )
-        raise typer.Exit(finish(output, outcomes, started))
+        raise typer.Exit(write_and_exit_code(output, outcomes, started))

@@ -13,7 +13,7 @@ import yaml
 from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import (
     SOME_HEADS_FAILED,
-    EngineName,
+    EngineOption,
     Quiet,
     RayAddress,
     Verbose,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from qkscope.capture.options import CaptureOptions
     from qkscope.engine import Place
 
-Model = Annotated[str | None, typer.Argument(help="Hub id, local folder or GGUF file.")]
+_Model = Annotated[str | None, typer.Argument(help="Hub id, local folder or GGUF file.")]
 Texts = Annotated[
     list[str] | None,
     typer.Option("--texts", help=".txt, .md, .jsonl or .parquet files, folders, globs, hf:// URLs; may be repeated."),
@@ -46,9 +46,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, balanced over 
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.")]
 
 
-def capture(
+def capture_command(
     context: typer.Context,
-    model: Model = None,
+    model: _Model = None,
     texts: Texts = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run.")] = Path("run"),
     config: Annotated[Path | None, typer.Option(help="YAML file with these options; what is typed goes first.")] = None,
@@ -87,7 +87,7 @@ def capture(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Workers with a replica of the model each; by default this process alone.")
     ] = None,
-    engine: EngineName = "local",
+    engine: EngineOption = "local",
     ray_address: RayAddress = None,
     threads: Annotated[
         int | None, typer.Option(min=1, max=1024, help="CPU threads of each replica; 1 with --workers, otherwise all.")
@@ -115,7 +115,7 @@ def capture(
         raise typer.Exit(_capture(settings(given, typed, config), output, doing))
 
 
-def plan(
+def plan_command(
     model: Annotated[str, typer.Argument(help="Hub id or local folder.")],
     texts: Texts = None,
     window: Window = None,
@@ -172,12 +172,12 @@ def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
     from qkscope.capture.shards import Share
     from qkscope.capture.texts import read_documents
     from qkscope.files.atomic import check_writable
-    from qkscope.files.inprogress import check_folder
+    from qkscope.files.inprogress import check_capture_folder
 
     if not bars():
         models.load_quietly()
     check_writable(output)
-    check_folder(output)
+    check_capture_folder(output)
     started = time.monotonic()
     share = Share.parse(doing["shard"]) if doing["shard"] else None
     if given["trust_remote_code"]:
@@ -190,7 +190,7 @@ def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
     ids = running.tokenize(documents, models.load_tokenizer(chosen))
     about = {"id": _label(given["model"]), "revision": given["revision"], "config_overrides": chosen.config_overrides}
     with documents_done() as on_progress:
-        doing_it = running.Doing(
+        doing_it = running.ExecutionOptions(
             place,
             share,
             keep_going=doing["keep_going"],
@@ -205,14 +205,14 @@ def _capture(given: dict[str, Any], output: Path, doing: dict[str, Any]) -> int:
 
 def said_of(folder: Path) -> int:
     """Say what is in a folder now, a run or a share of one; the exit code, by whether documents were left out."""
-    from qkscope.capture.assemble import left_out
+    from qkscope.capture.assemble import n_left_out
     from qkscope.files.runfolder import MANIFEST
 
     if (folder / MANIFEST).exists():
         log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
     else:
         log.info("wrote a share to %s; when all are done: qkscope merge FOLDER … -o RUN", folder)
-    missing = left_out(folder)
+    missing = n_left_out(folder)
     if missing:
         log.error("%d documents were left out, for lack of memory", missing)
     return SOME_HEADS_FAILED if missing else 0

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, Workers, errors_as_lines, set_up_logging
+from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, WorkersOption, errors_as_lines, set_up_logging
 
 PROBLEMS = SOME_HEADS_FAILED
 
 
-def doctor(
+def doctor_command(
     folder: Annotated[Path, typer.Argument(help="Where results are to go.")] = Path(),
 ) -> None:
     """Print versions, devices, memory and free disk, and what would fail; exit code 1 if something would."""
@@ -27,13 +27,13 @@ def doctor(
     raise typer.Exit(PROBLEMS if problems else 0)
 
 
-def verify(
+def verify_command(
     run: Annotated[Path, typer.Argument(help="Folder of a captured run.")],
     tables: Annotated[
         Path | None, typer.Option(help="Tables to compare with what follows from the run; by default RUN/tables.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Label of the run in those tables.")] = None,
-    workers: Workers = None,
+    workers: WorkersOption = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare a run's files with their checksums, and tables with what follows from its moments; 1 if they differ."""

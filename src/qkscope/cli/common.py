@@ -34,13 +34,13 @@ SECONDS_BETWEEN_LINES = 5.0
 MOST_INDICES = 10_000
 """Layers and heads are numbered below this."""
 
-Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")]
-EngineName = Annotated[str, typer.Option("--engine", help="local: processes of this machine; ray: actors of Ray.")]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")]
+EngineOption = Annotated[str, typer.Option("--engine", help="local: processes of this machine; ray: actors of Ray.")]
 RayAddress = Annotated[
     str | None, typer.Option(help="Ray cluster, such as auto or ray://head:10001; by default one on this machine.")
 ]
-Layers = Annotated[str | None, typer.Option(help="Only these layers, such as 0,4-7.")]
-Heads = Annotated[str | None, typer.Option(help="Only these query heads of each layer, such as 0,4-7.")]
+LayersOption = Annotated[str | None, typer.Option(help="Only these layers, such as 0,4-7.")]
+HeadsOption = Annotated[str | None, typer.Option(help="Only these query heads of each layer, such as 0,4-7.")]
 SampleHeads = Annotated[int | None, typer.Option(min=1, help="Only this many query heads, drawn with --seed.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of random choices; 0 unless a config says otherwise.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first head that fails and write nothing.")]
@@ -174,7 +174,7 @@ def _lines(what: str) -> Callable[[int, int, list[Failure]], None]:
 
     def on_done(done: int, total: int, failures: list[Failure]) -> None:
         nonlocal last
-        report(failures)
+        log_failures(failures)
         log.debug("%d of %d %s", done, total, what)
         now = time.monotonic()
         if done and now - last > SECONDS_BETWEEN_LINES:
@@ -210,7 +210,7 @@ def _bar(what: str) -> Iterator[Callable[[int, int, list[Failure]], None]]:
         task = bar.add_task(what, total=None, rate=0.0)
 
         def on_done(done: int, total: int, failures: list[Failure]) -> None:
-            report(failures)
+            log_failures(failures)
             bar.update(task, completed=done, total=total, rate=done / (time.monotonic() - start))
 
         yield on_done
@@ -227,13 +227,13 @@ def prepare(jobs: Sequence[Job], folder: Path) -> None:
         log.debug("%s: from %s", run.model, run.source)
 
 
-def report(failures: list[Failure]) -> None:
+def log_failures(failures: list[Failure]) -> None:
     """One line per head that failed."""
     for failure in failures:
         log.error("failed: %s", failure)
 
 
-def finish(folder: Path, outcomes: list[Outcome], started: float) -> int:
+def write_and_exit_code(folder: Path, outcomes: list[Outcome], started: float) -> int:
     """Write the results, say where they are and return the exit code."""
     from qkscope.pipeline.analyze import write_results
 

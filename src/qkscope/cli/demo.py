@@ -10,20 +10,20 @@ import typer
 
 from qkscope.cli.capture import need_torch
 from qkscope.cli.captureprogress import documents_done
-from qkscope.cli.common import Quiet, Verbose, Workers, counted, errors_as_lines, log, progress, set_up_logging
+from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, progress, set_up_logging
 
 if TYPE_CHECKING:
     from qkscope.extras.family import Checkpoint
     from qkscope.study.study import Study
 
 
-def demo(
+def demo_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for runs, tables and report.")] = Path("demo"),
     fast: Annotated[bool, typer.Option("--fast", help="Three checkpoints on fewer texts, in under a minute.")] = False,
     planted: Annotated[
         bool, typer.Option("--planted", help="48 heads of known truth instead of a model; needs no torch.")
     ] = False,
-    workers: Workers = None,
+    workers: WorkersOption = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -48,7 +48,7 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
     need_torch()
     from qkscope.capture.models import load_quietly
     from qkscope.config import StudyRunConfig
-    from qkscope.extras.family import CHECKPOINTS, TITLE, fast_checkpoints
+    from qkscope.extras.family import CHECKPOINTS, FAMILY_TITLE, fast_checkpoints
     from qkscope.report.gather import Sources, gather
 
     load_quietly()  # each checkpoint loads at once
@@ -60,7 +60,7 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
         said = {"label": checkpoint.name, "family": "tinyrope", "phase": checkpoint.phase, "step": checkpoint.step}
         items.append(StudyRunConfig(path=str(folder), **said))  # type: ignore[arg-type]
     with progress() as on_done:
-        return gather(Sources(tuple(items), TITLE), output / "results", workers=workers, on_done=on_done)
+        return gather(Sources(tuple(items), FAMILY_TITLE), output / "results", workers=workers, on_done=on_done)
 
 
 def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
@@ -75,19 +75,21 @@ def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
     options = CaptureOptions(window=checkpoint.window, sample=sample)
     about = {"id": checkpoint.name, "revision": None, "config_overrides": None}
     with documents_done() as on_progress:
-        return run.capture(source, documents, ids, output, options, about, run.Doing(on_progress=on_progress))
+        return run.capture(
+            source, documents, ids, output, options, about, run.ExecutionOptions(on_progress=on_progress)
+        )
 
 
 def _planted(output: Path, workers: int | None) -> Study:
     from qkscope.config import StudyRunConfig
-    from qkscope.extras.planted import TITLE, write_demo_dataset
+    from qkscope.extras.planted import PLANTED_TITLE, write_demo_dataset
     from qkscope.report.gather import Sources, gather
 
     log.info("planting a dataset of 48 query heads in %s", output / "dataset")
     dataset = write_demo_dataset(output / "dataset")
     items = (StudyRunConfig(path=str(dataset), label="planted heads"),)
     with progress() as on_done:
-        return gather(Sources(items, TITLE), output / "results", workers=workers, on_done=on_done)
+        return gather(Sources(items, PLANTED_TITLE), output / "results", workers=workers, on_done=on_done)
 
 
 def _report(study: Study, folder: Path, workers: int | None) -> None:

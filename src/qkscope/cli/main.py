@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
-from qkscope.cli.analyze import analyze
-from qkscope.cli.capture import capture, plan
-from qkscope.cli.checks import doctor, verify
+from qkscope.cli.analyze import analyze_command
+from qkscope.cli.capture import capture_command, plan_command
+from qkscope.cli.checks import doctor_command, verify_command
 from qkscope.cli.common import Version
-from qkscope.cli.demo import demo
-from qkscope.cli.merge import merge
-from qkscope.cli.report import report, view
+from qkscope.cli.demo import demo_command
+from qkscope.cli.merge import merge_command
+from qkscope.cli.report import report_command, view_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,17 +27,19 @@ def main(version: Version = False) -> None:
     """For every attention head: how much of its query–key geometry is position, how much is content."""
 
 
-app.command(epilog="Example: qkscope analyze captures/base captures/tuned -o results/compare --workers 2")(analyze)
-app.command(epilog="Example: qkscope demo -o demo")(demo)
-app.command(epilog="Example: qkscope capture HuggingFaceTB/SmolLM2-135M --texts books/ --window 4096 -o runs/smollm2")(
-    capture
-)
-app.command(epilog="Example: qkscope merge runs/share-* -o runs/smollm2")(merge)
-app.command(epilog="Example: qkscope report study.yaml -o report")(report)
-app.command(epilog="Example: qkscope view runs/base runs/tuned")(view)
-app.command(epilog="Example: qkscope verify runs/smollm2 --tables results/smollm2")(verify)
-app.command(epilog="Example: qkscope doctor results")(doctor)
-app.command(epilog="Example: qkscope plan HuggingFaceTB/SmolLM2-135M --texts books/")(plan)
+_EXAMPLES: dict[Callable[..., None], str] = {
+    analyze_command: "qkscope analyze captures/base captures/tuned -o results/compare --workers 2",
+    demo_command: "qkscope demo -o demo",
+    capture_command: "qkscope capture HuggingFaceTB/SmolLM2-135M --texts books/ --window 4096 -o runs/smollm2",
+    merge_command: "qkscope merge runs/share-* -o runs/smollm2",
+    report_command: "qkscope report study.yaml -o report",
+    view_command: "qkscope view runs/base runs/tuned",
+    verify_command: "qkscope verify runs/smollm2 --tables results/smollm2",
+    doctor_command: "qkscope doctor results",
+    plan_command: "qkscope plan HuggingFaceTB/SmolLM2-135M --texts books/",
+}
+for _command, _example in _EXAMPLES.items():
+    app.command(_command.__name__.removesuffix("_command"), epilog=f"Example: {_example}")(_command)
 
 
 def run() -> None:

@@ -11,7 +11,7 @@ from qkscope.cli.capture import said_of
 from qkscope.cli.common import Quiet, Verbose, counted, errors_as_lines, log, set_up_logging
 
 
-def merge(
+def merge_command(
     folders: Annotated[list[Path], typer.Argument(help="Folders that capture --shard wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run.")] = Path("run"),
     partial: Annotated[

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkscope.cli.common import (
-    EngineName,
-    Heads,
-    Layers,
+    EngineOption,
+    HeadsOption,
+    LayersOption,
     NoIntervals,
     Quiet,
     RayAddress,
@@ -22,13 +22,13 @@ from qkscope.cli.common import (
     Strict,
     Verbose,
     Version,
-    Workers,
+    WorkersOption,
     errors_as_lines,
-    finish,
     parse_indices,
     prepare,
     progress,
     set_up_logging,
+    write_and_exit_code,
 )
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def _command(analysis: str, about: str) -> Callable[..., None]:
 
     def command(
         config: Configs,
-        layers: Layers = None,
-        heads: Heads = None,
+        layers: LayersOption = None,
+        heads: HeadsOption = None,
         sample_heads: SampleHeads = None,
         seed: Seed = None,
-        workers: Workers = None,
-        engine: EngineName = "local",
+        workers: WorkersOption = None,
+        engine: EngineOption = "local",
         ray_address: RayAddress = None,
         no_intervals: NoIntervals = False,
         strict: Strict = False,
@@ -73,12 +73,12 @@ def _app(name: str, analysis: str, about: str) -> typer.Typer:
     return app
 
 
-pca_app = _app(
+pca_analyze_app = _app(
     "pca-analyze",
     "pca",
     "Combined QK PCA: write qk.csv, heads.csv and summary.json into the config's results_dir.",
 )
-rotate_app = _app(
+rotate_analyze_app = _app(
     "rotate-analyze",
     "rotation",
     "Planar rotation model: write rotated.csv and summary.json into the config's results_dir.",
@@ -115,7 +115,7 @@ def _analyze(
             place = Place(count, engine, address)  # type: ignore[arg-type]
             with progress() as on_done:
                 outcomes = analyze(jobs, [analysis], place=place, intervals=intervals, strict=strict, on_done=on_done)
-            codes.append(finish(folder, outcomes, started))
+            codes.append(write_and_exit_code(folder, outcomes, started))
         raise typer.Exit(max(codes))
 
 
@@ -130,9 +130,9 @@ def _override(config: Config, choices: dict[str, str | int | None]) -> Config:
 
 def run_pca_analyze() -> None:
     """Entry point of ``pca-analyze``."""
-    pca_app()
+    pca_analyze_app()
 
 
 def run_rotate_analyze() -> None:
     """Entry point of ``rotate-analyze``."""
-    rotate_app()
+    rotate_analyze_app()

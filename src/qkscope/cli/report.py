@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from qkscope.cli.common import Quiet, Verbose, Workers, counted, errors_as_lines, log, progress, set_up_logging
+from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, progress, set_up_logging
 
 Given = Annotated[
     list[str],
@@ -19,13 +19,13 @@ Given = Annotated[
 ]
 
 
-def report(
+def report_command(
     given: Given,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for figures and pages.")] = Path("report"),
     no_points: Annotated[
         bool, typer.Option("--no-points", help="Leave out the vectors of heads: no collages, smaller pages.")
     ] = False,
-    workers: Workers = None,
+    workers: WorkersOption = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -51,11 +51,11 @@ def report(
             typer.echo(str((output / name).resolve()))
 
 
-def view(
+def view_command(
     given: Given,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("explorer.html"),
     no_open: Annotated[bool, typer.Option("--no-open", help="Write the page and do not open it.")] = False,
-    workers: Workers = None,
+    workers: WorkersOption = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:

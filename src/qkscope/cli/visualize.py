@@ -22,18 +22,18 @@ ConfigFile = Annotated[Path, typer.Option("--config", help="A config file.")]
 Random = Annotated[bool, typer.Option("--random", help="Draw the heads with --seed.")]
 Collage = Annotated[bool, typer.Option("--collage", help="Four heads, two by two.")]
 SeedOf = Annotated[int, typer.Option("--seed", help="Seed of the heads.")]
-Layer = Annotated[int | None, typer.Option(min=0, help="This layer.")]
+_Layer = Annotated[int | None, typer.Option(min=0, help="This layer.")]
 HeadOf = Annotated[int | None, typer.Option("--head", min=0, help="This query head.")]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="File to write, .png, .svg or .pdf; by default below the results folder."),
 ]
 
-pca_app = typer.Typer(pretty_exceptions_enable=False)
-rotate_app = typer.Typer(pretty_exceptions_enable=False)
+pca_visualize_app = typer.Typer(pretty_exceptions_enable=False)
+rotate_visualize_app = typer.Typer(pretty_exceptions_enable=False)
 
 
-@pca_app.command(
+@pca_visualize_app.command(
     epilog="Example: pca-visualize --config configs/attention-plasticity/qwen3-4b.yaml --random --collage --qk"
 )
 def pca_visualize(
@@ -42,7 +42,7 @@ def pca_visualize(
     collage: Collage = False,
     qk: Annotated[bool, typer.Option("--qk", help="Queries and keys together; otherwise queries alone.")] = False,
     seed: SeedOf = 42,
-    layer: Layer = None,
+    layer: _Layer = None,
     head: HeadOf = None,
     pc_x: Annotated[int, typer.Option(min=0, max=255, help="Component on the horizontal axis.")] = 0,
     pc_y: Annotated[int, typer.Option(min=0, max=255, help="Component on the vertical axis.")] = 1,
@@ -66,7 +66,7 @@ def pca_visualize(
         _save(drawn, output, job, f"pc{pc_x}-pc{pc_y}{'-qk' if qk else ''}", chosen, seed if random else None)
 
 
-@rotate_app.command(
+@rotate_visualize_app.command(
     epilog="Example: rotate-visualize --config configs/attention-plasticity/qwen3-4b.yaml --complement --random"
 )
 def rotate_visualize(
@@ -76,7 +76,7 @@ def rotate_visualize(
     complement: Annotated[bool, typer.Option("--complement", help="What is left of one head off a and b.")] = False,
     qk: Annotated[bool, typer.Option("--qk", help="Queries and keys together, as always here.")] = False,
     seed: SeedOf = 42,
-    layer: Layer = None,
+    layer: _Layer = None,
     head: HeadOf = None,
     output: Output = None,
     quiet: Quiet = False,
@@ -161,9 +161,9 @@ def _save(
 
 def run_pca_visualize() -> None:
     """Entry point of ``pca-visualize``."""
-    pca_app()
+    pca_visualize_app()
 
 
 def run_rotate_visualize() -> None:
     """Entry point of ``rotate-visualize``."""
-    rotate_app()
+    rotate_visualize_app()

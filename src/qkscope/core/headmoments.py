@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import sparse
 
-from qkscope.core.leaveoneout import Pooled, Without
+from qkscope.core.leaveoneout import LeaveOneOut, PooledLeaveOneOut
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.momentsbatch import MomentsBatch
@@ -153,14 +153,14 @@ class HeadMoments:
         return self.k.total
 
     @cached_property
-    def without_q(self) -> Without:
+    def without_q(self) -> LeaveOneOut:
         """Queries with each document group left out in turn (…, 8)."""
-        return Without(self.q, self.total_q)
+        return LeaveOneOut(self.q, self.total_q)
 
     @cached_property
-    def without_k(self) -> Without:
+    def without_k(self) -> LeaveOneOut:
         """Keys with each document group left out in turn (…, 8)."""
-        return Without(self.k, self.total_k)
+        return LeaveOneOut(self.k, self.total_k)
 
     @cached_property
     def pooled(self) -> Moments:
@@ -168,9 +168,9 @@ class HeadMoments:
         return self.total_q.merge(self.total_k)
 
     @cached_property
-    def pooled_without(self) -> Pooled:
+    def pooled_without(self) -> PooledLeaveOneOut:
         """Queries and keys together with each document group left out in turn (…, 8)."""
-        return Pooled(self.without_q, self.without_k)
+        return PooledLeaveOneOut(self.without_q, self.without_k)
 
     @property
     def groups_present(self) -> Float[np.ndarray, "*batch 8"]:

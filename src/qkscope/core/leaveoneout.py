@@ -20,7 +20,7 @@ CANCELS = 1e-4
 
 
 @dataclass(frozen=True)
-class Without(Spread):
+class LeaveOneOut(Spread):
     """All rows but those of one group, for each group in turn (…, groups)."""
 
     groups: Moments
@@ -96,11 +96,11 @@ def _spreads(diagonal: Float[np.ndarray, "*batch z"]) -> Float[np.ndarray, "2 *b
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PooledLeaveOneOut:
     """Two classes together, given each."""
 
-    q: Without
-    k: Without
+    q: LeaveOneOut
+    k: LeaveOneOut
 
     @cached_property
     def n(self) -> Float[np.ndarray, "*batch groups"]:

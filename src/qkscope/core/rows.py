@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rows:
         """Documents and positions, for looking up what depends on nothing else; heads of a run share them."""
         return self.example_id.astype(np.int64).tobytes() + self.position.astype(np.int64).tobytes()
 
-    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+    def once(self, what: Hashable, make: Callable[[], _T]) -> _T:
         """What was made of these rows before, or else is made now: query heads share the rows of their keys."""
         if what not in self._made:
             self._made[what] = make()

@@ -18,8 +18,8 @@ from qkscope.engine.place import HERE, Place, cores
 
 __all__ = ["HERE", "Place", "Pool", "for_each", "pool", "resolve_workers"]
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -36,8 +36,8 @@ class Pool(Protocol[Item_contra, Result_co]):
 
 @contextmanager
 def pool(
-    work: Callable[[Item], Result], place: Place, most: int, per_worker: int = ITEMS_PER_WORKER
-) -> Iterator[Pool[Item, Result]]:
+    work: Callable[[_Item], _Result], place: Place, most: int, per_worker: int = ITEMS_PER_WORKER
+) -> Iterator[Pool[_Item, _Result]]:
     """Workers for at most ``most`` items at a time; they end with the block.
 
     Linear algebra uses one thread per process throughout, so that neither speed nor rounding depends on how many
@@ -60,8 +60,8 @@ def pool(
 
 
 def for_each(
-    work: Callable[[Item], Result], items: Sequence[Item], place: Place, per_worker: int = ITEMS_PER_WORKER
-) -> Iterator[tuple[int, Result]]:
+    work: Callable[[_Item], _Result], items: Sequence[_Item], place: Place, per_worker: int = ITEMS_PER_WORKER
+) -> Iterator[tuple[int, _Result]]:
     """Yield (index, result) of each item as it is done, from workers that are started for it."""
     with pool(work, place, len(items), per_worker) as workers:
         yield from workers.map(items)
@@ -79,12 +79,12 @@ def resolve_workers(workers: int | None, n_items: int, per_worker: int = ITEMS_P
 
 
 @dataclass(frozen=True)
-class _Here(Generic[Item, Result]):
+class _Here(Generic[_Item, _Result]):
     """A pool of one: this process."""
 
-    work: Callable[[Item], Result]
+    work: Callable[[_Item], _Result]
 
-    def map(self, items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+    def map(self, items: Sequence[_Item]) -> Iterator[tuple[int, _Result]]:
         for index, item in enumerate(items):
             with threadpool_limits(1, user_api="blas"):
                 result = self.work(item)

@@ -17,20 +17,20 @@ from qkscope.engine.place import TRIES, Place, cores, gave_up
 from qkscope.engine.workers import single_threaded
 from qkscope.errors import ConfigError, QkscopeError
 
-PATIENCE = 300.0
+_PATIENCE = 300.0
 """Seconds in which a first actor has to be there; a cluster may have to start machines for it."""
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @contextmanager
-def ray_pool(work: Callable[[Item], Result], place: Place, most: int) -> Iterator[RayPool[Item, Result]]:
+def ray_pool(work: Callable[[_Item], _Result], place: Place, most: int) -> Iterator[RayPool[_Item, _Result]]:
     """Actors on the cluster at ``place.address``, or on one of this machine that ends with the block."""
     ray = _ray()
     ours = not ray.is_initialized()
     if ours:
         _connect(ray, place)
-    pool: RayPool[Item, Result] | None = None
+    pool: RayPool[_Item, _Result] | None = None
     try:
         pool = RayPool(ray, work, _count(ray, place, most), place.gpus)
         yield pool
@@ -41,10 +41,10 @@ def ray_pool(work: Callable[[Item], Result], place: Place, most: int) -> Iterato
             ray.shutdown()
 
 
-class RayPool(Generic[Item, Result]):
+class RayPool(Generic[_Item, _Result]):
     """Actors that have been given their work."""
 
-    def __init__(self, ray: Any, work: Callable[[Item], Result], count: int, gpus: int) -> None:
+    def __init__(self, ray: Any, work: Callable[[_Item], _Result], count: int, gpus: int) -> None:
         self._ray, self._work = ray, ray.put(work)
         # Not restarted by Ray: a new actor is as good, and the item has to be given out again in any case.
         self._kind = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(_Actor)
@@ -53,7 +53,7 @@ class RayPool(Generic[Item, Result]):
         for _ in range(count):
             self._start()
 
-    def map(self, items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+    def map(self, items: Sequence[_Item]) -> Iterator[tuple[int, _Result]]:
         """Yield (index, result) as items are done; actors get items once they are there, one that dies is replaced."""
         waiting, deaths, running = deque(range(len(items))), Counter[int](), dict[Any, tuple[Any, int]]()
         while waiting or running:
@@ -82,9 +82,9 @@ class RayPool(Generic[Item, Result]):
         self._starting[actor.ready.remote()] = actor
 
     def _next(self, expected: list[Any], *, none_yet: bool) -> Any:
-        done, _ = self._ray.wait(expected, num_returns=1, timeout=PATIENCE if none_yet else None)
+        done, _ = self._ray.wait(expected, num_returns=1, timeout=_PATIENCE if none_yet else None)
         if not done:
-            raise QkscopeError(f"Ray found no room for an actor in {PATIENCE:.0f} s; use fewer --workers, or wait")
+            raise QkscopeError(f"Ray found no room for an actor in {_PATIENCE:.0f} s; use fewer --workers, or wait")
         return done[0]
 
     def _arrived(self, ready: Any) -> None:
@@ -101,7 +101,7 @@ class RayPool(Generic[Item, Result]):
             return
         self._free.append(actor)
 
-    def _answer(self, done: Any) -> tuple[Result] | None:
+    def _answer(self, done: Any) -> tuple[_Result] | None:
         """The result; None if its actor is gone."""
         errors = self._ray.exceptions
         try:

@@ -29,8 +29,8 @@ from threadpoolctl import threadpool_limits
 from qkscope.engine.place import TRIES, gave_up
 from qkscope.errors import QkscopeError
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """How often a worker looks whether its parent is still there."""
@@ -45,14 +45,14 @@ def worker_number() -> int | None:
     return _number
 
 
-class Workers(Generic[Item, Result]):
+class Workers(Generic[_Item, _Result]):
     """A pool of local processes; leaving the block ends them, whatever they are doing."""
 
-    def __init__(self, work: Callable[[Item], Result], count: int) -> None:
+    def __init__(self, work: Callable[[_Item], _Result], count: int) -> None:
         self._work, self._count = work, count
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> Workers[Item, Result]:
+    def __enter__(self) -> Workers[_Item, _Result]:
         self._workers = [_Worker(self._work, number) for number in range(self._count)]
         atexit.register(self._end)  # for an iterator that nobody closes
         return self
@@ -65,7 +65,7 @@ class Workers(Generic[Item, Result]):
         for worker in self._workers:
             worker.end()
 
-    def map(self, items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+    def map(self, items: Sequence[_Item]) -> Iterator[tuple[int, _Result]]:
         """Yield (index, result) as items are done; an item whose worker dies is given out again."""
         waiting, deaths = deque(range(len(items))), Counter[int]()
         while waiting or any(worker.item is not None for worker in self._workers):

@@ -28,7 +28,7 @@ Level = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class _Finding:
     """One line of the examination."""
 
     level: Level
@@ -41,46 +41,46 @@ class Finding:
         return f"{mark}{self.what:<22}{self.found}" + (f"; {self.way_out}" if self.way_out else "")
 
 
-def examine(folder: Path) -> list[Finding]:
+def examine(folder: Path) -> list[_Finding]:
     """Everything that can be told without reading a model, a dataset or the network; ``folder`` is where results go."""
     return [*_software(), *_machine(), *_gpus(), *_disk(folder), *_hub()]
 
 
-def _software() -> Iterator[Finding]:
-    yield Finding("ok", "qkscope", __version__)
+def _software() -> Iterator[_Finding]:
+    yield _Finding("ok", "qkscope", __version__)
     good = sys.version_info >= (3, 11)
-    yield Finding("ok" if good else "problem", "python", platform.python_version(), "" if good else "3.11 is needed")
+    yield _Finding("ok" if good else "problem", "python", platform.python_version(), "" if good else "3.11 is needed")
     for name in NEEDED:
         found = _version(name)
         if found is None:
-            yield Finding("problem", name, "not installed", "pip install qkscope brings it")
+            yield _Finding("problem", name, "not installed", "pip install qkscope brings it")
         else:
-            yield Finding("ok", name, found)
+            yield _Finding("ok", name, found)
     for name, (extra, purpose) in EXTRAS.items():
         found = _version(name)
         if found is None:
-            yield Finding("note", name, "not installed", f"pip install 'qkscope[{extra}]' for {purpose}")
+            yield _Finding("note", name, "not installed", f"pip install 'qkscope[{extra}]' for {purpose}")
         else:
-            yield Finding("ok", name, found)
+            yield _Finding("ok", name, found)
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[_Finding]:
     import numpy as np
     from threadpoolctl import threadpool_info
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding("ok", "cores", f"{cores} ({platform.machine()})")
+    yield _Finding("ok", "cores", f"{cores} ({platform.machine()})")
     np.ones((2, 2)) @ np.ones((2, 2))
     blas = [f"{one['internal_api']} {one['version']}" for one in threadpool_info() if one["user_api"] == "blas"]
-    yield Finding("ok", "linear algebra", ", ".join(blas) or "unknown")
+    yield _Finding("ok", "linear algebra", ", ".join(blas) or "unknown")
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         little = memory < LITTLE_MEMORY
         hint = "use --workers 1" if little else ""
-        yield Finding("note" if little else "ok", "memory", f"{memory:.1f} GiB", hint)
+        yield _Finding("note" if little else "ok", "memory", f"{memory:.1f} GiB", hint)
 
 
-def _gpus() -> Iterator[Finding]:
+def _gpus() -> Iterator[_Finding]:
     if _version("torch") is None:
         return
     try:
@@ -89,40 +89,40 @@ def _gpus() -> Iterator[Finding]:
         there = gpus()
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        yield Finding("problem", "torch", f"cannot be used ({reason[:120]})", "install it again")
+        yield _Finding("problem", "torch", f"cannot be used ({reason[:120]})", "install it again")
         return
     if not there:
-        yield Finding("ok", "gpu", "none; captures run on the CPU")
+        yield _Finding("ok", "gpu", "none; captures run on the CPU")
     for number, gpu in enumerate(there):
-        yield Finding("ok", f"cuda:{number}", f"{gpu.name}, {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free")
+        yield _Finding("ok", f"cuda:{number}", f"{gpu.name}, {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free")
         if gpu.kernel:
-            yield Finding("ok", "  reduction kernel", "agrees with torch")
+            yield _Finding("ok", "  reduction kernel", "agrees with torch")
         else:
-            yield Finding("note", "  reduction kernel", "not used; captures of half-precision models are slower")
+            yield _Finding("note", "  reduction kernel", "not used; captures of half-precision models are slower")
 
 
-def _disk(folder: Path) -> Iterator[Finding]:
+def _disk(folder: Path) -> Iterator[_Finding]:
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        yield Finding("problem", "output folder", f"{nearest} cannot be written to", "choose another")
+        yield _Finding("problem", "output folder", f"{nearest} cannot be written to", "choose another")
         return
     free = shutil.disk_usage(nearest).free / 2**30
     hint = "qkscope plan says what a capture needs" if free < LITTLE_DISK else ""
-    yield Finding("note" if free < LITTLE_DISK else "ok", "free disk", f"{free:.1f} GiB at {nearest}", hint)
+    yield _Finding("note" if free < LITTLE_DISK else "ok", "free disk", f"{free:.1f} GiB at {nearest}", hint)
     from qkscope.files.locks import can_be_held
 
     if not can_be_held(nearest):
         reason = f"{nearest} cannot be locked"
-        yield Finding("problem", "output folder", reason, "choose one on a local disk")
+        yield _Finding("problem", "output folder", reason, "choose one on a local disk")
 
 
-def _hub() -> Iterator[Finding]:
+def _hub() -> Iterator[_Finding]:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        yield Finding("note", "hub", "offline (HF_HUB_OFFLINE is set)", "only what is in the cache can be read")
+        yield _Finding("note", "hub", "offline (HF_HUB_OFFLINE is set)", "only what is in the cache can be read")
     else:
-        yield Finding("ok", "hub", f"{constants.ENDPOINT}, cache {constants.HF_HUB_CACHE}")
+        yield _Finding("ok", "hub", f"{constants.ENDPOINT}, cache {constants.HF_HUB_CACHE}")
 
 
 def _version(name: str) -> str | None:

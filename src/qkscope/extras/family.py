@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
-TITLE = "tinyrope: one small model through two context extensions"
+FAMILY_TITLE = "tinyrope: one small model through two context extensions"
 NAME = "tinyrope"
 
 

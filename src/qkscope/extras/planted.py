@@ -14,8 +14,8 @@ from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
 
 N_LAYERS, N_QUERY_HEADS, Q_PER_KV = 6, 8, 2
-TITLE = "Demonstration: 48 planted heads"
-D, WINDOW, DOCUMENTS, ROWS = 64, 8192, 32, 3072
+PLANTED_TITLE = "Demonstration: 48 planted heads"
+D, WINDOW, _DOCUMENTS, _ROWS = 64, 8192, 32, 3072
 
 
 def write_demo_dataset(folder: str | os.PathLike[str], seed: int = 0) -> Path:
@@ -49,8 +49,8 @@ def _plant(mu_q_a: float, drift: float, key_drift: float, group: int) -> Planted
         sigma=np.linspace(0.6, 1.4, D),
         sigma_document=0.25,
         rings=rings,
-        n=ROWS,
-        documents=DOCUMENTS,
+        n=_ROWS,
+        documents=_DOCUMENTS,
         window=WINDOW,
         seed=group,
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool
 
-from qkscope.analyses.catalogue import ANALYSES, TABLES
+from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES
 from qkscope.engine import Place
 from qkscope.errors import DatasetError, HeadError, TableError
 from qkscope.files.checksums import CHECKSUMS, compare
@@ -22,7 +22,7 @@ from qkscope.runs.run import open_run
 from qkscope.runs.selection import Selection
 from qkscope.runs.source import WHOLE
 
-TOLERANCE = 1e-6
+_TOLERANCE = 1e-6
 """Relative difference up to which numbers are the same: other processors round differently."""
 
 
@@ -54,7 +54,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 def check_tables(folder: Path, tables: Path, model: str | None = None, workers: int | None = None) -> list[str]:
     """What differs between tables on disk and those that follow from the run."""
-    held = {name: frame for name in TABLES if (frame := read_table(tables, name)) is not None}
+    held = {name: frame for name in DECLARED_TABLES if (frame := read_table(tables, name)) is not None}
     if not held:
         raise TableError(f"{tables} holds no tables")
     label = model or _label(held, folder)
@@ -109,6 +109,6 @@ def _same(there: pd.Series, now: pd.Series) -> Bool[np.ndarray, "rows"]:
     if pd.api.types.is_float_dtype(now) or pd.api.types.is_float_dtype(there):
         a, b = (part.astype(float).to_numpy() for part in (there, now))
         largest = float(np.nanmax(np.abs(b), initial=0.0))
-        return np.isclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * largest, equal_nan=True)
+        return np.isclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * largest, equal_nan=True)
     both_missing = there.isna().to_numpy() & now.isna().to_numpy()
     return both_missing | (there.astype(str).to_numpy() == now.astype(str).to_numpy())

@@ -36,7 +36,7 @@ PUBLISHED: tuple[Figure, ...] = (
     drift.VARIANCE,
     bias.HISTOGRAMS,
     drift.SLOPES,
-    depth.ROTATION,
+    depth.ROTATION_BY_DEPTH,
     bias.SEPARATION,
     collages.COMPLEMENT,
     trajectory.TRAJECTORY_FIGURE,
@@ -48,11 +48,11 @@ CATALOGUE: tuple[Figure, ...] = (
     beyond.SPECTRUM,
     distance.CURVES,
     distance.BY_DEPTH,
-    plasticity.PROFILE,
+    plasticity.PROFILE_FIGURE,
     plasticity.PAIRS,
     plasticityheads.BY_CLASS,
     plasticityheads.DROP,
     plasticity.TRAINING,
     beyond.AUDIT,
 )
-BY_NAME = {figure.name: figure for figure in CATALOGUE}
+FIGURES_BY_NAME = {figure.name: figure for figure in CATALOGUE}

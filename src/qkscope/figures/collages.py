@@ -20,8 +20,8 @@ from qkscope.heads import choose_heads
 from qkscope.study.study import Study
 
 HeadKey = tuple[str, int, int]
-MOST_PLANES = 30
-NUMBERS = ["explained_variance", "r_q", "r_k"]
+_MOST_PLANES = 30
+_NUMBERS = ["explained_variance", "r_q", "r_k"]
 MODEL_NUMBERS = ["omega", "position_r", "bias_strength"]
 
 
@@ -51,7 +51,7 @@ def prepare_components(
     for key in heads or heads_with_points(study):
         part = _points(study, key, x, y)
         for axis, pc in zip("xy", pcs, strict=True):
-            numbers = _numbers(study, "qk", key, NUMBERS, pc=pc)
+            numbers = _numbers(study, "qk", key, _NUMBERS, pc=pc)
             part = part.assign(**{f"pc_{axis}": pc}, **{f"{name}_{axis}": value for name, value in numbers.items()})
         parts.append(part)
     return pd.concat(parts, ignore_index=True)
@@ -75,7 +75,7 @@ def prepare_complement(study: Study, head: HeadKey | None = None) -> pd.DataFram
     points = study.tables["points"]
     mine = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
     axes = [name for name in points if str(name).startswith("svd_") and mine[name].notna().any()]
-    count = min(len(axes) // 2, MOST_PLANES)
+    count = min(len(axes) // 2, _MOST_PLANES)
     if not count:
         raise NotApplicable(f"points.parquet holds no coordinates of the complement for {_name(key)}")
     parts = []
@@ -133,7 +133,7 @@ def draw_components(data: pd.DataFrame) -> Drawing:
     def note(part: pd.DataFrame) -> str:
         lines = []
         for axis in "xy":
-            share, r_q, r_k = (part[f"{name}_{axis}"].iloc[0] for name in NUMBERS)
+            share, r_q, r_k = (part[f"{name}_{axis}"].iloc[0] for name in _NUMBERS)
             lines.append(f"PC{part[f'pc_{axis}'].iloc[0]:.0f}\nshare {share:.1%}\nr_q {r_q:+.2f}\nr_k {r_k:+.2f}")
         return "\n\n".join(lines)
 

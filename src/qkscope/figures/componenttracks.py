@@ -9,7 +9,7 @@ from qkscope.analyses.componentmatch import follow
 from qkscope.study.study import Study, StudyRun
 
 HEAD = ["layer", "head"]
-KEPT = ("r_q", "r_k", "explained_variance")
+_KEPT = ("r_q", "r_k", "explained_variance")
 
 
 def component_tracks(study: Study, runs: list[StudyRun]) -> pd.DataFrame | None:
@@ -18,7 +18,7 @@ def component_tracks(study: Study, runs: list[StudyRun]) -> pd.DataFrame | None:
     Columns: model, layer, head, track, pc (empty where the track is lost), match_cos and match_angle to the checkpoint
     before, and r_q, r_k, explained_variance of that component.
     """
-    axes, qk = study.tables.get("axes"), study.table("qk", "pc", *KEPT)
+    axes, qk = study.tables.get("axes"), study.table("qk", "pc", *_KEPT)
     labels = [run.label for run in runs]
     if axes is None or qk is None or not set(labels) <= set(axes["model"]):
         return None
@@ -58,13 +58,13 @@ def _of_head(
     parts = []
     for label, (_, q), step in zip(labels, here, steps, strict=True):
         lost = step.pc < 0
-        at = q[list(KEPT)].to_numpy(float)[:n][np.where(lost, 0, step.pc)]
-        frame = pd.DataFrame(np.where(lost[:, None], np.nan, at), columns=list(KEPT))
+        at = q[list(_KEPT)].to_numpy(float)[:n][np.where(lost, 0, step.pc)]
+        frame = pd.DataFrame(np.where(lost[:, None], np.nan, at), columns=list(_KEPT))
         parts.append(
             frame.assign(
                 model=label, layer=head[0], head=head[1], track=np.arange(n), pc=np.where(lost, np.nan, step.pc),
                 match_cos=step.cos, match_angle=step.angle,
             )
         )  # fmt: skip
-    order = ["model", *HEAD, "track", "pc", "match_cos", "match_angle", *KEPT]
+    order = ["model", *HEAD, "track", "pc", "match_cos", "match_angle", *_KEPT]
     return pd.concat(parts, ignore_index=True)[order]

@@ -19,7 +19,7 @@ from qkscope.figures.select import checkpoints, models, rows, with_window
 from qkscope.figures.style import FAINT, NOT_THERE, canvas, panels, shortened
 from qkscope.study.study import Study, StudyRun
 
-BINS = 10
+DEPTH_BINS = 10
 NOPE = "NoPE"
 Runs = Callable[[Study], list[StudyRun]]
 
@@ -31,13 +31,15 @@ def depth_bins(layer: pd.Series, last: int) -> pd.Series:
     [0, 3, 9]
     """
     # In integers: 10·layer/last has no rounding to fall on the wrong side of an edge.
-    return (BINS * layer // max(last, 1)).clip(upper=BINS - 1).astype(int)
+    return (DEPTH_BINS * layer // max(last, 1)).clip(upper=DEPTH_BINS - 1).astype(int)
 
 
 def by_depth(frame: pd.DataFrame, study: Study, columns: list[str]) -> pd.DataFrame:
     """Mean of each column by run and depth bin; layers without rotary encoding in a bin of their own."""
     parts = []
-    cells = [str(i) for i in range(BINS)] + ([NOPE] if any(study.nope[m] for m in frame["model"].unique()) else [])
+    cells = [str(i) for i in range(DEPTH_BINS)] + (
+        [NOPE] if any(study.nope[m] for m in frame["model"].unique()) else []
+    )
     for label, part in frame.groupby("model", sort=False):
         part = part.assign(bin=depth_bins(part["layer"], study.last_layer[str(label)]).astype(str))
         part.loc[part["layer"].isin(study.nope[str(label)]), "bin"] = NOPE
@@ -84,8 +86,8 @@ def say_component(data: pd.DataFrame) -> list[str]:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     top, low = deep.loc[deep[column].idxmax()], deep.loc[deep[column].idxmin()]
     said = [
-        f"Highest mean {column}: {top[column]:.2f} in {top['model']} at depth bin {int(top['bin']) + 1} of {BINS}; "
-        f"lowest: {low[column]:+.2f} in {low['model']} at bin {int(low['bin']) + 1}."
+        f"Highest mean {column}: {top[column]:.2f} in {top['model']} at depth bin {int(top['bin']) + 1} of "
+        f"{DEPTH_BINS}; lowest: {low[column]:+.2f} in {low['model']} at bin {int(low['bin']) + 1}."
     ]
     nope = data[(data["bin"] == NOPE) & (data["n_heads"] > 0)]
     if len(nope):
@@ -134,13 +136,13 @@ def say_rotation(data: pd.DataFrame) -> list[str]:
     deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
-    half = deep["bin"].astype(int) < BINS // 2
+    half = deep["bin"].astype(int) < DEPTH_BINS // 2
     first, second = (np.average(part["abs_r_k_a"], weights=part["n_heads"]) if len(part) else math.nan
                      for part in (deep[half], deep[~half]))  # fmt: skip
     top = deep.loc[deep["bias_window"].idxmax()]
     return [
         f"Mean |r_k_a| is {first:.2f} in the first half of the layers and {second:.2f} in the second.",
-        f"The bias per window is largest in {top['model']}, depth bin {int(top['bin']) + 1} of {BINS}: "
+        f"The bias per window is largest in {top['model']}, depth bin {int(top['bin']) + 1} of {DEPTH_BINS}: "
         f"{top['bias_window']:.3g}.",
     ]
 
@@ -162,7 +164,7 @@ def heat_map(axes: Axes, data: pd.DataFrame, column: str, colours: str, norm: No
             col, row, form.format(value), ha="center", va="center", fontsize=6.3, color="white" if dark else "#222"
         )
     axes.set_yticks(range(len(labels)), [shortened(label) for label in labels])
-    names = [NOPE if name == NOPE else f"{int(name) / BINS:.1f}" for name in bins]
+    names = [NOPE if name == NOPE else f"{int(name) / DEPTH_BINS:.1f}" for name in bins]
     axes.set_xticks(range(len(bins)), names)
     place = axes.get_subplotspec()
     if place is None or place.is_last_row():
@@ -192,7 +194,7 @@ R_Q_TRAINING = _component(
 R_K_TRAINING = _component(
     "qk-pca/11_checkpoint_heatmap_rk", "Keys and position, by depth over training", "r_k", checkpoints, "checkpoint"
 )
-ROTATION = Figure(
+ROTATION_BY_DEPTH = Figure(
     "qk-rotation/06_layer_heatmaps",
     "Drift and recency bias, by depth",
     "Above, how closely keys follow position on axis a; below, the recency bias over the window (mu_q_a · alpha_k · "

@@ -11,7 +11,7 @@ from qkscope.figures.select import models, rows
 from qkscope.figures.style import INK, canvas, grid, panels
 from qkscope.study.study import Study
 
-HEADS = 6
+_HEADS = 6
 """Heads whose curves are drawn: evenly spaced by how well they are predicted."""
 
 
@@ -20,7 +20,7 @@ def prepare_curves(study: Study) -> pd.DataFrame:
     table = rows(study, models(study), "distance", "measured", "predicted", "distance_r2")
     heads = table.drop_duplicates(["model", "layer", "head"]).sort_values("distance_r2")
     first = heads[heads["model"] == table["model"].iloc[0]]
-    chosen = first.iloc[np.unique(np.linspace(0, len(first) - 1, min(HEADS, len(first))).astype(int))]
+    chosen = first.iloc[np.unique(np.linspace(0, len(first) - 1, min(_HEADS, len(first))).astype(int))]
     shown = chosen[["model", "layer", "head"]].merge(table, on=["model", "layer", "head"], sort=False)
     columns = [
         "model",

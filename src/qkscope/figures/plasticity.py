@@ -26,7 +26,7 @@ from qkscope.figures.style import (
 from qkscope.figures.timeaxis import band, mean_sd, spread, time_axis
 from qkscope.study.study import Study
 
-MIN_PAIRS = 20
+_MIN_PAIRS = 20
 """Cells of the map with fewer pairs are left empty."""
 VARIANTS = {"ap": ("exact", INK, "-"), "ap_fixed": ("queries turned to one place", "#1f8a70", "-"),
             "ap_published": ("published model", "#b5651d", "--")}  # fmt: skip
@@ -119,9 +119,9 @@ def prepare_pairs(study: Study) -> pd.DataFrame:
     frame = rows(study, models(study), "plasticity_pairs", "ap", "n_pairs")
     first = frame[frame["model"] == frame["model"].iloc[0]]
     table = merged_pairs(first, ["model", "inter_key", "key_to_query"])
-    table = table[table["n_pairs"] >= MIN_PAIRS].reset_index(drop=True)
+    table = table[table["n_pairs"] >= _MIN_PAIRS].reset_index(drop=True)
     if table.empty:
-        raise NotApplicable(f"no pair of octaves holds {MIN_PAIRS} pairs of keys")
+        raise NotApplicable(f"no pair of octaves holds {_MIN_PAIRS} pairs of keys")
     return table
 
 
@@ -218,7 +218,7 @@ def say_training(data: pd.DataFrame) -> list[str]:
     return said
 
 
-PROFILE = Figure(
+PROFILE_FIGURE = Figure(
     "plasticity/01_profile",
     "Plasticity along the window",
     "How often a query could turn the order of two earlier keys, 4p(1 − p) averaged over pairs of keys and heads, "

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import mean_over_heads, rank_correlation
 from qkscope.analyses.components import TAXONOMY
-from qkscope.figures.depth import BINS, NOPE, by_depth, two_maps
+from qkscope.figures.depth import DEPTH_BINS, NOPE, by_depth, two_maps
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import models, rows
 from qkscope.figures.style import CLASSES, canvas, error_bars, grid
@@ -21,7 +21,7 @@ MOST_MODELS = 4
 RANKED = ("bias_full_window", "posvar_q", "posvar_k", "amplification_window")
 
 
-def prepare_classes(study: Study) -> pd.DataFrame:
+def prepare_plasticity_classes(study: Study) -> pd.DataFrame:
     """Each head's plasticity, its class, and what plasticity is ranked against."""
     frame = rows(study, models(study), "heads", "ap_overall", "taxonomy")
     rotated = study.table("rotated", "bias_full_window")
@@ -33,7 +33,7 @@ def prepare_classes(study: Study) -> pd.DataFrame:
     return frame[["model", "layer", "head", *key, "taxonomy", "ap_overall", *columns]].reset_index(drop=True)
 
 
-def draw_classes(data: pd.DataFrame) -> Drawing:
+def draw_plasticity_classes(data: pd.DataFrame) -> Drawing:
     """Every head as a point beside its class's mean and interval."""
     there = [kind for kind in TAXONOMY if (data["taxonomy"] == kind).any()]
     figure = canvas(6.6, 3.2)
@@ -52,7 +52,7 @@ def draw_classes(data: pd.DataFrame) -> Drawing:
     return figure
 
 
-def say_classes(data: pd.DataFrame) -> list[str]:
+def say_plasticity_classes(data: pd.DataFrame) -> list[str]:
     """Means by class, and ranks, model by model: pooled over models they could say the opposite."""
     models = list(dict.fromkeys(data["model"]))
     named = len(models) > 1
@@ -111,7 +111,7 @@ def say_drop(data: pd.DataFrame) -> list[str]:
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     low = deep.loc[deep["ap_overall"].idxmin()]
-    said = [f"Lowest: {low['ap_overall']:.2f} in {low['model']} at depth bin {int(low['bin']) + 1} of {BINS}."]
+    said = [f"Lowest: {low['ap_overall']:.2f} in {low['model']} at depth bin {int(low['bin']) + 1} of {DEPTH_BINS}."]
     falls = deep.dropna(subset=["ap_drop"])
     if len(falls):
         most = falls.loc[falls["ap_drop"].idxmax()]
@@ -128,9 +128,9 @@ BY_CLASS = Figure(
     "Plasticity by class of heads",
     "Every head's plasticity over the window by its class on PC0; at the right of each class its mean, with a "
     "bootstrap interval over key heads.",
-    prepare_classes,
-    draw_classes,
-    say_classes,
+    prepare_plasticity_classes,
+    draw_plasticity_classes,
+    say_plasticity_classes,
 )
 DROP = Figure(
     "plasticity/04_ap_drop_by_depth",

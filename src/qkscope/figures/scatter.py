@@ -11,7 +11,7 @@ from qkscope.figures.select import checkpoints, discordant, models, rows, timeli
 from qkscope.figures.style import CLASSES, FAINT, canvas, family_look, panels, shortened
 from qkscope.study.study import Study, StudyRun
 
-HIGH, LOW = 0.7, 0.3
+HIGH, _LOW = 0.7, 0.3
 PORTRAITS = 6
 
 
@@ -115,7 +115,7 @@ def say_portraits(data: pd.DataFrame) -> list[str]:
 
 
 def _regions(axes: Axes) -> None:
-    for value in (LOW, HIGH):
+    for value in (_LOW, HIGH):
         axes.axvline(value, color="#c8c8c8", linewidth=0.7, linestyle=(0, (4, 3)))
         for sign in (1, -1):
             axes.axhline(sign * value, color="#c8c8c8", linewidth=0.7, linestyle=(0, (4, 3)))

@@ -98,7 +98,7 @@ def prepare_classes(study: Study) -> pd.DataFrame:
     return timeline(runs).merge(counts, on="model", sort=False).merge(shares, on="model", sort=False)
 
 
-def draw_classes(data: pd.DataFrame) -> Drawing:
+def _draw_classes(data: pd.DataFrame) -> Drawing:
     """Stacked shares, with the larger ones written in."""
     figure = canvas(6.6, 3.4)
     axes = figure.subplots()
@@ -120,7 +120,7 @@ def draw_classes(data: pd.DataFrame) -> Drawing:
     return figure
 
 
-def say_classes(data: pd.DataFrame) -> list[str]:
+def _say_classes(data: pd.DataFrame) -> list[str]:
     """How the classes move from the first checkpoint to the last."""
     first, last = data.iloc[0], data.iloc[-1]
     moved = [f"{kind} {first[kind]:.0%} → {last[kind]:.0%}" for kind in TAXONOMY]
@@ -177,8 +177,8 @@ CLASSES_FIGURE = Figure(
     "Classes of heads over training",
     "Share of heads in each class at each checkpoint.",
     prepare_classes,
-    draw_classes,
-    say_classes,
+    _draw_classes,
+    _say_classes,
 )
 SHARE = Figure(
     "qk-pca/09_explained_variance_over_training",

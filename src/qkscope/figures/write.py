@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Drawing
 from qkscope._version import __version__
 from qkscope.engine import Place, for_each
 from qkscope.errors import TableError
-from qkscope.figures.catalogue import BY_NAME, CATALOGUE
+from qkscope.figures.catalogue import CATALOGUE, FIGURES_BY_NAME
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style
 from qkscope.files.atomic import atomic_path, write_together
@@ -81,7 +81,7 @@ def write_figures(
 
 
 def _write(task: _Task) -> Written:
-    figure = BY_NAME[task.name]
+    figure = FIGURES_BY_NAME[task.name]
     with house_style():
         drawing = figure.draw(task.data)
         png, svg = rendered(drawing, "png"), rendered(drawing, "svg")

@@ -12,7 +12,7 @@ from qkscope.files.atomic import write_together
 from qkscope.files.readers import check_regular, read_text
 
 CHECKSUMS = "checksums.json"
-PARTS = ("run.json", "moments", "sample", "vectors")
+_PARTS = ("run.json", "moments", "sample", "vectors")
 """What belongs to a run; tables made from it do not."""
 
 
@@ -46,7 +46,7 @@ def compare(folder: Path) -> list[str] | None:
 def _names(folder: Path) -> list[str]:
     files = [
         path
-        for part in PARTS
+        for part in _PARTS
         for path in ([folder / part] if (folder / part).is_file() else (folder / part).rglob("*"))
     ]
     return sorted(path.relative_to(folder).as_posix() for path in files if path.is_file())

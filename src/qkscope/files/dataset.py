@@ -14,7 +14,7 @@ from qkscope.errors import DatasetError, HeadError
 from qkscope.files.atomic import write_together
 from qkscope.files.hub import Files, Located, locate
 from qkscope.files.readers import read_text
-from qkscope.files.ropecard import Rotary, parse_rotary
+from qkscope.files.ropecard import RopeCard, parse_rotary
 from qkscope.files.vectors import DATA_FILE, read_rows, write_rows
 from qkscope.heads import HeadId
 
@@ -36,7 +36,7 @@ class Dataset:
     """Context length of the capture, where the dataset says so."""
     scaling: float | None = None
     """Factor on q·k before the softmax, where the dataset says so; else d^−½."""
-    rotary: Rotary = field(default_factory=Rotary)
+    rotary: RopeCard = field(default_factory=RopeCard)
     """Rotary encoding, where the dataset says so."""
 
     @classmethod

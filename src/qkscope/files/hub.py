@@ -14,7 +14,7 @@ from typing import Protocol
 
 from qkscope.errors import DatasetError
 
-ATTEMPTS = 3
+_ATTEMPTS = 3
 """How often a download that broke off is taken up."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 _HUB_URL = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<prefix>.*))?")
@@ -126,7 +126,7 @@ class HubFiles:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError
 
-        for attempts_left in reversed(range(ATTEMPTS)):
+        for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 # By name rather than by commit, so that the cache also learns what the name stands for.
                 return Path(hf_hub_download(self.repo, name, revision=self.revision, repo_type="dataset"))

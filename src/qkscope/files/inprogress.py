@@ -26,12 +26,12 @@ from qkscope.files.parts import PARTS, Parts
 from qkscope.files.readers import read_text
 from qkscope.files.runfolder import FORMAT, LEFT_OUT, MANIFEST, MOMENTS, ONE_BY_ONE, PROGRESS, SAMPLE
 
-KEPT, VECTORS = "kept", "vectors"
+KEPT_FOLDER, VECTORS_FOLDER = "kept", "vectors"
 _OURS = re.compile(r"(run|progress|checksums|holder|dataset)\.json|data\.parquet|(layer|shard)-\d+\.safetensors")
 
 
 @dataclass
-class Checkpoints:
+class CaptureInProgress:
     """The state of a capture in its folder."""
 
     folder: Path
@@ -50,7 +50,7 @@ class Checkpoints:
     @property
     def kept(self) -> Path:
         """Folder of the vectors kept so far."""
-        return self.folder / KEPT
+        return self.folder / KEPT_FOLDER
 
     def resume(self) -> None:
         """Take up what an earlier attempt left; a manifest that differs is an error that shows the difference."""
@@ -62,7 +62,7 @@ class Checkpoints:
             refuse_difference(self.folder, before, self.manifest)
         else:
             self._refuse_remains()
-            write_together(self.folder, {PROGRESS: as_json({"manifest": self.manifest})})
+            write_together(self.folder, {PROGRESS: _as_json({"manifest": self.manifest})})
         if not self.finished:
             self.damaged = self.parts.open(self.kept)
 
@@ -70,7 +70,7 @@ class Checkpoints:
         """Remove what an earlier attempt left, whatever its settings; a finished run is not touched."""
         if self.finished:
             raise DatasetError(f"{self.folder} holds a finished run; choose another folder")
-        for name in (PARTS, KEPT, MOMENTS, SAMPLE, VECTORS):
+        for name in (PARTS, KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER):
             if (self.folder / name).is_symlink():
                 raise DatasetError(f"{self.folder / name} is a link, which a capture does not make; remove it yourself")
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -80,18 +80,18 @@ class Checkpoints:
     def finish(self, left_out: list[dict[str, Any]], one_by_one: list[int]) -> None:
         """The run is complete: its manifest is written last, with what happened on the way if anything did."""
         happened = {LEFT_OUT: left_out, ONE_BY_ONE: one_by_one}
-        write_together(self.folder, {MANIFEST: as_json(self.manifest | {k: v for k, v in happened.items() if v})})
+        write_together(self.folder, {MANIFEST: _as_json(self.manifest | {k: v for k, v in happened.items() if v})})
 
     def tidy(self) -> None:
         """Remove what a finished run no longer needs."""
-        for name in (PARTS, KEPT):
+        for name in (PARTS, KEPT_FOLDER):
             if not (self.folder / name).is_symlink():
                 shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / PROGRESS).unlink(missing_ok=True)
 
     def _refuse_remains(self) -> None:
         """What is left of a run that lost its manifest is neither gone on with nor mixed into another."""
-        remains = [name for name in (MOMENTS, SAMPLE, VECTORS, CHECKSUMS) if (self.folder / name).exists()]
+        remains = [name for name in (MOMENTS, SAMPLE, VECTORS_FOLDER, CHECKSUMS) if (self.folder / name).exists()]
         if remains:
             raise DatasetError(
                 f"{self.folder} holds remains of a run without its manifest ({', '.join(remains)}); choose another "
@@ -100,18 +100,21 @@ class Checkpoints:
 
     def _remove_leftovers(self) -> None:
         remove_leftovers(self.folder, _OURS)
-        for name in (KEPT, MOMENTS, SAMPLE, VECTORS):
+        for name in (KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER):
             place = self.folder / name
             if place.is_dir() and not place.is_symlink():
                 for folder in (place, *(inner for inner in place.iterdir() if inner.is_dir())):
                     remove_leftovers(folder, _OURS)
 
 
-def check_folder(folder: Path) -> None:
+def check_capture_folder(folder: Path) -> None:
     """A run has a folder of its own: new, empty, or with an earlier attempt at a run; nothing in it is a link."""
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder} is not a folder")
-    folders, files = (PARTS, KEPT, MOMENTS, SAMPLE, VECTORS, "tables"), (MANIFEST, PROGRESS, CHECKSUMS, HOLDER)
+    folders, files = (
+        (PARTS, KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER, "tables"),
+        (MANIFEST, PROGRESS, CHECKSUMS, HOLDER),
+    )
     begun = (folder / PROGRESS).exists() or (folder / MANIFEST).exists() or (folder / CHECKSUMS).exists()
     strange = []
     for path in folder.glob("*"):
@@ -122,7 +125,9 @@ def check_folder(folder: Path) -> None:
             strange.append(path.name)
     if strange:
         raise DatasetError(f"{folder} holds other things ({', '.join(sorted(strange)[:3])}); choose another folder")
-    for path in (inner for name in (SAMPLE, VECTORS) for inner in (folder / name).glob("*") if inner.is_symlink()):
+    for path in (
+        inner for name in (SAMPLE, VECTORS_FOLDER) for inner in (folder / name).glob("*") if inner.is_symlink()
+    ):
         raise DatasetError(f"{path} is a link, which a capture does not make; choose another folder")
 
 
@@ -163,7 +168,7 @@ def refuse_difference(
         raise DatasetError(f"{folder} holds a run of other settings ({shown}); {way_out}")
 
 
-def as_json(value: object) -> bytes:
+def _as_json(value: object) -> bytes:
     """As run.json is written."""
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 

@@ -19,7 +19,7 @@ from qkscope.errors import HeldError
 from qkscope.files.atomic import write_together
 
 HOLDER = "holder.json"
-PATIENCE = 2.0
+_PATIENCE = 2.0
 """Seconds in which a process that holds a folder has said who it is, or is gone again."""
 
 
@@ -74,7 +74,7 @@ def _take(handle: int, folder: Path, *, shared: bool = False) -> None:
     import fcntl
 
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + _PATIENCE
     while True:
         try:
             fcntl.flock(handle, how | fcntl.LOCK_NB)

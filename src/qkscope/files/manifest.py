@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MOST_TOKENS = 2**24
 """Longest window: a search over frequencies takes memory in proportion."""
-Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
+_Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -28,9 +28,9 @@ class RopeSaid(_Said):
 class LayerSaid(_Said):
     """One layer."""
 
-    layer: Index
-    query_heads: Annotated[list[Index], Field(min_length=1, max_length=10_000)]
-    key_heads: Annotated[list[Index], Field(min_length=1, max_length=10_000)]
+    layer: _Index
+    query_heads: Annotated[list[_Index], Field(min_length=1, max_length=10_000)]
+    key_heads: Annotated[list[_Index], Field(min_length=1, max_length=10_000)]
     scaling: Annotated[float, Field(gt=0, lt=1e6, allow_inf_nan=False)]
     sliding_window: Annotated[int, Field(gt=0, lt=2**31, strict=True)] | None
     rope: RopeSaid | None

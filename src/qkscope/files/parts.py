@@ -82,7 +82,7 @@ class Span:
         return span if good else None
 
 
-class LeftOut(BaseModel):
+class LeftOutDocument(BaseModel):
     """A document that was not measured."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -100,7 +100,7 @@ class Note(BaseModel):
     """Digest of each layer's file, by name; none if no document of these shards could be measured."""
     kept: dict[str, Digest] = {}
     """Digest of each file of kept vectors, by name."""
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOutDocument] = []
     one_by_one: list[int] = []
     """Shards whose batches did not fit and whose documents were measured alone."""
 
@@ -111,7 +111,7 @@ class Note(BaseModel):
         return Note(kept=kept, left_out=left_out, one_by_one=sorted([*self.one_by_one, *other.one_by_one]))
 
 
-Layers = Mapping[int, Callable[[], LayerMoments]]
+_Layers = Mapping[int, Callable[[], LayerMoments]]
 """The moments of each layer, in memory or yet to be read."""
 
 
@@ -163,7 +163,7 @@ class Parts:
                 shutil.rmtree(self.place / span.name)
         return damaged
 
-    def add(self, span: Span, layers: Layers, note: Note) -> None:
+    def add(self, span: Span, layers: _Layers, note: Note) -> None:
         """Add a part, merged with its neighbours in the tree as far up as they are there."""
         merged, made_of = span, list[Span]()
         while merged.sibling in self.notes:
@@ -183,7 +183,7 @@ class Parts:
             del self.notes[one]
             shutil.rmtree(self.place / one.name)
 
-    def layers(self, span: Span) -> Layers:
+    def layers(self, span: Span) -> _Layers:
         """The layers of a part, to be read when they are wanted."""
         place = self.place / span.name
         numbers = self._numbers if self.notes[span].layers else []
@@ -267,7 +267,7 @@ def _write_layer(place: Path, number: int, moments: LayerMoments | None) -> tupl
     return name, digest(place / name)
 
 
-def _moments(layers: Layers, number: int) -> LayerMoments | None:
+def _moments(layers: _Layers, number: int) -> LayerMoments | None:
     return layers[number]() if number in layers else None
 
 

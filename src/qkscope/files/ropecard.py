@@ -20,7 +20,7 @@ _KEYS = ("theta", "dims", "frequencies", "layout", "start", "sign")
 
 
 @dataclass(frozen=True)
-class Rotary:
+class RopeCard:
     """The rotary encoding of every layer, as far as it is known."""
 
     everywhere: Mapping[str, Any] | None = None
@@ -60,20 +60,20 @@ class Rotary:
         return Rope(frequencies, said.get("layout", "half"), start, int(said.get("sign", 1)))
 
 
-def parse_rotary(said: Any, where: str) -> Rotary:
+def parse_rotary(said: Any, where: str) -> RopeCard:
     """Check a description; ``where`` names its place in messages."""
     if said is None:
-        return Rotary()
+        return RopeCard()
     if not isinstance(said, dict):
         raise DatasetError(f"{where}: expected rope to be an object, got {type(said).__name__}")
     layers = said.get("layers")
     if layers is None:
-        return Rotary(_checked(said, where))
+        return RopeCard(_checked(said, where))
     if not isinstance(layers, dict) or not all(str(key).isdecimal() and len(str(key)) < 6 for key in layers):
         raise DatasetError(f"{where}: expected rope.layers to be an object with layer numbers as keys")
     rest = {key: value for key, value in said.items() if key != "layers"}
     each = {int(key): None if one is None else _checked(one, f"{where}, layer {key}") for key, one in layers.items()}
-    return Rotary(_checked(rest, where) if rest else None, each)
+    return RopeCard(_checked(rest, where) if rest else None, each)
 
 
 def _checked(said: Any, where: str) -> dict[str, Any]:

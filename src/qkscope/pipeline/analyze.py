@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from qkscope.analyses.analysis import Analysis
-from qkscope.analyses.catalogue import ANALYSES, BY_NAME, named
-from qkscope.analyses.pca import HEADS
+from qkscope.analyses.catalogue import ANALYSES, ANALYSES_BY_NAME, named
+from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.planevectors import PLANE_ROWS
 from qkscope.analyses.scalars import with_empty_scalars, with_scalars
-from qkscope.analyses.spectrum import chance_coherence, tokens_of
+from qkscope.analyses.spectrum import chance_coherence, token_positions
 from qkscope.analyses.tables import Tables
 from qkscope.engine import Place, for_each
 from qkscope.errors import ConfigError
@@ -36,7 +36,7 @@ OnDone = Callable[[int, int, list[Failure]], None]
 
 def analyze(
     jobs: Sequence[Job],
-    analyses: Iterable[str] = tuple(BY_NAME),
+    analyses: Iterable[str] = tuple(ANALYSES_BY_NAME),
     *,
     place: Place = Place(),  # noqa: B008  frozen
     intervals: bool = True,
@@ -109,12 +109,12 @@ def _outcome(
     mine = [results[index] for index, task in enumerate(tasks) if task.job is job]
     whole = joined([tables for tables, _ in mine])
     found = dict(whole.frames)
-    if HEADS.name in found:
-        found[HEADS.name] = with_empty_scalars(found[HEADS.name])
+    if HEADS_TABLE.name in found:
+        found[HEADS_TABLE.name] = with_empty_scalars(found[HEADS_TABLE.name])
     names = [table.name for analysis in analyses for table in analysis.tables]
     frames = {name: arranged(name, found[name]) if name in found else empty_table(name) for name in names}
-    if HEADS.name in frames:
-        frames[HEADS.name] = with_scalars(frames[HEADS.name], frames)
+    if HEADS_TABLE.name in frames:
+        frames[HEADS_TABLE.name] = with_scalars(frames[HEADS_TABLE.name], frames)
     frames |= {name: frame for name, frame in found.items() if name not in frames}
     n_heads = sum(task.n_heads for task in tasks if task.job is job)
     failures = [failure for _, failed in mine for failure in failed]
@@ -127,14 +127,14 @@ def _chance(run: Run, heads: list[HeadId]) -> float | None:
         loaded, _ = run.source.load([head], replace(run.reading, sample=PLANE_ROWS))
         vectors = loaded[0].vectors if loaded else None
         if vectors is not None and min(len(np.unique(rows.example_id)) for rows in (vectors.q, vectors.k)) > 1:
-            return chance_coherence(*tokens_of(vectors), int(loaded[0].moments.window))
+            return chance_coherence(*token_positions(vectors), int(loaded[0].moments.window))
     return None
 
 
 def analysis_names(chosen: str | None) -> list[str]:
     """The analyses of a comma-separated list, in the order of the catalogue; all of them where there is none."""
-    names = list(BY_NAME) if chosen is None else [name.strip() for name in chosen.split(",")]
-    unknown = [name for name in names if name not in BY_NAME]
+    names = list(ANALYSES_BY_NAME) if chosen is None else [name.strip() for name in chosen.split(",")]
+    unknown = [name for name in names if name not in ANALYSES_BY_NAME]
     if unknown:
-        raise ConfigError(f"unknown analysis {unknown[0]!r}; there are {', '.join(BY_NAME)}")
+        raise ConfigError(f"unknown analysis {unknown[0]!r}; there are {', '.join(ANALYSES_BY_NAME)}")
     return [analysis.name for analysis in ANALYSES if analysis.name in names]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from qkscope.analyses.analysis import Analysis
 from qkscope.analyses.options import AnalysisOptions, PcaOptions, PointOptions, RotationOptions
-from qkscope.analyses.points import POINTS
+from qkscope.analyses.points import POINTS_ANALYSIS
 from qkscope.analyses.tables import Tables
 from qkscope.config import Config
 from qkscope.errors import HeadError
@@ -127,4 +127,4 @@ class Task:
 
 def with_points(analyses: tuple[Analysis, ...], job: Job) -> tuple[Analysis, ...]:
     """The analyses, and the points for pictures where the job asks for them."""
-    return analyses if job.points is None else (*analyses, POINTS)
+    return analyses if job.points is None else (*analyses, POINTS_ANALYSIS)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analyses.analysis import Analysis
-from qkscope.analyses.catalogue import TABLES, named
+from qkscope.analyses.catalogue import DECLARED_TABLES, named
 from qkscope.analyses.planevectors import PLANE_ROWS
 from qkscope.analyses.tables import Tables, together, under_each_other
 from qkscope.analyses.tabulate import batch_of, tabulate
@@ -74,7 +74,9 @@ def joined(parts: list[Tables]) -> Tables:
     merged = {
         name: merge(frame)
         for name, frame in whole.given.items()
-        if name in TABLES and (merge := TABLES[name].merge) is not None and isinstance(frame, pd.DataFrame)
+        if name in DECLARED_TABLES
+        and (merge := DECLARED_TABLES[name].merge) is not None
+        and isinstance(frame, pd.DataFrame)
     }
     return together([whole, Tables(merged)])
 

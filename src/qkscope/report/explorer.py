@@ -32,7 +32,7 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
         "planes": [_planes(study, run.label, by_run[run.label]) for run in study.runs],
         "rope": [_rows(study, "planes", run.label, by_run[run.label], ROPE) for run in study.runs],
         "distance": [_rows(study, "distance", run.label, by_run[run.label], CURVE) for run in study.runs],
-        "plasticity": [_rows(study, "plasticity", run.label, by_run[run.label], PROFILE) for run in study.runs],
+        "plasticity": [_rows(study, "plasticity", run.label, by_run[run.label], _PROFILE) for run in study.runs],
         "complementAxes": COMPLEMENT_AXES,
     }
     return render(
@@ -85,7 +85,7 @@ def _run(run: StudyRun, frame: pd.DataFrame, columns: list[str], window: int) ->
 
 
 ROPE = ("cycles", "var_share", "lock_q", "lock_k", "bias_share")
-PROFILE = ("q_position", "ap", "ap_se", "ap_published", "ap_fixed")
+_PROFILE = ("q_position", "ap", "ap_se", "ap_published", "ap_fixed")
 CURVE = ("distance_low", "distance_high", "measured", "measured_se", "predicted")
 
 

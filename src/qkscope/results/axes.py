@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 from qkscope.errors import TableError
 from qkscope.results.points import read_beside
 
-AXES = "axes.parquet"
+AXES_FILE = "axes.parquet"
 _COLUMNS = ["model", "layer", "head", "pc", "axis"]
 
 
 def read_axes(folder: Path) -> pd.DataFrame | None:
     """The axes written earlier, or None."""
-    frame = read_beside(folder / AXES, _COLUMNS)
+    frame = read_beside(folder / AXES_FILE, _COLUMNS)
     if frame is not None and not all(isinstance(a, np.ndarray) and a.dtype == np.float32 for a in frame["axis"]):
-        raise TableError(f"{folder / AXES}: column axis should hold lists of numbers; move it away")
+        raise TableError(f"{folder / AXES_FILE}: column axis should hold lists of numbers; move it away")
     return frame
 
 

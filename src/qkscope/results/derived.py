@@ -10,8 +10,7 @@ import pandas as pd
 
 from qkscope.analyses.acrossheads import mean_over_heads, rank_correlation
 from qkscope.analyses.analysis import HEAD_KEY, one_per_head
-from qkscope.analyses.catalogue import SCALARS
-from qkscope.analyses.catalogue import TABLES as DECLARED
+from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.components import TAXONOMY
 from qkscope.analyses.scalars import heads_from
 from qkscope.results.schema import PER_TOKEN, STATISTICS, SUMMED_UP, column_names
@@ -76,7 +75,7 @@ def _numbers(
     nothing = dict.fromkeys(STATISTICS, float("nan"))
     if frame is None or frame.empty or column not in frame:
         return nothing
-    rows = DECLARED[table].whole_heads(frame)
+    rows = DECLARED_TABLES[table].whole_heads(frame)
     values = rows[column].to_numpy(float, na_value=np.nan)
     values = values[np.isfinite(values)]
     if not len(values):

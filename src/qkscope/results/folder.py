@@ -14,20 +14,20 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.analyses.catalogue import SCALARS
-from qkscope.analyses.pca import HEADS
+from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.scalars import with_scalars
 from qkscope.errors import TableError
 from qkscope.files.atomic import check_writable, locked, remove_leftovers
-from qkscope.results.axes import AXES, axes_bytes, read_axes
+from qkscope.results.axes import AXES_FILE, axes_bytes, read_axes
 from qkscope.results.derived import derived_tables
-from qkscope.results.points import POINTS, points_bytes, read_points
+from qkscope.results.points import POINTS_FILE, points_bytes, read_points
 from qkscope.results.schema import TABLES
 from qkscope.results.summary import SUMMARY, ModelResults, read_summary, updated_summary
 from qkscope.results.tables import read_table, write_tables
 
 _OURS = re.compile(
     "|".join(re.escape(name) for table in TABLES for name in (f"{table}.csv", f"{table}.parquet"))
-    + "|".join(["", *map(re.escape, (AXES, POINTS, SUMMARY))])
+    + "|".join(["", *map(re.escape, (AXES_FILE, POINTS_FILE, SUMMARY))])
 )
 """Files of a results folder."""
 
@@ -85,11 +85,11 @@ class _Tables(Mapping[str, pd.DataFrame]):
 def _with_scalars(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """What other tables say about whole heads goes into ``heads``, whichever of them is new."""
     tables = _Tables(folder, frames)
-    heads = tables.get(HEADS.name)
+    heads = tables.get(HEADS_TABLE.name)
     others = {name: table for name in SCALARS if (table := tables.get(name)) is not None}
     if heads is None or not len(heads) or not others:
         return frames
-    return frames | {HEADS.name: with_scalars(heads, others)}
+    return frames | {HEADS_TABLE.name: with_scalars(heads, others)}
 
 
 def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: list[str]) -> pd.DataFrame:
@@ -103,7 +103,7 @@ def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: li
 def _vectors(folder: Path, results: Sequence[ModelResults]) -> dict[str, bytes]:
     """Points and axes, where there are any: they are no tables, and have files of their own."""
     files: dict[str, bytes] = {}
-    for name, file, content in (("points", POINTS, points_bytes), ("axes", AXES, axes_bytes)):
+    for name, file, content in (("points", POINTS_FILE, points_bytes), ("axes", AXES_FILE, axes_bytes)):
         parts = [o.tables.frames[name] for o in results if name in o.tables.frames]
         files |= {file: content(folder, pd.concat(parts, ignore_index=True))} if parts else {}
     return files

@@ -15,7 +15,7 @@ from qkscope.errors import TableError
 from qkscope.files.atomic import locked, write_together
 from qkscope.files.readers import read_frame
 
-POINTS = "points.parquet"
+POINTS_FILE = "points.parquet"
 POINT_KEYS = ["model", "layer", "head"]
 _OTHERS = ("model", "kind", "axis")
 """Columns that do not hold numbers."""
@@ -24,7 +24,7 @@ _INDEX = [*POINT_KEYS, "kind", "example_id", "position"]
 
 def read_points(folder: Path) -> pd.DataFrame | None:
     """The points written earlier, or None."""
-    return read_beside(folder / POINTS, _INDEX)
+    return read_beside(folder / POINTS_FILE, _INDEX)
 
 
 def read_beside(path: Path, columns: list[str]) -> pd.DataFrame | None:
@@ -60,7 +60,7 @@ def write_points(folder: Path, new: pd.DataFrame) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            write_together(folder, {POINTS: points_bytes(folder, new)})
+            write_together(folder, {POINTS_FILE: points_bytes(folder, new)})
     except OSError as error:
         raise TableError(f"cannot write to {folder} ({error.strerror}); choose another results folder") from None
 

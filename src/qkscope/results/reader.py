@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qkscope.analyses.catalogue import TABLES as DECLARED
+from qkscope.analyses.catalogue import DECLARED_TABLES
 from qkscope.analyses.scalars import heads_from
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
@@ -20,12 +20,12 @@ from qkscope.results.points import read_points
 from qkscope.results.schema import KEYS, TABLES, TEXTS
 from qkscope.results.summary import SUMMARY
 
-VECTORS = ("points", "axes")
+VECTOR_FILES = ("points", "axes")
 """What a results folder may hold beside tables."""
-INDICES = frozenset(column.name for table in DECLARED for column in TABLES[table] if column.unit == "index")
+INDICES = frozenset(column.name for table in DECLARED_TABLES for column in TABLES[table] if column.unit == "index")
 """Columns that count something from 0."""
-TRUTHS = frozenset(column.name for table in DECLARED for column in TABLES[table] if column.unit == "true/false")
-NUMBERS = {True: 1.0, False: 0.0, "True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
+TRUTHS = frozenset(column.name for table in DECLARED_TABLES for column in TABLES[table] if column.unit == "true/false")
+_NUMBERS = {True: 1.0, False: 0.0, "True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
 """Truth values as numbers, as parquet and csv spell them; anything else is not known."""
 
 
@@ -46,17 +46,19 @@ class Folder:
 
 def is_results(path: Path) -> bool:
     """Whether a folder holds tables."""
-    return any((path / f"{name}.{suffix}").is_file() for name in DECLARED for suffix in ("parquet", "csv"))
+    return any((path / f"{name}.{suffix}").is_file() for name in DECLARED_TABLES for suffix in ("parquet", "csv"))
 
 
 def read_folder(path: Path) -> Folder:
     """Read what tables there are: the parquet file, or else the csv."""
-    tables = {name: frame for name in DECLARED if (frame := _read(path, name)) is not None}
+    tables = {name: frame for name in DECLARED_TABLES if (frame := _read(path, name)) is not None}
     told = heads_from(tables)
     if "heads" not in tables and told is not None:
         tables["heads"] = told
     if not tables:
-        raise TableError(f"{path} holds none of {', '.join(f'{name}.csv' for name in DECLARED)}; analyse a run first")
+        raise TableError(
+            f"{path} holds none of {', '.join(f'{name}.csv' for name in DECLARED_TABLES)}; analyse a run first"
+        )
     vectors = {"points": read_points(path), "axes": read_axes(path)}
     known = {name: frame for name, frame in vectors.items() if frame is not None}
     return Folder(path, tables | known, _summary(path))
@@ -71,7 +73,7 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
         frame = read_frame(file) if file is parquet else pd.read_csv(file, low_memory=False)
     except (TableError, *UNREADABLE) as error:
         raise TableError(f"{file} cannot be read as a table ({' '.join(str(error).split())})") from None
-    missing = [column for column in DECLARED[name].required if column not in frame]
+    missing = [column for column in DECLARED_TABLES[name].required if column not in frame]
     if missing:
         raise TableError(f"{file} has no column {', '.join(missing)}, which a table of heads needs")
     try:
@@ -115,7 +117,7 @@ def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
             kept[column] = frame[column]
             continue
         if column in TRUTHS:
-            kept[column] = frame[column].astype(object).map(NUMBERS).astype("float64")
+            kept[column] = frame[column].astype(object).map(_NUMBERS).astype("float64")
             continue
         try:
             kept[column] = pd.to_numeric(frame[column]).astype("float64")

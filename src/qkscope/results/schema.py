@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from qkscope.analyses.analysis import Column
-from qkscope.analyses.catalogue import ANALYSES, SCALARS, described
-from qkscope.analyses.catalogue import TABLES as DECLARED
-from qkscope.analyses.pca import HEADS
+from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS, described
+from qkscope.analyses.pca import HEADS_TABLE
 
 MODEL = (
     Column("model", "", "label of the model or checkpoint", "7", dtype="text"),
@@ -23,7 +22,7 @@ def _summed_up() -> dict[str, tuple[str, ...]]:
     """Columns of ``runs`` by the table they come from; those of several rows per head on the first."""
     found = {table.name: table.in_runs for analysis in ANALYSES for table in analysis.tables if table.in_runs}
     more = tuple(name for scalars in SCALARS.values() for name in scalars.in_runs)
-    return found | {HEADS.name: (*HEADS.in_runs, *more)}
+    return found | {HEADS_TABLE.name: (*HEADS_TABLE.in_runs, *more)}
 
 
 SUMMED_UP = _summed_up()
@@ -58,14 +57,14 @@ DERIVED: dict[str, list[Column]] = {
     ],
 }  # fmt: skip
 """Tables that follow from others."""
-TABLES: dict[str, list[Column]] = {name: described(name) for name in DECLARED} | DERIVED
-KEYS: dict[str, list[str]] = {name: table.row_keys for name, table in DECLARED.items()} | {
+TABLES: dict[str, list[Column]] = {name: described(name) for name in DECLARED_TABLES} | DERIVED
+KEYS: dict[str, list[str]] = {name: table.row_keys for name, table in DECLARED_TABLES.items()} | {
     "plasticity_links": ["link", "name"],
     "runs": [],
 }
 """What identifies a row within its model; rows stand in this order."""
 PER_TOKEN = {
-    column.name: column.per_token for table in DECLARED.values() for column in table.columns if column.per_token
+    column.name: column.per_token for table in DECLARED_TABLES.values() for column in table.columns if column.per_token
 }
 """Each column that is another times the window, and that other."""
 TEXTS = frozenset(column.name for columns in TABLES.values() for column in columns if column.dtype == "text")

@@ -17,7 +17,7 @@ import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY, taxonomy
 from qkscope.errors import TableError
-from qkscope.results.reader import VECTORS, Folder, read_folder
+from qkscope.results.reader import VECTOR_FILES, Folder, read_folder
 from qkscope.results.summary import merged_headline
 
 
@@ -92,7 +92,9 @@ class Study:
     @cached_property
     def last_layer(self) -> dict[str, int]:
         """The deepest layer of each run in any table, so that a depth means the same in all of them."""
-        parts = [frame.groupby("model")["layer"].max() for name, frame in self.tables.items() if name not in VECTORS]
+        parts = [
+            frame.groupby("model")["layer"].max() for name, frame in self.tables.items() if name not in VECTOR_FILES
+        ]
         return {str(label): int(layer) for label, layer in pd.concat(parts).groupby(level=0).max().items()}
 
     @cached_property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
     jit = triton.jit
 
-ROWS = 128
+_ROWS = 128
 STRETCH = 256
 
 
@@ -88,7 +88,7 @@ def add_squares(
     # One stage: with two, a buffer was seen to be overwritten while it was still read.
     _squares[grid](
         x, x.stride(0), x.stride(1), found, begin, end, width, heads,
-        D=d, TILE=tile, ROWS=ROWS, num_warps=4, num_stages=1,
+        D=d, TILE=tile, ROWS=_ROWS, num_warps=4, num_stages=1,
     )  # fmt: skip
     buckets, groups = 0 if by_bucket is None else by_bucket.shape[1], by_group.stride(0) // (d * d)
     _add[(triton.cdiv(d * d, STRETCH), heads)](

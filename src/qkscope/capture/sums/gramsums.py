@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from qkscope.capture.sums.halfsums import LOW, HalfSums, RawSums
-from qkscope.capture.sums.turning import Turning
+from qkscope.capture.sums.tokens import BatchTokens
+from qkscope.capture.sums.undonerotation import UndoneRotation
 from qkscope.core.headmoments import N_GROUPS
 
-if TYPE_CHECKING:
-    from qkscope.capture.sums.layersums import Tokens
+_log = logging.getLogger("qkscope")
 
-log = logging.getLogger("qkscope")
-
-ALIGNED = 128
+_ALIGNED = 128
 """Columns of the table are padded to a multiple of this, as matrix units like it."""
 AGREES = 1e-5
 """Largest error of the kernel, as a share of the largest square, with which it is trusted."""
@@ -35,12 +32,14 @@ class GramSums(HalfSums):
 
     def reserve(self) -> None:
         """Totals of squares, and of products with the table."""
-        self.columns = -(-(2 * self.planes + 3 * self.plan.buckets) // ALIGNED) * ALIGNED
+        self.columns = -(-(2 * self.planes + 3 * self.plan.buckets) // _ALIGNED) * _ALIGNED
         self.by_group = self.zeros(self.heads, N_GROUPS, self.d, self.d)
         self.by_bucket = self.zeros(self.n_q, self.plan.buckets, self.d, self.d)
         self.with_table = self.zeros(self.heads, N_GROUPS, self.d, self.columns)
 
-    def add_part(self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: Tokens, turning: Turning | None) -> None:
+    def add_part(
+        self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: BatchTokens, turning: UndoneRotation | None
+    ) -> None:
         """Squares and products of each document."""
         key = "table", id(turning), q.dtype, q.device, self.columns
         table = tokens.once(key, lambda: self._table(q, tokens, turning))
@@ -52,11 +51,11 @@ class GramSums(HalfSums):
                 x = x if x.stride(-1) == 1 else x.contiguous()
                 first = (tokens.first + part.start) // width
                 by_bucket = self.by_bucket if heads.start == 0 else None
-                add_squares(x, (begin, end), width, first, self.by_group[heads, group], by_bucket)
+                _add_squares(x, (begin, end), width, first, self.by_group[heads, group], by_bucket)
                 if begin < end:  # what does not count may not even be finite
                     _add_product(self.with_table[heads, group], x[:, begin:end].transpose(1, 2), counted)
 
-    def _table(self, q: torch.Tensor, tokens: Tokens, turning: Turning | None) -> torch.Tensor:
+    def _table(self, q: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None) -> torch.Tensor:
         """Cosines, sines, and a, b, 1 in the columns of their bucket (T, columns)."""
         length, width, buckets = q.shape[2], self.plan.width, self.plan.buckets
         at = torch.arange(length, device=q.device)
@@ -96,7 +95,7 @@ def _with_columns(squares: np.ndarray, beside: np.ndarray, d: int) -> np.ndarray
     return found
 
 
-def add_squares(
+def _add_squares(
     x: torch.Tensor,
     bounds: tuple[int, int],
     width: int,
@@ -144,12 +143,14 @@ def trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
         for bounds in ((3, 690), (0, 128)):
             for vectors, totals in ((x, kernel), (x.cpu(), plain)):
                 with torch.cuda.device(device):
-                    add_squares(vectors, bounds, 128, 0, totals[0][:, 2], totals[1])
+                    _add_squares(vectors, bounds, 128, 0, totals[0][:, 2], totals[1])
         apart = max(float((a.cpu() - b).abs().max() / b.abs().max()) for a, b in zip(kernel, plain, strict=True))
     except Exception as error:  # a compiler that is not there fails in ways of its own
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        log.warning("the reduction kernel does not run on %s (%s); vectors are copied, which is slower", device, reason)
+        _log.warning(
+            "the reduction kernel does not run on %s (%s); vectors are copied, which is slower", device, reason
+        )
         return False
     if apart > AGREES:
-        log.warning("the reduction kernel is off by %.1e on %s; vectors are copied, which is slower", apart, device)
+        _log.warning("the reduction kernel is off by %.1e on %s; vectors are copied, which is slower", apart, device)
     return apart <= AGREES

@@ -13,17 +13,14 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from qkscope.capture.sums.turning import Turning
+from qkscope.capture.rope import LayerRope
+from qkscope.capture.sums.tokens import BatchTokens, Plan
+from qkscope.capture.sums.undonerotation import UndoneRotation
 from qkscope.core.headmoments import N_GROUPS
-
-if TYPE_CHECKING:
-    from qkscope.capture.rope import LayerRope
-    from qkscope.capture.sums.layersums import Plan, Tokens
 
 LOW = 256
 """Whole numbers up to this are exact in half precision."""
@@ -105,7 +102,7 @@ class HalfSums(ABC):
         """Room for sums."""
         return torch.zeros(shape, dtype=torch.float32, device=self.device)
 
-    def add(self, q: torch.Tensor, k: torch.Tensor, tokens: Tokens, turning: Turning | None) -> None:
+    def add(self, q: torch.Tensor, k: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None) -> None:
         """Add the vectors (B, H, T, d) of one attention call."""
         for row, group in enumerate(tokens.groups.tolist()):
             self.places[group] += tokens.once("places", lambda: _places(tokens, self.plan))[row]
@@ -124,7 +121,9 @@ class HalfSums(ABC):
         """Make room for the sums."""
 
     @abstractmethod
-    def add_part(self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: Tokens, turning: Turning | None) -> None:
+    def add_part(
+        self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: BatchTokens, turning: UndoneRotation | None
+    ) -> None:
         """Add some columns of a call, whole buckets of them."""
 
     @abstractmethod
@@ -177,7 +176,7 @@ class HalfSums(ABC):
         return turned / self.rope.attention_factor
 
 
-def _places(tokens: Tokens, plan: Plan) -> np.ndarray:
+def _places(tokens: BatchTokens, plan: Plan) -> np.ndarray:
     """Count, Σ t and Σ t² of the tokens that count, by row and bucket (B, buckets, 3); t from the bucket's middle."""
     found = np.zeros((len(tokens.lengths), plan.buckets, 3))
     for row, (begin, end) in enumerate(tokens.counted(plan)):

@@ -7,10 +7,8 @@ were shifted first; everything beyond one document and bucket is added in float6
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,61 +18,11 @@ from qkscope.capture.rope import LayerRope, temperature
 from qkscope.capture.sums.gramsums import GramSums, trusted
 from qkscope.capture.sums.halfsums import HalfSums, HostSums, far_means, takes
 from qkscope.capture.sums.rowsums import RowSums
-from qkscope.capture.sums.turning import Turning
-from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_width
+from qkscope.capture.sums.tokens import BatchTokens, Plan
+from qkscope.capture.sums.undonerotation import UndoneRotation
+from qkscope.core.headmoments import N_GROUPS, BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
-
-Made = TypeVar("Made")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What all layers and forward passes of a run have in common."""
-
-    window: int
-    buckets: int
-    skip_first: int
-
-    @property
-    def width(self) -> int:
-        """Positions per bucket."""
-        return bucket_width(self.window, self.buckets)
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The tokens of one forward pass: rows are documents, columns consecutive positions from ``first``."""
-
-    first: int
-    """Position of the first column: a multiple of the bucket width."""
-    lengths: np.ndarray
-    """Columns of each row that are tokens; the rest is padding."""
-    groups: np.ndarray
-    """Document group of each row."""
-    kept: list[np.ndarray]
-    """Columns of each row whose vectors are kept."""
-    _known: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    def once(self, name: object, make: Callable[[], Made]) -> Made:
-        """What all layers of the pass share, made by the first that asks."""
-        if name not in self._known:
-            self._known[name] = make()
-        found: Made = self._known[name]
-        return found
-
-    def counted(self, plan: Plan) -> list[tuple[int, int]]:
-        """First column that counts and the one after the last, for each row."""
-        begin = max(0, plan.skip_first - self.first)
-        return [(begin, max(begin, int(length))) for length in self.lengths]
-
-    def weights(self, plan: Plan, columns: int, device: torch.device) -> torch.Tensor:
-        """1 for a token that counts, 0 for padding and for the first positions of a document (B, T)."""
-        counts = np.zeros((len(self.lengths), columns), dtype=np.float32)
-        for row, (begin, end) in enumerate(self.counted(plan)):
-            counts[row, begin:end] = 1.0
-        return torch.from_numpy(counts).to(device, non_blocking=True)
-
 
 Waves = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines by token and coordinate."""
@@ -95,7 +43,7 @@ class KindSums:
     unrotated: torch.Tensor | None = None
     """Σ of the vectors with their rotation undone (H, 8, planes, 2), float64."""
 
-    def add(self, x: torch.Tensor, tokens: Tokens, plan: Plan) -> None:
+    def add(self, x: torch.Tensor, tokens: BatchTokens, plan: Plan) -> None:
         """Add the vectors x (B, H, T, d) of one forward pass."""
         products, first = _products(x, self.shift, tokens, plan)
         groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
@@ -105,7 +53,7 @@ class KindSums:
         if self.by_bucket is not None:
             self.by_bucket[:, span] += products.sum(0)
 
-    def add_unrotated(self, x: torch.Tensor, tokens: Tokens, rope: LayerRope, waves: Waves) -> None:
+    def add_unrotated(self, x: torch.Tensor, tokens: BatchTokens, rope: LayerRope, waves: Waves) -> None:
         """Add the rotated coordinates of x with their rotation undone."""
         assert self.unrotated is not None
         first, second = rope.coordinates
@@ -142,7 +90,7 @@ class LayerSums:
     half: HalfSums | None = None
     """In place of q and k, where vectors come in half precision on a GPU."""
 
-    def add(self, seen: Attention, tokens: Tokens, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+    def add(self, seen: Attention, tokens: BatchTokens, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Add one attention call; ``angles`` are those of the layer's embedding at the call's positions."""
         self._keep(seen, tokens)
         turned = self.rope is not None and self.rope.temperature
@@ -150,7 +98,7 @@ class LayerSums:
             if self.half is None:
                 self.half = _half_sums(seen, tokens, self.plan, self.rope)
             both = None if self.rope is None or angles is None else angles
-            turning = None if both is None else tokens.once(("turning", id(both[0])), lambda: Turning(*both))
+            turning = None if both is None else tokens.once(("turning", id(both[0])), lambda: UndoneRotation(*both))
             self.half.add(seen.q, seen.k, tokens, turning)
             return
         device = seen.q.device
@@ -174,27 +122,27 @@ class LayerSums:
             self.q.add_unrotated(seen.q, tokens, rope, of_queries)
             self.k.add_unrotated(seen.k, tokens, rope, shared)
 
-    def _keep(self, seen: Attention, tokens: Tokens) -> None:
+    def _keep(self, seen: Attention, tokens: BatchTokens) -> None:
         for row, columns in enumerate(tokens.kept):
             if len(columns):
                 index = torch.from_numpy(columns).to(seen.q.device, non_blocking=True)
                 self.kept.append(tuple(x[row].index_select(1, index).transpose(0, 1) for x in (seen.q, seen.k)))  # type: ignore[arg-type]
 
-    def _add_temperature(self, factor: torch.Tensor, weights: torch.Tensor, tokens: Tokens) -> None:
+    def _add_temperature(self, factor: torch.Tensor, weights: torch.Tensor, tokens: BatchTokens) -> None:
         if self.temperature is None:
             self.temperature = torch.zeros(2, self.plan.window, dtype=torch.float64, device=factor.device)
         span = slice(tokens.first, tokens.first + factor.shape[1])
         self.temperature[:, span] += torch.stack([(factor * weights).sum(0), weights.sum(0)]).double()
 
 
-def _half_sums(seen: Attention, tokens: Tokens, plan: Plan, rope: LayerRope | None) -> HalfSums:
+def _half_sums(seen: Attention, tokens: BatchTokens, plan: Plan, rope: LayerRope | None) -> HalfSums:
     """Vectors are read where they lie, unless their mean has to be taken off first or the kernel cannot be trusted."""
     shift = far_means(seen.q, seen.k, tokens.counted(plan)[0][0])
     where_they_lie = trusted(seen.q.device, seen.q.dtype, seen.q.shape[-1]) and not bool(shift.any())
     return (GramSums if where_they_lie else RowSums)(seen.q, seen.k, shift, plan, rope)
 
 
-def finish(sums: LayerSums) -> LayerMoments:
+def layer_moments(sums: LayerSums) -> LayerMoments:
     """Bring one shard's sums of a layer to the host, as moments."""
     q, k = _host_sums(sums)
     assert q.by_bucket is not None
@@ -237,7 +185,7 @@ def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | Non
     )
 
 
-def _products(x: torch.Tensor, shift: torch.Tensor, tokens: Tokens, plan: Plan) -> tuple[torch.Tensor, int]:
+def _products(x: torch.Tensor, shift: torch.Tensor, tokens: BatchTokens, plan: Plan) -> tuple[torch.Tensor, int]:
     """Z zᵀ summed over the tokens of each bucket (B, H, n, D, D), float64, and the first of the n buckets."""
     batch, heads, columns, d = x.shape
     first = tokens.first // plan.width

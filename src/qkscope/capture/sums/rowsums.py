@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 
 from qkscope.capture.sums.halfsums import LOW, HalfSums, RawSums
-from qkscope.capture.sums.turning import Turning
+from qkscope.capture.sums.tokens import BatchTokens
+from qkscope.capture.sums.undonerotation import UndoneRotation
 from qkscope.core.headmoments import N_GROUPS
 
-if TYPE_CHECKING:
-    from qkscope.capture.sums.layersums import Tokens
-
-ALIGNED = 8
+_ALIGNED = 8
 """Columns are padded to a multiple of this, as matrix units like it."""
 
 
@@ -33,14 +30,16 @@ class RowSums(HalfSums):
 
     def reserve(self) -> None:
         """Totals of whole rows, padding included."""
-        self.columns = -(-(self.d + 3) // ALIGNED) * ALIGNED
+        self.columns = -(-(self.d + 3) // _ALIGNED) * _ALIGNED
         self.shifted = bool(self.shift.any())
         self.by_group = self.zeros(self.heads, N_GROUPS, self.columns, self.columns)
         self.by_bucket = self.zeros(self.n_q, self.plan.buckets, self.columns, self.columns)
         self.by_cell = self.zeros(self.heads, N_GROUPS, self.plan.buckets, self.columns)
         self.turned = self.zeros(self.heads, N_GROUPS, self.planes, 4)
 
-    def add_part(self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: Tokens, turning: Turning | None) -> None:
+    def add_part(
+        self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: BatchTokens, turning: UndoneRotation | None
+    ) -> None:
         """Copy the vectors into rows, and form both products."""
         batch, width, length = q.shape[0], self.plan.width, part.stop - part.start
         n = -(-length // width)
@@ -66,7 +65,7 @@ class RowSums(HalfSums):
         if turning is not None:
             self._add_turned(rows.z[:, :, :length], turning.table(flat.dtype)[part], tokens)
 
-    def _add_turned(self, z: torch.Tensor, table: torch.Tensor, tokens: Tokens) -> None:
+    def _add_turned(self, z: torch.Tensor, table: torch.Tensor, tokens: BatchTokens) -> None:
         """Σ z cos and Σ z sin of both coordinates of each plane."""
         assert self.rope is not None
         batch = z.shape[0]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from qkscope.capture.sums.layersums import Plan, Tokens
+from qkscope.capture.sums.tokens import BatchTokens, Plan
 
 
 @dataclass
-class Turning:
+class UndoneRotation:
     """Cosines and sines (T, planes) at the positions of a pass, which all layers with one embedding share."""
 
     cos: torch.Tensor
@@ -27,7 +25,7 @@ class Turning:
             self._table = torch.cat([self.cos, self.sin], -1).to(dtype)
         return self._table
 
-    def sums(self, tokens: Tokens, plan: Plan, dtype: torch.dtype) -> torch.Tensor:
+    def sums(self, tokens: BatchTokens, plan: Plan, dtype: torch.dtype) -> torch.Tensor:
         """Sums over the tokens of each row that count, by bucket (B, buckets, planes, 4), in float64.
 
         Of cosines, sines, and what the table rounds off of each.

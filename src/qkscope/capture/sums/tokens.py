@@ -1,0 +1,62 @@
+"""The tokens of one forward pass: which of them count, and what all layers of the pass share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from qkscope.core.headmoments import bucket_width
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all layers and forward passes of a run have in common."""
+
+    window: int
+    buckets: int
+    skip_first: int
+
+    @property
+    def width(self) -> int:
+        """Positions per bucket."""
+        return bucket_width(self.window, self.buckets)
+
+
+@dataclass(frozen=True)
+class BatchTokens:
+    """The tokens of one forward pass: rows are documents, columns consecutive positions from ``first``."""
+
+    first: int
+    """Position of the first column: a multiple of the bucket width."""
+    lengths: np.ndarray
+    """Columns of each row that are tokens; the rest is padding."""
+    groups: np.ndarray
+    """Document group of each row."""
+    kept: list[np.ndarray]
+    """Columns of each row whose vectors are kept."""
+    _known: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, name: object, make: Callable[[], Made]) -> Made:
+        """What all layers of the pass share, made by the first that asks."""
+        if name not in self._known:
+            self._known[name] = make()
+        found: Made = self._known[name]
+        return found
+
+    def counted(self, plan: Plan) -> list[tuple[int, int]]:
+        """First column that counts and the one after the last, for each row."""
+        begin = max(0, plan.skip_first - self.first)
+        return [(begin, max(begin, int(length))) for length in self.lengths]
+
+    def weights(self, plan: Plan, columns: int, device: torch.device) -> torch.Tensor:
+        """1 for a token that counts, 0 for padding and for the first positions of a document (B, T)."""
+        counts = np.zeros((len(self.lengths), columns), dtype=np.float32)
+        for row, (begin, end) in enumerate(self.counted(plan)):
+            counts[row, begin:end] = 1.0
+        return torch.from_numpy(counts).to(device, non_blocking=True)
