@@ -6,20 +6,24 @@ python -m benchmarks.coverage --heads 400
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import numpy as np
-from qkscope.analyses.scoretables import AP, HeadScores, causal_columns, distance_tables, plasticity_tables
-from tests.helpers import index_of, moments_of, one_head
+from tests.helpers import head_data, heads_of, one_head, tables_of, with_intervals
 
 from qkscope.analyses.causal import bias_causal
 from qkscope.analyses.components import components, head_variance
-from qkscope.analyses.distance import distance_curve, mean_field, score_pairs
+from qkscope.analyses.distance import distance_curve, score_pairs
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.keypairs import key_pairs
-from qkscope.analyses.pairplasticity import along, over_window, reversible, spread_along
-from qkscope.analyses.rotationmodel import linearity_r2, rotation
-from qkscope.analyses.tables import frame_of
-from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS, pca_tables, rotation_tables
+from qkscope.analyses.meanfield import mean_field
+from qkscope.analyses.pairplasticity import along, plasticity_over_window, reversible, spread_along
+from qkscope.analyses.pca import HEADS_TABLE, QK_TABLE
+from qkscope.analyses.plasticity import AP
+from qkscope.analyses.rotation import ROTATED_TABLE
+from qkscope.analyses.rotationmodel import linearity_r2, rotation_model
+from qkscope.analyses.uncertainty import Scale, jackknife, usable_groups
+from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import N_BUCKETS, BucketMeans, HeadMoments, bucket_moments, bucket_width, group_moments
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Law, PlantedHead, Ring, plant
@@ -29,23 +33,25 @@ from qkscope.engine import Place, for_each
 
 WINDOW = 2048
 WIDTH = bucket_width(WINDOW)
+OF_COMPONENTS = with_intervals(QK_TABLE)
+OF_HEADS = with_intervals(HEADS_TABLE, "lda_accuracy")
+OF_ROTATION = with_intervals(ROTATED_TABLE, "bias_causal")
 DRIFTS = {"strong": 1.0, "moderate": 0.5, "weak": 0.1}
 
 
 def coverage(n_heads: int, strength: float) -> tuple[dict[str, float], tuple[float, float]]:
     """Share of heads whose interval holds the population value; and mean r_q_a, r_k_a."""
     heads = planted(n_heads, strength)
-    moments = moments_of(*heads, window=WINDOW)
     q, k = Moments.stack(h.truth.q for h in heads), Moments.stack(h.truth.k for h in heads)
-    pcs, model = components(q, k), rotation(q, k)
-    truths = {name: getattr(pcs, name)[:, 0] for name in PC_INTERVALS}
-    truths |= {name: getattr(head_variance(q, k, pcs), name) for name in HEAD_INTERVALS}
-    truths |= {name: getattr(model, name) for name in ROTATION_INTERVALS if name != "linearity_r2"}
+    pcs, model = components(q, k), rotation_model(q, k)
+    truths = {name: getattr(pcs, name)[:, 0] for name in OF_COMPONENTS}
+    truths |= {name: getattr(head_variance(q, k, pcs), name) for name in OF_HEADS}
+    truths |= {name: getattr(model, name) for name in OF_ROTATION if name != "linearity_r2"}
     truths["linearity_r2"] = linearity_r2(_bucket_truth(heads), model.a)
-    tables = pca_tables(index_of(n_heads), moments).frames | rotation_tables(index_of(n_heads), moments).frames
+    tables = tables_of(heads_of(*heads, window=WINDOW), "pca", "rotation")
     frames = (tables["qk"].query("pc == 0"), tables["heads"], tables["rotated"])
     held = {}
-    for frame, names in zip(frames, (PC_INTERVALS, HEAD_INTERVALS, ROTATION_INTERVALS), strict=True):
+    for frame, names in zip(frames, (OF_COMPONENTS, OF_HEADS, OF_ROTATION), strict=True):
         held |= {name: _held(frame[f"{name}_low"], truths[name], frame[f"{name}_high"]) for name in names}
     return held, (float(np.mean(model.r_q_a)), float(np.mean(model.r_k_a)))
 
@@ -64,20 +70,24 @@ def _ranges(seeds: range) -> dict[str, list[tuple[float, float, float]]]:
     """(low, truth, high) of every column, head by head."""
     ranges: dict[str, list[tuple[float, float, float]]] = {}
     for head in planted(seeds.stop, 1.0, seeds.start):
-        moments, pair = moments_of(head, window=WINDOW), Pair(head.q, head.k)
-        scores = HeadScores(_one(head), pair, None, None, None)
+        pair, moments = Pair(head.q, head.k), one_head(head.q, head.k, WINDOW)
         axes = components(head.truth.q, head.truth.k, 2).axes
-        lines = [lda_accuracy(group_moments(head.q), group_moments(head.k), pair, axes)]
-        frames = (
-            (frame_of(causal_columns([scores])[0]), {"bias_causal": _causal_truth(head)}),
-            (plasticity_tables(frame_of(index_of(1)), [scores]).frames["plasticity"], _ap_truth(head)),
-            (pca_tables(index_of(1), moments, lines=lines).frames["heads"], {"lda_accuracy": _line_truth(head, axes)}),
-        )
-        for frame, truths in frames:
-            row = frame.iloc[0]
-            for name, value in truths.items():
-                ranges.setdefault(name, []).append((row[f"{name}_low"], value, row[f"{name}_high"]))
+        line = lda_accuracy(group_moments(head.q), group_moments(head.k), pair, axes)
+        found = {
+            "bias_causal": (_interval(moments, bias_causal(pair), Scale.LINEAR), _causal_truth(head)),
+            "lda_accuracy": (_interval(moments, line, Scale.PROPORTION), _line_truth(head, axes)),
+        }
+        row = tables_of(head_data(moments, vectors=pair), "plasticity")["plasticity"].iloc[0]
+        found |= {name: ((row[f"{name}_low"], row[f"{name}_high"]), value) for name, value in _ap_truth(head).items()}
+        for name, ((low, high), value) in found.items():
+            ranges.setdefault(name, []).append((low, value, high))
     return ranges | {"position_share_of_score": [_share_range(seed) for seed in seeds]}
+
+
+def _interval(moments: HeadMoments, found: tuple[float, np.ndarray], scale: Scale) -> tuple[float, float]:
+    """The interval of a value, from what it is with each document group left out."""
+    interval = jackknife(np.array([found[0]]), found[1][None], usable_groups(moments)[None], scale)
+    return float(interval.low[0]), float(interval.high[0])
 
 
 def _held(low: np.ndarray, value: np.ndarray, high: np.ndarray) -> float:
@@ -110,10 +120,6 @@ def planted(n_heads: int, strength: float, first: int = 0) -> list[PlantedHead]:
 # ---- what is true of a planted head -------------------------------------------------------------
 
 
-def _one(head: PlantedHead) -> HeadMoments:
-    return one_head(head.q, head.k, WINDOW)
-
-
 def _everywhere(law: Law) -> Rows:
     """The mean at every position of one document."""
     t = np.arange(WINDOW)
@@ -138,8 +144,8 @@ def _ap_truth(head: PlantedHead) -> dict[str, float]:
     keys = key_pairs(head.truth.law_k.draw(200 * 64, 200, rng), WINDOW, N_BUCKETS, most=3000)
     pp = reversible(along(keys.delta, means.mean_x), spread_along(keys.delta, cov))
     ap = np.where(keys.n > 0, (pp * keys.weight).sum(-1) / np.maximum(keys.n, 1), np.nan)
-    found = over_window(ap, means.n, WINDOW)
-    return {name: float(getattr(found, name)) for name in AP}
+    found = plasticity_over_window(ap, means.n, WINDOW)
+    return {column.name: float(getattr(found, column.name)) for column in AP}
 
 
 def _line_truth(head: PlantedHead, axes: np.ndarray) -> float:
@@ -172,16 +178,17 @@ def _share_range(seed: int) -> tuple[float, float, float]:
             parts.append(Rows(np.concatenate([z.real, z.imag], -1), position, document))
         return Pair(*parts)
 
-    def scores(pair: Pair) -> HeadScores:
+    def head(pair: Pair) -> HeadData:
         unrotated = (ROPE.unrotated(part.x, part.position).mean(0) for part in (pair.q, pair.k))
-        rotary, moments = HeadRotary(ROPE, *unrotated), one_head(pair.q, pair.k, WINDOW)
-        return HeadScores(moments, pair, rotary, mean_field(rotary, moments.total_q, moments.total_k, 1.0), None)
+        moments = replace(one_head(pair.q, pair.k, WINDOW), scaling=np.asarray(1.0))
+        return head_data(moments, vectors=pair, rotary=HeadRotary(ROPE, *unrotated))
 
-    row = distance_tables(frame_of(index_of(1)), [scores(rows(32))]).frames["distance"].iloc[0]
-    many = scores(rows(800))
-    assert many.pair is not None
-    assert many.field is not None
-    truth = distance_curve(score_pairs(many.pair, 1.0), many.field, WINDOW).position_share_of_score
+    row = tables_of(head(rows(32)), "distance")["distance"].iloc[0]
+    many = head(rows(800))
+    assert many.vectors is not None
+    assert many.rotary is not None
+    field = mean_field(many.rotary, many.moments.total_q, many.moments.total_k, 1.0)
+    truth = distance_curve(score_pairs(many.vectors, 1.0), field, WINDOW).position_share_of_score
     return row["position_share_of_score_low"], truth, row["position_share_of_score_high"]
 
 

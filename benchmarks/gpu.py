@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.capture import Bench, build, measure
-from qkscope.capture import halfsums
+from qkscope.capture.sums import halfsums
 
 
 def profile(bench: Bench) -> None:

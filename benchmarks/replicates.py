@@ -11,9 +11,8 @@ import argparse
 from unittest.mock import patch
 
 import numpy as np
-from tests.helpers import index_of, moments_of
+from tests.helpers import one_head, tables_of
 
-from qkscope.analyses.tabulate import pca_tables, rotation_tables
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.planted import Ring, plant
 
@@ -27,7 +26,7 @@ RINGS = [Ring(f, 1.5, 1.5) for f in (0.001, 0.01, 0.1)]
 
 def standard_errors(moments: HeadMoments) -> dict[str, np.ndarray]:
     """Every column X_se of one head."""
-    frames = pca_tables(index_of(1), moments).frames | rotation_tables(index_of(1), moments).frames
+    frames = tables_of(moments, "pca", "rotation")
     tables = [frames[name] for name in ("qk", "heads", "rotated")]
     return {c: frame[c].to_numpy() for frame in tables for c in frame.columns if c.endswith("_se")}
 
@@ -39,7 +38,8 @@ def main() -> None:
     for name, sigma in SPECTRA.items():
         worst: dict[str, float] = {}
         for seed in range(n_heads):
-            moments = moments_of(plant(64, n=3000, documents=32, sigma=sigma, rings=RINGS, seed=seed))
+            head = plant(64, n=3000, documents=32, sigma=sigma, rings=RINGS, seed=seed)
+            moments = one_head(head.q, head.k)
             fast = standard_errors(moments)
             with patch("qkscope.core.eigenupdate.NEAR_LIMIT", -1.0):
                 full = standard_errors(moments)

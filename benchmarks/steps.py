@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from qkscope.runs.load import Reading
 from threadpoolctl import threadpool_limits
 
 import qkscope
@@ -23,13 +22,14 @@ from qkscope.analyses.complement import circles
 from qkscope.analyses.components import components
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.nulls import null_r95
-from qkscope.analyses.rotationmodel import rotation
+from qkscope.analyses.rotationmodel import rotation_model
 from qkscope.core.headmoments import HeadMoments, group_moments
 from qkscope.core.rows import Coordinates, Pair
 from qkscope.engine import HERE
 from qkscope.files.dataset import Dataset
 from qkscope.pipeline.analyze import analyze
 from qkscope.pipeline.job import Job
+from qkscope.runs.source import Reading
 
 HEADS, ROWS, D = 48, 8000, 128
 
@@ -55,7 +55,7 @@ def measure(folder: Path) -> dict[str, float]:
     assert one.vectors is not None
     vectors: Pair = one.vectors
     window, pooled = int(one.moments.window), HeadMoments.stack([one.moments]).pooled.cov_x[0]
-    pcs, model = components(q, k, whole_basis=False), rotation(q, k, whole_basis=False)
+    pcs, model = components(q, k, whole_basis=False), rotation_model(q, k, whole_basis=False)
     axes = np.vstack([pcs.axes[:2], model.a, model.b])
     on = Coordinates.of(vectors, axes)
 
@@ -73,7 +73,7 @@ def measure(folder: Path) -> dict[str, float]:
         "reading": shared * milliseconds(lambda: dataset.read(head)),
         "moments by document group": shared * milliseconds(lambda: group_moments(rows)),
         "components": milliseconds(lambda: components(q, k, whole_basis=False)),
-        "axes a and b": milliseconds(lambda: rotation(q, k, whole_basis=False)),
+        "axes a and b": milliseconds(lambda: rotation_model(q, k, whole_basis=False)),
         "coordinates on two components, a and b": milliseconds(lambda: Coordinates.of(vectors, axes)),
         "`bias_causal`": of_group(bias_causal),
         "ω": milliseconds(lambda: circles([on.some(slice(2, 4))] * 2, vectors, window)) / 2,

@@ -12,7 +12,7 @@ TOGETHER = (
     "cli/test_report.py",
     "test_api.py",
     "test_plot.py",
-    "test_verify.py",
+    "extras/test_verify.py",
 )
 """Modules whose fixtures take long to make: one process makes them."""
 

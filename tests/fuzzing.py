@@ -34,11 +34,11 @@ from qkscope.files.runfolder import RunFolder
 from qkscope.files.vectors import read_rows, write_rows
 from qkscope.heads import HeadId
 from qkscope.results.axes import read_axes
-from qkscope.results.folder import check_folder
+from qkscope.results.folder import check_results_folder
 from qkscope.results.points import read_points
 from qkscope.results.reader import read_folder
-from tests.store.test_manifests import GOOD
-from tests.store.test_parts import MANIFEST, layer_moments
+from tests.files.test_manifests import GOOD
+from tests.files.test_parts import MANIFEST, layer_moments
 
 HEAD = HeadId(0, 0, "q")
 
@@ -89,8 +89,8 @@ TARGETS: dict[str, Callable[[bytes], object]] = {
     "study": lambda data: load_study_config(placed("c.yaml", data)),
     "table": lambda data: read_folder(placed("rotated.csv", data).parent),
     "table parquet": lambda data: read_folder(placed("rotated.parquet", data).parent),
-    "own table": lambda data: check_folder(placed("heads.parquet", data).parent, ["heads"]),
-    "summary": lambda data: check_folder(placed("summary.json", data).parent, ["heads"]),
+    "own table": lambda data: check_results_folder(placed("heads.parquet", data).parent),
+    "summary": lambda data: check_results_folder(placed("summary.json", data).parent),
     "points": lambda data: read_points(placed("points.parquet", data).parent),
     "axes": lambda data: read_axes(placed("axes.parquet", data).parent),
     "json lines": lambda data: read_documents([str(placed("t.jsonl", data))]),

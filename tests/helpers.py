@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from qkscope.analyses.tables import Columns
+from qkscope.analyses.analysis import Table
+from qkscope.analyses.catalogue import named
+from qkscope.analyses.options import AnalysisOptions
+from qkscope.analyses.tabulate import batch_of, tabulate
+from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import HeadMoments, bucket_moments, cell_means, group_moments
 from qkscope.core.planted import PlantedHead, plant
 from qkscope.core.rows import Rows
@@ -14,8 +21,12 @@ from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
 
 
+def heads_of(*heads: PlantedHead, window: int = 4096) -> list[HeadMoments]:
+    return [one_head(head.q, head.k, window) for head in heads]
+
+
 def moments_of(*heads: PlantedHead, window: int = 4096) -> HeadMoments:
-    return HeadMoments.stack([one_head(head.q, head.k, window) for head in heads])
+    return HeadMoments.stack(heads_of(*heads, window=window))
 
 
 def moments_of_rows(q: Rows, k: Rows, window: int = 4096) -> HeadMoments:
@@ -37,9 +48,24 @@ def one_head(q: Rows, k: Rows, window: int = 4096) -> HeadMoments:
     )
 
 
-def index_of(n: int) -> Columns:
-    named = {"model": np.full(n, "m"), "family": np.full(n, "f")}
-    return named | {"layer": np.zeros(n, int), "head": np.arange(n), "k_head": np.arange(n)}
+def head_data(moments: HeadMoments, number: int = 0, **known: Any) -> HeadData:
+    """Head ``number`` of layer 0, which reads a key head of its own; ``known`` are vectors, rotary and so on."""
+    return HeadData(HeadId(0, number, "q"), HeadId(0, number, "k"), moments, **known)
+
+
+def tables_of(
+    heads: HeadMoments | HeadData | Sequence[HeadMoments | HeadData], *names: str, **options: Any
+) -> dict[str, pd.DataFrame]:
+    """The tables of these analyses, of one head or of several."""
+    several = [heads] if isinstance(heads, HeadMoments | HeadData) else heads
+    data = [one if isinstance(one, HeadData) else head_data(one, i) for i, one in enumerate(several)]
+    analyses = named(names)
+    return tabulate(batch_of("m", "f", data, analyses, AnalysisOptions(**options)), analyses)[0].frames
+
+
+def with_intervals(table: Table, *but: str) -> list[str]:
+    """Columns that have intervals of their own."""
+    return [column.name for column in table.columns if column.in_summary and column.name not in but]
 
 
 def small_dataset(

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import qkscope
-from qkscope.analyses.distance import bin_edges, distance_curve, mean_field, score_pairs
+from qkscope.analyses.distance import bin_edges, distance_curve, score_pairs
+from qkscope.analyses.meanfield import mean_field
 from qkscope.analyses.ropeplanes import rope_planes
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope

@@ -7,7 +7,7 @@ import pytest
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from qkscope.analyses.heldout import held_out, lda_accuracy
-from qkscope.analyses.rotationmodel import rotation
+from qkscope.analyses.rotationmodel import rotation_model
 from qkscope.core.headmoments import group_moments
 from qkscope.core.moments import Moments
 from qkscope.core.planted import plant
@@ -24,7 +24,7 @@ def test_r_on_other_documents_is_that_of_the_other_half():
             Moments.from_rows(rows.x[rows.example_id % 2 == side], rows.position[rows.example_id % 2 == side])
             for rows in (head.q, head.k)
         )
-        a = rotation(q, k).a
+        a = rotation_model(q, k).a
         other = head.q.take(np.flatnonzero(head.q.example_id % 2 != side))
         expected.append(np.corrcoef(other.x @ a, other.position)[0, 1])
     assert found.r_q_heldout[0] == pytest.approx(np.mean(expected), rel=1e-9)
@@ -34,7 +34,7 @@ def test_noise_keeps_no_r_on_other_documents():
     """In many dimensions axis a always finds some r; other documents do not confirm it."""
     heads = [plant(64, alpha_q=0.0, alpha_k=0.0, n=600, documents=16, seed=s) for s in range(20)]
     moments = moments_of(*heads)
-    fitted = rotation(moments.total_q, moments.total_k).position_r
+    fitted = rotation_model(moments.total_q, moments.total_k).position_r
     assert fitted.mean() > 0.15
     assert abs(held_out(moments).r_q_heldout.mean()) < 0.04
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.signal import lfilter
 
 from qkscope.analyses.nulls import null_r95
-from qkscope.analyses.rotationmodel import rotation
+from qkscope.analyses.rotationmodel import rotation_model
 from qkscope.core.moments import Moments
 from qkscope.core.planted import plant
 from qkscope.core.rows import Pair, Rows
@@ -29,7 +29,7 @@ def pooled_cov(pair: Pair) -> np.ndarray:
 
 def position_r(pair: Pair) -> float:
     q, k = (Moments.from_rows(rows.x, rows.position) for rows in (pair.q, pair.k))
-    return float(rotation(q, k).position_r)
+    return float(rotation_model(q, k).position_r)
 
 
 @pytest.mark.parametrize("likeness", [0.0, 0.9, 0.98])
@@ -63,7 +63,9 @@ def test_signed_parts_are_positions_read_backwards():
         back = draw[rows.example_id] < 0
         t = np.where(back, ends[rows.example_id].sum(-1) - rows.position, rows.position)
         q, k = slice(0, len(pair.q)), slice(len(pair.q), None)
-        found.append(float(rotation(Moments.from_rows(rows.x[q], t[q]), Moments.from_rows(rows.x[k], t[k])).position_r))
+        found.append(
+            float(rotation_model(Moments.from_rows(rows.x[q], t[q]), Moments.from_rows(rows.x[k], t[k])).position_r)
+        )
     assert null_r95(pair, pooled_cov(pair), seed=5) == pytest.approx(np.quantile(found, 0.95), rel=1e-9)
 
 

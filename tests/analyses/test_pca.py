@@ -6,11 +6,11 @@ from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from qkscope.analyses.components import TAXONOMY, components, head_variance, lda_accuracy_gaussian, taxonomy
-from qkscope.analyses.tabulate import PcaOptions, pca_tables
+from qkscope.analyses.options import PcaOptions
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
-from tests.helpers import index_of, moments_of, moments_of_rows, one_head
+from tests.helpers import heads_of, one_head, tables_of
 
 
 def totals(q: Rows, k: Rows) -> tuple[Moments, Moments]:
@@ -62,7 +62,7 @@ def test_signs_are_canonical_and_concordance_says_when_it_means_nothing():
     assert not anchored.all()
     assert (pcs.r_q[~anchored] >= 0).all()
     assert (pcs.r_k[anchored] >= 0).all()
-    table = pca_tables(index_of(1), moments_of_rows(q, k)).frames["qk"]
+    table = tables_of(one_head(q, k), "pca")["qk"]
     assert table["concordant"].isna().tolist() == anchored.tolist()
 
 
@@ -119,7 +119,7 @@ def test_gaussian_lda_accuracy_agrees_with_sklearn(gap):
 
 def test_amplification_is_the_mean_query_times_the_key_slope():
     q, k = planted(5)
-    tables = pca_tables(index_of(1), moments_of_rows(q, k)).frames
+    tables = tables_of(one_head(q, k), "pca")
     first = tables["qk"].iloc[0]
     assert tables["heads"]["amplification"][0] == pytest.approx(first["mu_q"] * first["slope_k"], rel=1e-12)
     assert tables["heads"]["amplification_window"][0] == pytest.approx(4096 * first["mu_q"] * first["slope_k"])
@@ -137,7 +137,7 @@ def test_near_equal_eigenvalues_are_called_degenerate():
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_few_rows_give_as_many_components_as_they_span_and_no_nan(n):
     q, k = planted(0, n=n, documents=1)
-    tables = pca_tables(index_of(1), moments_of_rows(q, k)).frames
+    tables = tables_of(one_head(q, k), "pca")
     assert len(tables["qk"]) == min(10, 2 * n - 1)
     numbers = tables["qk"].drop(columns=["concordant"]).select_dtypes("number")
     assert np.isfinite(numbers.loc[:, ~numbers.columns.str.contains("_se|_low|_high")].to_numpy()).all()
@@ -147,7 +147,7 @@ def test_few_rows_give_as_many_components_as_they_span_and_no_nan(n):
 
 def test_identical_vectors_are_no_information_not_nan():
     same = Rows(np.ones((40, 5)), np.arange(40), np.arange(40) % 16)
-    tables = pca_tables(index_of(1), moments_of_rows(same, same)).frames
+    tables = tables_of(one_head(same, same), "pca")
     assert (tables["qk"][["r_q", "r_k", "explained_variance"]] == 0).all(axis=None)
     assert (tables["heads"][["posvar_q", "fisher"]] == 0).all(axis=None)
 
@@ -155,19 +155,19 @@ def test_identical_vectors_are_no_information_not_nan():
 def test_classes_without_spread_are_told_apart_perfectly():
     t = np.arange(40)
     q, k = (Rows(np.full((40, 5), v), t, t % 16) for v in (1.0, -1.0))
-    assert pca_tables(index_of(1), moments_of_rows(q, k)).frames["heads"]["lda_accuracy_gaussian"][0] == 1.0
+    assert tables_of(one_head(q, k), "pca")["heads"]["lda_accuracy_gaussian"][0] == 1.0
 
 
 def test_orthogonal_rotation_changes_no_column():
     heads = [plant(16, n=800, documents=16, sigma=np.geomspace(2, 0.5, 16), seed=s) for s in range(3)]
     turn = np.linalg.qr(np.random.default_rng(0).standard_normal((16, 16)))[0]
     turned = [one_head(*(Rows(r.x @ turn, r.position, r.example_id) for r in (head.q, head.k))) for head in heads]
-    before = pca_tables(index_of(3), moments_of(*heads)).frames
-    after = pca_tables(index_of(3), type(turned[0]).stack(turned)).frames
+    before = tables_of(heads_of(*heads), "pca")
+    after = tables_of(turned, "pca")
     for name in ("qk", "heads"):
         pd.testing.assert_frame_equal(before[name], after[name], rtol=1e-8, atol=1e-8)
 
 
 def test_number_of_components_is_a_choice():
     q, k = planted(0)
-    assert len(pca_tables(index_of(1), moments_of_rows(q, k), PcaOptions(n_components=3)).frames["qk"]) == 3
+    assert len(tables_of(one_head(q, k), "pca", pca=PcaOptions(n_components=3))["qk"]) == 3

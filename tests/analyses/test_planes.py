@@ -3,11 +3,11 @@ import pytest
 from scipy.stats import special_ortho_group
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from qkscope.analyses.complement import circle, complement, line_accuracy, planes
-from qkscope.analyses.rotationmodel import rotation
-from qkscope.analyses.spectrum import chance_coherence, token_positions
+from qkscope.analyses.complement import circles, complement_axes, line_accuracy, measure_planes
+from qkscope.analyses.rotationmodel import rotation_model
+from qkscope.analyses.spectrum import Circle, chance_coherence, token_positions
 from qkscope.core.planted import Ring, plant
-from qkscope.core.rows import Pair, Rows
+from qkscope.core.rows import Coordinates, Pair, Rows
 from tests.helpers import moments_of_rows
 
 WINDOW = 2048
@@ -24,13 +24,17 @@ def measured(d: int = 32, rings: list[Ring] = RINGS, turn: np.ndarray | None = N
     q, k = (Rows(rows.x @ turn.T, rows.position, rows.example_id) for rows in (head.q, head.k))
     pair = Pair(q.ordered(), k.ordered())
     moments = moments_of_rows(q, k, WINDOW)
-    model = rotation(moments.total_q, moments.total_k)
+    model = rotation_model(moments.total_q, moments.total_k)
     return pair, model.a[0], model.b[0]
+
+
+def circle(pair: Pair, a: np.ndarray, b: np.ndarray) -> Circle:
+    return circles([Coordinates.of(pair, np.stack([a, b]))], pair, WINDOW)[0]
 
 
 def test_planted_rings_are_found_each_in_its_plane():
     pair, a, b = measured()
-    found = planes(pair, complement(pair, a, b), WINDOW)
+    found = measure_planes(pair, complement_axes(pair, a, b), WINDOW)
     limit = chance_coherence(*token_positions(pair), WINDOW)
     assert found.active(limit)[:3].all()
     assert np.abs(found.turning.frequency[:3]) == pytest.approx([0.9, 0.11, 0.017], rel=0.01, abs=np.pi / (4 * WINDOW))
@@ -43,7 +47,7 @@ def test_planted_rings_are_found_each_in_its_plane():
 
 def test_the_complement_is_at_right_angles_to_both_axes_and_its_shares_are_of_what_is_left():
     pair, a, b = measured(d=16)
-    basis = complement(pair, a, b)
+    basis = complement_axes(pair, a, b)
     assert basis.axes.shape == (14, 16)
     np.testing.assert_allclose(basis.axes @ np.stack([a, b]).T, 0, atol=1e-12)
     np.testing.assert_allclose(basis.axes @ basis.axes.T, np.eye(14), atol=1e-9)
@@ -58,14 +62,14 @@ def test_the_complement_is_at_right_angles_to_both_axes_and_its_shares_are_of_wh
 def test_turning_the_space_turns_the_planes_with_it():
     turn = special_ortho_group.rvs(32, random_state=1)
     plain, turned = measured(), measured(turn=turn)
-    one, other = (planes(pair, complement(pair, a, b), WINDOW) for pair, a, b in (plain, turned))
+    one, other = (measure_planes(pair, complement_axes(pair, a, b), WINDOW) for pair, a, b in (plain, turned))
     np.testing.assert_allclose(np.abs(one.angle_r[:3]), np.abs(other.angle_r[:3]), rtol=1e-6)
     np.testing.assert_allclose(one.share, other.share, rtol=1e-6)
-    assert circle(*plain, WINDOW).r_squared == pytest.approx(circle(*turned, WINDOW).r_squared, rel=1e-4)
+    assert circle(*plain).r_squared == pytest.approx(circle(*turned).r_squared, rel=1e-4)
 
 
 def test_pure_drift_has_its_frequency_at_the_edge():
-    assert circle(*measured(), WINDOW).at_edge
+    assert circle(*measured()).at_edge
 
 
 def test_the_line_is_fishers():
@@ -90,7 +94,7 @@ def test_active_planes_are_the_planted_ones(likeness):
         rings = [Ring(f, r, r, 0.3, 1.0) for f, r in ((1.1, 6.0), (0.13, 5.0), (0.02, 4.0))[: number % 4]]
         head = plant(16, n=1600, documents=40, window=WINDOW, sigma=0.0, rings=rings, seed=number)
         pair = Pair(*(Rows(r.x + _alike(rng, r, likeness), r.position, r.example_id) for r in (head.q, head.k)))
-        found = planes(pair, complement(pair, head.truth.a, head.truth.b), WINDOW)
+        found = measure_planes(pair, complement_axes(pair, head.truth.a, head.truth.b), WINDOW)
         limit = limit or chance_coherence(*token_positions(pair), WINDOW)
         active = found.active(limit)
         assert active[: len(rings)].all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from qkscope.analyses.scoretables import HeadScores, plasticity_tables
 from scipy.stats import ortho_group
 from sklearn.covariance import oas
 
@@ -12,19 +11,19 @@ from qkscope.analyses.keypairs import key_pairs
 from qkscope.analyses.pairplasticity import (
     MIN_QUERIES,
     ap_fixed,
+    bucket_plasticity,
     fixed_queries,
-    over_window,
     parts_of_window,
-    plasticity,
+    plasticity_over_window,
     reversible,
     shrunk,
 )
-from qkscope.analyses.tables import frame_of
+from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import BucketMeans, bucket_moments, cell_means
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
-from tests.helpers import index_of, one_head
+from tests.helpers import head_data, one_head, tables_of
 
 BUCKETS, WINDOW = 16, 512
 WIDTH = WINDOW // BUCKETS
@@ -53,7 +52,7 @@ def of_rows(q: Rows, keys: Rows):
     buckets, cells = bucket_moments(q, WINDOW), cell_means(q, WINDOW)
     total = Moments.from_rows(q.x, q.position)
     batch = [Moments.stack([buckets]), BucketMeans.stack([cells]), Moments.stack([total])]
-    return plasticity(*batch, pairs, WIDTH), pairs
+    return bucket_plasticity(*batch, pairs, WIDTH), pairs
 
 
 def test_monte_carlo_agrees_on_fifty_planted_heads():
@@ -66,7 +65,7 @@ def test_monte_carlo_agrees_on_fifty_planted_heads():
         half = rng.standard_normal((BUCKETS, d, d))
         mean, cov = 1.5 * rng.standard_normal((BUCKETS, d)), half @ half.swapaxes(-1, -2)
         laws = Moments.stack([law(mean[b], cov[b], b) for b in range(BUCKETS)])
-        found = plasticity(laws[None], no_cells(d), laws.merged()[None], keys, WIDTH)
+        found = bucket_plasticity(laws[None], no_cells(d), laws.merged()[None], keys, WIDTH)
         b = int(rng.integers(1, BUCKETS))
         # A batch of queries of its own for each repetition, so that the repetitions are independent.
         means = []
@@ -211,12 +210,12 @@ def test_over_the_window_counts_buckets_by_their_middle():
     ap = np.linspace(1.0, 0.0, BUCKETS)
     ap[0] = np.nan
     n = np.arange(1.0, BUCKETS + 1)
-    found = over_window(ap, n, WINDOW)
+    found = plasticity_over_window(ap, n, WINDOW)
     assert found.ap_overall == pytest.approx(np.average(ap[1:], weights=n[1:]))
     assert found.ap_first20 == pytest.approx(np.average(ap[1:3], weights=n[1:3]))
     assert found.ap_last20 == pytest.approx(np.average(ap[13:], weights=n[13:]))
     assert found.ap_drop == pytest.approx(found.ap_first20 - found.ap_last20)
-    assert np.isnan(over_window(np.full(4, np.nan), np.ones(4), 64).ap_overall)
+    assert np.isnan(plasticity_over_window(np.full(4, np.nan), np.ones(4), 64).ap_overall)
 
 
 def test_leaving_out_a_group_is_leaving_out_its_rows():
@@ -240,33 +239,33 @@ def test_leaving_out_a_group_is_leaving_out_its_rows():
     assert np.abs(found.again[0, 3, 1:] - expected).max() < 0.3 * np.abs(found.ap[0, 1:] - expected).max()
 
 
-def uneven(lengths: list[int], seed: int = 0) -> HeadScores:
+def uneven(lengths: list[int], seed: int = 0) -> HeadData:
     """Documents of different length, one group each, of queries whose preference grows with position."""
     rng = np.random.default_rng(seed)
     position = np.concatenate([np.arange(n) for n in lengths])
     document = np.repeat(np.arange(len(lengths)), lengths)
     q = Rows(rng.standard_normal((len(position), 4)) + np.outer(position / 128, [1.0, 0, 0, 0]), position, document)
     keys = Rows(rng.standard_normal((len(position), 4)), position, document)
-    return HeadScores(one_head(q, keys, WINDOW), Pair(q, keys), None, None, None)
+    return head_data(one_head(q, keys, WINDOW), vectors=Pair(q, keys))
 
 
 def test_replicates_weigh_buckets_by_the_queries_that_are_left():
     one = uneven([100, 130, 200, 512] * 8)
-    row = plasticity_tables(frame_of(index_of(1)), [one]).frames["plasticity"].iloc[0]
-    pair = one.pair
+    row = tables_of(one, "plasticity")["plasticity"].iloc[0]
+    pair = one.vectors
     assert pair is not None
     again = []
     for g in range(8):
         kept = [rows.take(np.flatnonzero(rows.example_id % 8 != g)) for rows in (pair.q, pair.k)]
-        less = HeadScores(one_head(*kept, WINDOW), Pair(*kept), None, None, None)
-        again.append(plasticity_tables(frame_of(index_of(1)), [less]).frames["plasticity"]["ap_overall"].iloc[0])
+        less = head_data(one_head(*kept, WINDOW), vectors=Pair(*kept))
+        again.append(tables_of(less, "plasticity")["plasticity"]["ap_overall"].iloc[0])
     by_hand = np.sqrt(7 / 8 * ((np.array(again) - np.mean(again)) ** 2).sum())
     assert row["ap_overall_se"] == pytest.approx(by_hand, rel=0.35)
 
 
 def test_what_one_group_alone_tells_has_no_interval():
     one = uneven([512] + [200] * 15)
-    row = plasticity_tables(frame_of(index_of(1)), [one]).frames["plasticity"].iloc[-1]
+    row = tables_of(one, "plasticity")["plasticity"].iloc[-1]
     assert row["ap_last20"] > 0
     assert np.isnan(row["ap_last20_low"])
     assert np.isnan(row["ap_drop_low"])

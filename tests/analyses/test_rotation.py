@@ -3,20 +3,23 @@ import pandas as pd
 import pytest
 from scipy.stats import linregress, pearsonr
 
+from qkscope.analyses.options import RotationOptions
 from qkscope.analyses.rotationmodel import (
     difference_moment,
     has_drift,
     leftovers,
     paired_difference_moment,
-    rotation,
+    rotation_model,
 )
-from qkscope.analyses.tabulate import RotationOptions, rotation_tables
 from qkscope.core.headmoments import HeadMoments, cross_moments
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
-from tests.helpers import index_of, moments_of, moments_of_rows, one_head
+from tests.helpers import heads_of, moments_of_rows, one_head, tables_of
 
+INDEX_NAMES = {"model", "family", "layer", "head", "k_head", "n_q", "n_k", "nope", "sliding_window"}
+FROM_VECTORS = {"bias_causal", "bias_causal_window", "omega", "omega_r_squared", "omega_at_edge", "null_r95"}
+"""These have tests of their own."""
 HELD_OUT = {"r_q_heldout", "r_k_heldout"}
 """These are computed otherwise; test_heldout.py has them."""
 
@@ -87,10 +90,10 @@ def direct(q: Rows, k: Rows, window: int) -> dict[str, float]:
 def test_every_column_equals_a_direct_computation_on_the_vectors(seed):
     planted = head(seed, mu_q=(2.0 - seed, 3.0), alpha_k=(-1) ** seed * 2e-3)
     q, k = planted.q, planted.k
-    row = rotation_tables(index_of(1), moments_of_rows(q, k)).frames["rotated"].iloc[0]
+    row = tables_of(one_head(q, k), "rotation")["rotated"].iloc[0]
     expected = direct(q, k, 4096)
     named = [c for c in row.index if not c.endswith(("_se", "_low", "_high"))]
-    assert set(named) - set(expected) == {*index_of(1), "n_q", "n_k", "window", "residual_pos_r", "flags"} | HELD_OUT
+    assert set(named) - set(expected) == {*INDEX_NAMES, *FROM_VECTORS, "window", "residual_pos_r", "flags"} | HELD_OUT
     for name, value in expected.items():
         assert row[name] == pytest.approx(value, rel=1e-8, abs=1e-11), name
 
@@ -104,7 +107,7 @@ def test_no_direction_off_a_covaries_with_position(d, offset):
         for _ in range(2)
     )
     for centering in ("pooled", "within"):
-        row = rotation_tables(index_of(1), moments_of_rows(q, k, 131_072), RotationOptions(centering)).frames["rotated"]
+        row = tables_of(one_head(q, k, 131_072), "rotation", rotation=RotationOptions(centering))["rotated"]
         assert row["residual_pos_r"][0] < 1e-12
 
 
@@ -119,7 +122,7 @@ def test_planted_truth_is_recovered(seed):
     q, k = totals(planted.q, planted.k)
     axis = planted.truth.a[None]
     assert min(q.corr_along(axis)[0], k.corr_along(axis)[0]) >= 0.98
-    model = rotation(q, k)
+    model = rotation_model(q, k)
     assert np.degrees(np.arccos(model.a @ planted.truth.a)) < 1
     assert model.alpha_q == pytest.approx(alpha_q, rel=0.02)
     assert model.alpha_k == pytest.approx(alpha_k, rel=0.02)
@@ -130,7 +133,7 @@ def test_positive_bias_means_that_later_keys_score_higher():
     planted = head(1, mu_q=(3.0, 1.0), alpha_k=2e-3)
     late = planted.k.position > 2048
     scores = planted.q.x @ planted.k.x.T
-    assert rotation(*totals(planted.q, planted.k)).bias_strength > 0
+    assert rotation_model(*totals(planted.q, planted.k)).bias_strength > 0
     assert scores[:, late].mean() > scores[:, ~late].mean()
 
 
@@ -149,12 +152,12 @@ def test_pairing_by_token_uses_the_difference_at_the_same_token():
     cross = cross_moments(planted.q, k)
     np.testing.assert_allclose(paired_difference_moment(cross.merged()), delta.T @ delta / len(delta), atol=1e-12)
     moments = one_head(planted.q, k)
-    paired = HeadMoments.stack([HeadMoments(**{**vars(moments), "cross": cross})])
-    by_token = rotation_tables(index_of(1), paired, RotationOptions(pairing="token")).frames["rotated"]
-    independent = rotation_tables(index_of(1), paired).frames["rotated"]
+    paired = HeadMoments(**{**vars(moments), "cross": cross})
+    by_token = tables_of(paired, "rotation", rotation=RotationOptions(pairing="token"))["rotated"]
+    independent = tables_of(paired, "rotation")["rotated"]
     assert by_token["separation_strength"][0] != pytest.approx(independent["separation_strength"][0], rel=0.01)
     with pytest.raises(ValueError, match="cross"):
-        rotation_tables(index_of(1), HeadMoments.stack([moments]), RotationOptions(pairing="token"))
+        tables_of(moments, "rotation", rotation=RotationOptions(pairing="token"))
 
 
 def test_pooled_centring_leaks_the_centroids_where_positions_differ_and_within_does_not():
@@ -166,8 +169,8 @@ def test_pooled_centring_leaks_the_centroids_where_positions_differ_and_within_d
     drift = np.array([0.0, 0.0, 1e-3])
     q = Rows(noise[0] + np.outer(late, drift) + far, late, np.arange(400) % 8)
     k = Rows(noise[1] + np.outer(early, drift) - far, early, np.arange(400) % 8)
-    assert abs(rotation(*totals(q, k)).a[0]) > 0.99
-    assert abs(rotation(*totals(q, k), centering="within").a[2]) > 0.99
+    assert abs(rotation_model(*totals(q, k)).a[0]) > 0.99
+    assert abs(rotation_model(*totals(q, k), centering="within").a[2]) > 0.99
 
 
 def test_class_drifts_that_cancel_in_the_pool_show_in_the_residuals():
@@ -178,7 +181,7 @@ def test_class_drifts_that_cancel_in_the_pool_show_in_the_residuals():
     noise = 0.1 * rng.standard_normal((2, 2000, 2))
     q, k = (Rows(noise[i] + shared + s * opposed, t, t % 16) for i, s in ((0, 1), (1, -1)))
     moments = moments_of_rows(q, k, 2000)
-    model = rotation(moments.total_q, moments.total_k)
+    model = rotation_model(moments.total_q, moments.total_k)
     left = leftovers(moments.total_q, moments.total_k, moments.k_buckets, model)
     assert left.residual_pos_r < 1e-12
     assert left.residual_r_q > 0.9
@@ -206,7 +209,7 @@ def test_data_without_full_rank_keep_the_axes_at_a_right_angle():
 
     point_q, point_k = point(1.0), point(-1.0)
     for q, k in ((line, line), (point_q, point_k)):
-        row = rotation_tables(index_of(1), moments_of_rows(q, k)).frames["rotated"].iloc[0]
+        row = tables_of(one_head(q, k), "rotation")["rotated"].iloc[0]
         assert row["plane_var_fraction"] <= 1 + 1e-9
         assert row["residual_pos_r"] < 1e-12
 
@@ -216,8 +219,8 @@ def test_orthogonal_rotation_changes_no_column():
     turn = np.linalg.qr(np.random.default_rng(0).standard_normal((20, 20)))[0]
     turned = [one_head(*(Rows(r.x @ turn, r.position, r.example_id) for r in (h.q, h.k))) for h in heads]
     for options in (RotationOptions(), RotationOptions(centering="within")):
-        before = rotation_tables(index_of(4), moments_of(*heads), options).frames["rotated"]
-        after = rotation_tables(index_of(4), HeadMoments.stack(turned), options).frames["rotated"]
+        before = tables_of(heads_of(*heads), "rotation", rotation=options)["rotated"]
+        after = tables_of(turned, "rotation", rotation=options)["rotated"]
         pd.testing.assert_frame_equal(before, after, rtol=1e-8, atol=1e-8)
 
 
@@ -227,9 +230,6 @@ def test_curved_drift_is_less_linear():
     noise = 0.01 * np.random.default_rng(0).standard_normal((4096, 3))
     straight = Rows(noise + np.outer(t / 4096, [1, 0, 0]), t, ids)
     bent = Rows(noise + np.outer((t / 4096) ** 6, [1, 0, 0]), t, ids)
-    values = [
-        rotation_tables(index_of(1), moments_of_rows(r, r)).frames["rotated"]["linearity_r2"][0]
-        for r in (straight, bent)
-    ]
+    values = [tables_of(one_head(r, r), "rotation")["rotated"]["linearity_r2"][0] for r in (straight, bent)]
     assert values[0] > 0.999
     assert 0.3 < values[1] < 0.8

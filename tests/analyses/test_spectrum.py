@@ -2,9 +2,13 @@ import numpy as np
 import pytest
 
 from qkscope.analyses.frequencygrid import Grid
-from qkscope.analyses.spectrum import TokenPositions, chance_coherence, fit_circle, turning
+from qkscope.analyses.spectrum import Circle, TokenPositions, chance_coherence, fit_circles, turning
 
 WINDOW = 1024
+
+
+def fit_circle(w_q: np.ndarray, w_k: np.ndarray, q: TokenPositions, k: TokenPositions, window: int) -> Circle:
+    return fit_circles([(w_q, w_k)], q, k, window)[0]
 
 
 def tokens(rng: np.random.Generator, documents: int = 16, each: int = 128) -> TokenPositions:

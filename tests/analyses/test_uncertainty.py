@@ -1,23 +1,17 @@
 import numpy as np
 import pandas as pd
 import pytest
-from benchmarks.coverage import DRIFTS, coverage, coverage_of_scores
-from qkscope.analyses.scoretables import AP
+from benchmarks.coverage import DRIFTS, OF_COMPONENTS, OF_HEADS, OF_ROTATION, coverage, coverage_of_scores
 from scipy import stats
 
-from qkscope.analyses.tabulate import (
-    HEAD_INTERVALS,
-    PC_INTERVALS,
-    ROTATION_INTERVALS,
-    pca_tables,
-    rotation_tables,
-)
+from qkscope.analyses.plasticity import AP
+from qkscope.analyses.rotation import ROTATED_TABLE
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
-from tests.helpers import index_of, moments_of, one_head
+from tests.helpers import heads_of, moments_of, one_head, tables_of, with_intervals
 
 
 def test_jackknife_of_a_mean_is_the_classical_standard_error():
@@ -74,8 +68,7 @@ def test_the_fast_replicates_give_the_intervals_of_full_ones(monkeypatch):
     heads = [plant(64, n=4000, documents=32, sigma=np.geomspace(2, 0.3, 64), rings=rings, seed=s) for s in range(4)]
 
     def tables() -> dict[str, pd.DataFrame]:
-        moments = moments_of(*heads)
-        return pca_tables(index_of(4), moments).frames | rotation_tables(index_of(4), moments).frames
+        return tables_of(heads_of(*heads), "pca", "rotation")
 
     near = tables()
     monkeypatch.setattr("qkscope.core.eigenupdate.NEAR_LIMIT", -1.0)
@@ -105,10 +98,10 @@ def test_fast_replicates_hold_where_the_drift_axis_is_uncertain(monkeypatch, see
         mu_k=(0.0, -4.0),
         seed=seed,
     )
-    near = rotation_tables(index_of(1), moments_of(head)).frames["rotated"]
+    near = tables_of(heads_of(head), "rotation")["rotated"]
     monkeypatch.setattr("qkscope.core.eigenupdate.NEAR_LIMIT", -1.0)
-    full = rotation_tables(index_of(1), moments_of(head)).frames["rotated"]
-    for name in ROTATION_INTERVALS:
+    full = tables_of(heads_of(head), "rotation")["rotated"]
+    for name in with_intervals(ROTATED_TABLE, "bias_causal"):
         assert near[f"{name}_se"][0] == pytest.approx(full[f"{name}_se"][0], rel=0.01), name
 
 
@@ -121,10 +114,10 @@ def test_a_head_has_the_same_intervals_whatever_heads_stand_beside_it():
     together = HeadMoments.stack(heads)
     assert together.without_q.cancels
     assert not HeadMoments.stack(heads[:2]).without_q.cancels
-    for make, name in ((rotation_tables, "rotated"), (pca_tables, "heads")):
-        whole = make(index_of(6), together).frames[name]
+    for analysis, name in (("rotation", "rotated"), ("pca", "heads")):
+        whole = tables_of(heads, analysis)[name]
         for i, head in enumerate(heads):
-            alone = make(index_of(1), HeadMoments.stack([head])).frames[name]
+            alone = tables_of(head, analysis)[name]
             numbers = whole.select_dtypes("number").columns.drop(["head", "k_head"])
             np.testing.assert_array_equal(whole[numbers].iloc[i], alone[numbers].iloc[0])
 
@@ -135,7 +128,7 @@ def held() -> dict[str, float]:
     return coverage(400, DRIFTS["strong"])[0]
 
 
-@pytest.mark.parametrize("name", [*PC_INTERVALS, *HEAD_INTERVALS, *ROTATION_INTERVALS])
+@pytest.mark.parametrize("name", [*OF_COMPONENTS, *OF_HEADS, *OF_ROTATION])
 def test_95_percent_intervals_cover_the_truth_in_about_95_percent_of_heads(held, name):
     assert 0.92 <= held[name] <= 0.98
 
@@ -147,7 +140,7 @@ def test_intervals_of_columns_from_vectors_cover_the_truth_too():
     ``python -m benchmarks.coverage`` takes 400.
     """
     found = coverage_of_scores(200)
-    assert set(found) == {"bias_causal", *AP, "lda_accuracy", "position_share_of_score"}
+    assert set(found) == {"bias_causal", *(column.name for column in AP), "lda_accuracy", "position_share_of_score"}
     for name, share in found.items():
         assert 0.92 <= share <= 0.98, (name, share)
 
@@ -167,15 +160,15 @@ def test_flags_name_what_qualifies_a_row():
     few = plant(8, n=39, documents=3)
     moments = one_head(few.q, few.k)
     odd = type(moments)(**{**vars(moments), "dropped_q": np.asarray(2), "dropped_k": np.asarray(7)})
-    table = rotation_tables(index_of(1), type(moments).stack([odd])).frames["rotated"]
+    table = tables_of(odd, "rotation")["rotated"]
     assert table["flags"][0] == "low_n;few_documents;nonfinite_q=2;nonfinite_k=7"
     many = plant(8, n=400, documents=32)
-    assert rotation_tables(index_of(1), moments_of(many)).frames["rotated"]["flags"][0] == ""
+    assert tables_of(heads_of(many), "rotation")["rotated"]["flags"][0] == ""
 
 
 def test_intervals_can_be_left_out():
-    moments = moments_of(plant(8, n=400, documents=32))
-    table = rotation_tables(index_of(1), moments, intervals=False).frames["rotated"]
+    heads = heads_of(plant(8, n=400, documents=32))
+    table = tables_of(heads, "rotation", intervals=False)["rotated"]
     assert table["bias_strength_low"].isna().all()
     assert np.isfinite(table["bias_strength"]).all()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from qkscope.report.gather import write_report
+from qkscope.report.write import write_report
 from qkscope.study.study import Entry, build
 from tests.browser.chromium import PROGRAM, launch
 from tests.studies import write_model

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from qkscope.capture import reduce
 from qkscope.capture.rope import LayerRope
 from qkscope.capture.sums.gramsums import GramSums
 from qkscope.capture.sums.layersums import LayerSums, layer_moments

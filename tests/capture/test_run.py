@@ -23,7 +23,7 @@ from qkscope.files.dataset import Dataset
 from qkscope.files.runfolder import RunFolder
 from qkscope.heads import HeadId
 from tests.capture.families import build, families
-from tests.store.hub_server import FakeHub
+from tests.files.hub_server import FakeHub
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 

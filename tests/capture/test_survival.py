@@ -28,8 +28,8 @@ from qkscope.files.runfolder import RunFolder
 from qkscope.heads import HeadId
 from tests.capture.families import build, families
 from tests.capture.test_run import ALL, Stop, do, same_moments
+from tests.files.hub_server import FakeHub
 from tests.forking import all_bytes
-from tests.store.hub_server import FakeHub
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from qkscope.store import columns
 from typer.testing import CliRunner
 
 import qkscope
@@ -18,9 +17,10 @@ from qkscope.cli.published import pca_analyze_app, rotate_analyze_app
 from qkscope.core.rows import Rows
 from qkscope.files.vectors import read_rows, write_rows
 from qkscope.heads import HeadId
+from qkscope.results import schema
 from tests.helpers import small_dataset
 
-TABLES = tuple(f"{name}.{suffix}" for name in columns.TABLES for suffix in ("csv", "parquet"))
+TABLES = tuple(f"{name}.{suffix}" for name in schema.TABLES for suffix in ("csv", "parquet"))
 
 
 def run(*arguments: object, on=app):

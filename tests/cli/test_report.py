@@ -261,7 +261,7 @@ def test_pictures_need_to_know_which_head(dataset, tmp_path):
 def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
     from dataclasses import replace
 
-    from qkscope import family
+    from qkscope.extras import family
 
     monkeypatch.setattr("qkscope.extras.planted.N_LAYERS", 1)
     small = tuple(replace(one, window=64, documents=8) for one in family.CHECKPOINTS[:2])

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from qkscope.figures import distance, plasticity, plasticityheads, training
-from qkscope.figures.componenttracks import followed
+from qkscope.figures.componenttracks import component_tracks
 from qkscope.figures.figure import NotApplicable
 from qkscope.study.study import Study, StudyRun
 
@@ -118,7 +118,7 @@ def test_the_last_pc0_is_followed_back_by_direction():
             r = 0.9 if direction == 1 else 0.1
             qk.append({"model": label, "pc": pc, "explained_variance": 0.5 - 0.3 * pc, "r_q": r, "r_k": -r})
     whole = study(runs, qk=qk, axes=axes)
-    tracks = followed(whole, runs)
+    tracks = component_tracks(whole, runs)
     assert tracks is not None
     assert tracks.query("model == 'two'")["pc"].tolist() == [1, 0]
     data = training.prepare_signal(whole)
@@ -126,7 +126,7 @@ def test_the_last_pc0_is_followed_back_by_direction():
     assert data["followed_r_q"].tolist() == pytest.approx([0.9, 0.9])
     assert data["already_pc0"].tolist() == [0, 1]
     assert "was PC0 at the first one in 0% of heads" in training.say_signal(data)[-1]
-    assert followed(study(runs, qk=qk), runs) is None
+    assert component_tracks(study(runs, qk=qk), runs) is None
 
 
 def test_without_both_ends_of_the_window_there_is_no_map_of_the_drop():

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.figures.write import LeftOut, write_figures
+from qkscope.figures.write import SkippedFigure, write_figures
 from qkscope.report.explorer import explorer_html
 from qkscope.report.findings import FINDINGS
 from qkscope.report.heads import head_frame, metrics
@@ -80,7 +80,7 @@ def test_every_finding_of_the_study_is_a_section_with_published_values_and_a_cav
 
 def test_the_page_is_one_file_that_asks_for_nothing(whole):
     page = report_html(
-        whole, [], [LeftOut("qk-pca/01_pc_roles", "Roles", "there is no table")], explorer="explorer.html"
+        whole, [], [SkippedFigure("qk-pca/01_pc_roles", "Roles", "there is no table")], explorer="explorer.html"
     )
     assert "default-src 'none'" in html.unescape(page)
     assert not re.search(r"""(?:src|href)=["'](?!data:|#|explorer\.html)""", page)

@@ -140,24 +140,16 @@ class Circle:
     """Whether ω is the lowest frequency of the grid, as for a drift that does not turn."""
 
 
-def fit_circle(
-    w_q: Complex[np.ndarray, "n_q"],
-    w_k: Complex[np.ndarray, "n_k"],
-    tokens_q: TokenPositions,
-    tokens_k: TokenPositions,
-    window: int,
-) -> Circle:
-    """Least squares over C and the class centres at every ω of the grid: R² = |Σ w̃ē|² / (Σ|ẽ|² Σ|w̃|²)."""
-    return fit_circles([(w_q, w_k)], tokens_q, tokens_k, window)[0]
-
-
 def fit_circles(
     heads: Sequence[tuple[Complex[np.ndarray, "n_q"], Complex[np.ndarray, "n_k"]]],
     tokens_q: TokenPositions,
     tokens_k: TokenPositions,
     window: int,
 ) -> list[Circle]:
-    """The same of several heads on the same tokens."""
+    """Of several heads on the same tokens: least squares over C and the class centres at every ω of the grid.
+
+    R² = |Σ w̃ē|² / (Σ|ẽ|² Σ|w̃|²).
+    """
     grid = Grid(window)
     weight = _weights(*(tokens.position.astype(np.int64).tobytes() for tokens in (tokens_q, tokens_k)), window)
     position = np.concatenate([tokens_q.position, tokens_k.position])

@@ -16,8 +16,8 @@ import pytest
 from qkscope.core.rows import Rows
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
+from tests.files.hub_server import FakeHub
 from tests.helpers import small_dataset
-from tests.store.hub_server import FakeHub
 
 REPO, REVISION = "someone/sniffed-qk", "tiny-longbench"
 

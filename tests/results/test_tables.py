@@ -3,15 +3,14 @@ import pandas as pd
 import pytest
 
 import qkscope
-from qkscope.analyses.tabulate import HEAD_INTERVALS, PC_INTERVALS, ROTATION_INTERVALS
+from qkscope.analyses.catalogue import DECLARED_TABLES
 from qkscope.engine import HERE
 from qkscope.errors import TableError
-from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.analyze import analyze, write_results
 from qkscope.pipeline.job import Job
-from qkscope.results.folder import write_results
 from qkscope.results.schema import TABLES, column_names
 from qkscope.results.tables import read_table, write_tables
-from tests.helpers import small_dataset
+from tests.helpers import small_dataset, with_intervals
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +78,8 @@ def test_the_specified_columns_come_first_and_in_order():
     ]
     assert column_names("rotated")[:8] == ["model", "family", "layer", "head", "k_head", "n_q", "n_k", "window"]
     assert column_names("qk")[-1] == column_names("rotated")[-1] == "flags"
-    for table, intervals in (("qk", PC_INTERVALS), ("heads", HEAD_INTERVALS), ("rotated", ROTATION_INTERVALS)):
+    for table in ("qk", "heads", "rotated"):
+        intervals = with_intervals(DECLARED_TABLES[table])
         for name in intervals:
             assert {f"{name}_se", f"{name}_low", f"{name}_high"} <= set(column_names(table))
 
@@ -114,7 +114,7 @@ def test_a_table_of_another_layout_is_refused_and_left_alone(frames, tmp_path):
 def test_a_write_that_fails_leaves_what_was_there(frames, tmp_path, monkeypatch):
     write_tables(tmp_path, frames, {"summary.json": b"old"})
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    from qkscope.store import atomic
+    from qkscope.files import atomic
 
     calls = 0
 

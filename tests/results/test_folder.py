@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from qkscope.results.links import plasticity_links
-from qkscope.results.runrow import run_row
 from scipy.stats import spearmanr
 
 import qkscope
 from qkscope.engine import HERE
 from qkscope.errors import TableError
-from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.analyze import analyze, write_results
 from qkscope.pipeline.job import Job
-from qkscope.report.gather import runs_table
 from qkscope.report.heads import head_frame
+from qkscope.report.write import runs_table
 from qkscope.results.axes import read_axes
-from qkscope.results.folder import check_folder, write_results
+from qkscope.results.derived import plasticity_links, run_row
+from qkscope.results.folder import check_results_folder
 from qkscope.results.tables import read_table
 from qkscope.study.study import Entry, build
 from tests.helpers import small_dataset
@@ -122,8 +121,7 @@ def test_a_table_of_another_version_is_found_before_the_work(tmp_path):
     (tmp_path / "out").mkdir()
     pd.DataFrame({"model": ["m"], "layer": [0]}).to_parquet(tmp_path / "out" / "heads.parquet")
     with pytest.raises(TableError, match="not a table of this version"):
-        check_folder(tmp_path / "out", ["plasticity"])
-    check_folder(tmp_path / "out", [])
+        check_results_folder(tmp_path / "out")
 
 
 def test_a_window_of_each_heads_own_gives_no_interval_over_it(folder):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qkscope import family
+from qkscope.extras import family
 from tests.test_docs import ROOT
 
 

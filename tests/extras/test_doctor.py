@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 from typer.testing import CliRunner
 
-from qkscope import doctor
 from qkscope.cli.main import app
+from qkscope.extras import doctor
 
 
 def lines(folder) -> dict[str, str]:
