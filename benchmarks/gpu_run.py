@@ -20,8 +20,8 @@ import torch
 import transformers as tf
 
 from benchmarks.capture import SHAPES
-from qkscope.capture.options import CaptureOptions
-from qkscope.capture.run import ExecutionOptions, Progress, capture
+from qkscope.capture.options import CaptureOptions, ExecutionOptions, Progress
+from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
 from qkscope.files.runfolder import RunFolder
 

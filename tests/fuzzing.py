@@ -21,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from qkscope.capture.options import load_capture_config
 from qkscope.capture.texts import read_documents
-from qkscope.config import load_capture_config, load_config, load_study_config
+from qkscope.config import load_config, load_study_config
 from qkscope.core.rows import Rows
 from qkscope.errors import QkscopeError
 from qkscope.files.checksums import compare

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from qkscope.capture.shards import Share
+from qkscope.capture.options import Share
 from qkscope.cli.main import app
 from qkscope.cli.published import pca_analyze_app
 from qkscope.heads import HeadId

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from qkscope.config import load_capture_config, load_config, load_configs
+from qkscope.capture.options import load_capture_config
+from qkscope.config import load_config, load_configs
 from qkscope.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent / "configs"
@@ -60,7 +61,7 @@ def test_there_are_no_others_and_a_folder_loads_them_all():
 
 @pytest.mark.parametrize("name", [*MODELS, *(f"smollm3-3b-{checkpoint}" for checkpoint in CHECKPOINTS)])
 def test_each_published_capture_has_a_config_with_known_keys(name):
-    said = load_capture_config(ROOT / "capture" / f"{name}.yaml").model_dump()
+    said = load_capture_config(ROOT / "capture" / f"{name}.yaml")
     assert said["save_vectors"] == 1 / 8192
     assert said["vector_heads"] == 300
     assert "/" in said["model"]

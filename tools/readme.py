@@ -1,4 +1,4 @@
-"""Rewrite what README.md and docs/speed.md take from elsewhere: column tables from the code, measurements from results.
+"""Rewrite what README.md and docs take from elsewhere: column tables from the code, measurements from results.
 
 python -m tools.readme
 """
@@ -10,7 +10,7 @@ from benchmarks import growth, results
 from qkscope.results.schema import STATISTICS, SUMMED_UP, TABLES
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/speed.md")
+PAGES = ("README.md", "docs/columns.md", "docs/speed.md")
 
 
 def columns_markdown() -> str:
@@ -27,7 +27,7 @@ def _table(name: str) -> list[str]:
         ends, what = ("_se", "_low", "_high"), "standard error, 95% interval"
         of = [x for one in TABLES[name] if f"{(x := one.name.removesuffix('_se'))}_low" in names and x != one.name]
     shared = {f"{x}{end}" for x in of for end in ends}
-    lines = [f"#### `{name}.csv`, `{name}.parquet`", "", "| column | unit | meaning |", "|---|---|---|"]
+    lines = [f"## `{name}.csv`, `{name}.parquet`", "", "| column | unit | meaning |", "|---|---|---|"]
     for column in TABLES[name]:
         if column.name not in shared:
             meaning = column.meaning.replace("|", r"\|")

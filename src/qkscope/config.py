@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from qkscope.errors import ConfigError
+from qkscope.options import Listed, listed
 
 _Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
 Count = Annotated[int, Field(gt=0, lt=2**31, strict=True)]
@@ -87,37 +89,6 @@ class Config(_Strict):
     workers: Count | Literal["auto"] = "auto"
 
 
-class CaptureConfig(_Strict):
-    """A capture: the options of ``qkscope capture`` under their own names, with underscores."""
-
-    model: Annotated[str, Field(min_length=1)] | None = None
-    texts: list[str] | str | None = None
-    field: str = "text"
-    max_docs: Count | None = None
-    revision: str | None = None
-    tokenizer: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    attn: str | None = None
-    window: Annotated[int, Field(ge=16, le=2**24, strict=True)] | None = None
-    batch: Count = 1
-    buckets: Annotated[int, Field(ge=1, le=256, strict=True)] = 16
-    skip_first: Annotated[int, Field(ge=0, strict=True)] = 4
-    layers: list[_Index] | str | None = None
-    heads: list[_Index] | str | None = None
-    sample: Count = 2048
-    seed: Annotated[int, Field(strict=True)] = 0
-    config_overrides: dict[str, Any] | str | None = None
-    full_attention_only: Annotated[bool, Field(strict=True)] = False
-    pre_rope: Annotated[bool, Field(strict=True)] = False
-    prefill: Annotated[int, Field(ge=0, strict=True)] | None = None
-    save_vectors: Annotated[float, Field(gt=0, le=1)] | None = None
-    sampler: Literal["uniform", "log_uniform", "all"] = "uniform"
-    vector_heads: Count | None = None
-    documents_per_shard: Count | None = None
-    trust_remote_code: Annotated[bool, Field(strict=True)] = False
-
-
 class StudyRunConfig(_Strict):
     """One run of a study, or all models of a results folder."""
 
@@ -165,9 +136,30 @@ def load_config(path: Path) -> Config:
     return _load(path, Config)
 
 
-def load_capture_config(path: Path) -> CaptureConfig:
-    """Read the options of a capture from a file, with the same care."""
-    return _load(path, CaptureConfig)
+def load_options(path: Path, name: str, *classes: type) -> dict[str, Any]:
+    """Read the options that these dataclasses declare, under their own names, with the same care."""
+    model: type[BaseModel] = create_model(  # type: ignore[call-overload]
+        name, __base__=_Strict, **{one.name: _entry(one) for one in listed(*classes) if one.about.in_config}
+    )
+    return _load(path, model).model_dump()
+
+
+def _entry(one: Listed) -> tuple[Any, Any]:
+    """An option as pydantic reads it: type and bounds, default."""
+    about, kind = one.about, one.kind if one.about.written is None else one.about.written
+    default = ... if one.default is MISSING else one.default
+    if about.choices:
+        return Literal[about.choices], default
+    whole, optional = _whole(kind)
+    if whole:
+        number = Annotated[int, Field(ge=about.least, le=about.most or 2**31 - 1, strict=True)]
+        return (number | None if optional else number), default
+    return (Annotated[bool, Field(strict=True)] if kind is bool else kind), default
+
+
+def _whole(kind: Any) -> tuple[bool, bool]:
+    """Whether a type is int, or int or None; and which."""
+    return kind in (int, int | None), kind == int | None
 
 
 def load_study_config(path: Path) -> StudyConfig:

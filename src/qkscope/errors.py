@@ -1,4 +1,4 @@
-"""What can go wrong, said so that the reader knows which head, which file and what to do."""
+"""Errors; their messages name the head, the file and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qkscope.heads import HeadId
 
 
 class QkscopeError(Exception):
-    """Base of every error qkscope raises on purpose; its text is one line meant for the user."""
+    """Base of every error that qkscope raises on purpose; its text is one line for the user."""
 
 
 class ConfigError(QkscopeError):
@@ -16,7 +16,7 @@ class ConfigError(QkscopeError):
 
 
 class DatasetError(QkscopeError):
-    """A dataset that cannot be opened at all: nothing can be said about any of its heads."""
+    """A dataset or a captured run that cannot be opened, so none of its heads can be analysed."""
 
 
 class CaptureError(QkscopeError):
@@ -24,7 +24,7 @@ class CaptureError(QkscopeError):
 
 
 class HeldError(QkscopeError):
-    """A folder that another process is writing into."""
+    """A folder that another process holds."""
 
 
 class TableError(QkscopeError):

@@ -12,10 +12,10 @@ import torch
 from typer.testing import CliRunner
 
 import qkscope
-from qkscope.capture.options import CaptureOptions
-from qkscope.capture.run import ExecutionOptions, capture
+from qkscope.capture.options import CaptureOptions, ExecutionOptions, VectorSampling
+from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
-from qkscope.capture.tokensampling import VectorSampling, sample_tokens, vector_tokens
+from qkscope.capture.tokensampling import sample_tokens, vector_tokens
 from qkscope.cli.main import app
 from qkscope.core.moments import Moments
 from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 import qkscope
 from qkscope.capture.measure import Measurement
-from qkscope.capture.options import CaptureOptions
-from qkscope.capture.shards import Share, per_shard
+from qkscope.capture.options import CaptureOptions, Share
+from qkscope.capture.shards import per_shard
 from qkscope.cli.main import app
 from qkscope.errors import CaptureError, DatasetError
 from qkscope.files.dataset import Dataset

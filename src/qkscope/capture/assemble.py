@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.tokensampling import VectorSampling, sample_tokens, vector_tokens
+from qkscope.capture.options import VectorSampling
+from qkscope.capture.tokensampling import sample_tokens, vector_tokens
 from qkscope.capture.vectors import write_datasets
 from qkscope.errors import CaptureError, DatasetError
 from qkscope.files.atomic import atomic_path

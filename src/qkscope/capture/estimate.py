@@ -11,7 +11,8 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qkscope.capture.attention import backbone, self_attentions
-from qkscope.capture.models import ModelOptions, refuse_absurd, resolved_device, resolved_dtype
+from qkscope.capture.models import refuse_absurd, resolved_device, resolved_dtype
+from qkscope.capture.options import ModelOptions
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.errors import CaptureError
 

@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +13,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from qkscope.capture.attention import backbone, self_attentions
+from qkscope.capture.options import ModelOptions
 from qkscope.errors import CaptureError
 
 MOST_LAYERS = 10_000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """Which model, and how it is loaded."""
-
-    model: str
-    """Hub id, local folder or GGUF file."""
-    revision: str | None = None
-    """Branch, tag or commit on the Hub."""
-    tokenizer: str | None = None
-    """Where the tokenizer is, if not with the model."""
-    dtype: str = "auto"
-    """float32, bfloat16, float16, or auto: as stored on a GPU, float32 on a CPU."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1 …; auto: a GPU if there is one; balanced: spread over all devices."""
-    attn: str | None = None
-    """Attention implementation; by default the model's own choice."""
-    config_overrides: dict[str, Any] | None = None
-    """Entries of the model's config to replace, such as rope_parameters."""
-    trust_remote_code: bool = False
-    """Run code that comes with the model."""
-    threads: int | None = None
-    """CPU threads of a replica; by default as torch has it."""
 
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:

@@ -1,56 +1,268 @@
-"""What a capture measures: everything here is part of a run's identity."""
+"""What a capture is asked for: the model, the texts, what is measured, and how it is done.
+
+Each option is written once, here; the command line, the YAML file and the table in docs/capture.md follow.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from qkscope.capture.tokensampling import VectorSampling
-from qkscope.core.headmoments import N_BUCKETS
-from qkscope.errors import CaptureError
+from qkscope.engine.place import HERE, Place
+from qkscope.errors import CaptureError, ConfigError
+from qkscope.options import build, option, out_of_range
+
+Sampler = Literal["uniform", "log_uniform", "all"]
+MOST_TOKENS = 2**24
+"""Tokens of a window, at most."""
+
+
+def parse_indices(text: object) -> tuple[int, ...]:
+    """Numbers and ranges, as text or as a list: ``"0,4-7"`` → (0, 4, 5, 6, 7).
+
+    >>> parse_indices("0,4-7"), parse_indices([3, 1])
+    ((0, 4, 5, 6, 7), (1, 3))
+    """
+    joined = ",".join(map(str, text)) if isinstance(text, list) else str(text)
+    chosen: set[int] = set()
+    for part in joined.split(","):
+        first, _, last = part.strip().partition("-")
+        if re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", part.strip()) is None:
+            raise ConfigError(f"expected numbers and ranges such as 0,4-7, got {joined!r}")
+        low, high = int(first), int(last or first)
+        if not low <= high < MOST_INDICES:
+            raise ConfigError(f"expected ascending ranges that end below {MOST_INDICES}, got {part.strip()!r}")
+        chosen |= set(range(low, high + 1))
+    return tuple(sorted(chosen))
+
+
+MOST_INDICES = 10_000
+"""Layers and heads are numbered below this."""
+
+
+def parse_overrides(value: object) -> dict[str, Any]:
+    """Entries of a model's config, from YAML or JSON."""
+    if isinstance(value, dict):
+        return value
+    import yaml
+
+    try:
+        entries = yaml.safe_load(str(value))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config-overrides is not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(entries, dict):
+        raise ConfigError(f"--config-overrides: expected entries such as {{rope_theta: 1e6}}, got {value!r}")
+    return entries
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is loaded."""
+
+    model: str = option(
+        help="Hub id, local folder or GGUF file.", argument=True, typed=str | None, written=str | None, optional=True
+    )
+    revision: str | None = option(None, "Branch, tag or commit of the model.")
+    tokenizer: str | None = option(None, "Hub id or folder of the tokenizer, if it is not with the model.")
+    dtype: str = option(
+        "auto", "float32, bfloat16, float16 or auto (as stored on a GPU, float32 on a CPU).",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )  # fmt: skip
+    device: str = option("auto", "cpu, cuda, cuda:1 …, balanced over all devices, or auto (a GPU if there is one).")
+    attn: str | None = option(None, "Attention implementation: sdpa, eager, flash_attention_2 …")
+    config_overrides: dict[str, Any] | None = option(
+        None, "YAML or JSON of model config entries, such as '{rope_parameters: {…}}'.", typed=str | None,
+        written=dict[str, Any] | str | None, parse=parse_overrides,
+    )  # fmt: skip
+    trust_remote_code: bool = option(False, "Run code that comes with the model. Only if you trust it.")
+    threads: int | None = option(
+        None, "CPU threads of each replica; 1 with --workers, otherwise all.", least=1, most=1024, in_config=False
+    )
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Which texts are read."""
+
+    texts: tuple[str, ...] = option(
+        help=".txt, .md, .jsonl or .parquet files, folders, globs, hf:// URLs; may be repeated.",
+        typed=list[str] | None, written=list[str] | str | None, optional=True,
+        parse=lambda places: (places,) if isinstance(places, str) else tuple(places),
+    )  # fmt: skip
+    field: str = option("text", "Field or column that holds the text, in .jsonl and .parquet.")
+    max_docs: int | None = option(None, "At most this many documents.", least=1)
+
+
+@dataclass(frozen=True)
+class VectorSampling:
+    """How vectors are chosen for a dataset."""
+
+    rate: float = option(
+        1.0, "Also write a dataset with this share of the vectors (0 to 1).", name="save_vectors", typed=float | None,
+        written=float | None, optional=True,
+    )  # fmt: skip
+    sampler: Sampler = option(
+        "uniform", "uniform, log_uniform (chance falls as 1/(position + 1)) or all, for --save-vectors.", typed=str,
+        choices=("uniform", "log_uniform", "all"),
+    )  # fmt: skip
+    seed: int = 0
+    """Seed of the choice of tokens, and of heads: that of the capture."""
+    heads: int | None = option(
+        None, "Query heads drawn for --save-vectors, with the key heads they read.", name="vector_heads", least=1
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise CaptureError(f"expected a rate above 0 and up to 1, got {self.rate}")
+        wrong = out_of_range(self)
+        if wrong:
+            raise CaptureError(wrong)
 
 
 @dataclass(frozen=True)
 class CaptureOptions:
     """What is measured; everything here is part of the run's identity."""
 
-    window: int | None = None
-    """Tokens per document; by default the longest document, up to what the model was made for."""
-    buckets: int = N_BUCKETS
-    """Position buckets over the window."""
-    skip_first: int = 4
-    """Positions at the start of a document that enter no statistic: attention sinks."""
-    batch: int = 1
-    """Documents per forward pass."""
-    sample: int = 2048
-    """Tokens whose vectors are kept, the same ones in every head."""
-    seed: int = 0
-    """Seed of that sample."""
-    layers: tuple[int, ...] | None = None
-    """Only these layers."""
-    heads: tuple[int, ...] | None = None
-    """Only these query heads, and the key heads they read."""
-    full_attention_only: bool = False
-    """Leave out layers with a sliding window."""
-    pre_rope: bool = False
-    """Measure queries and keys before the rotation instead of after."""
-    prefill: int | None = None
-    """Tokens per step through a cache, in whole buckets; 0: one pass; by default only where a mask would be large."""
+    window: int | None = option(
+        None, "Tokens per document; by default the longest, if it fits.", least=16, most=MOST_TOKENS
+    )
+    buckets: int = option(16, "Position buckets over the window.", least=1, most=256)
+    skip_first: int = option(
+        4, "Positions at the start of a document that enter no statistic: attention sinks.", least=0
+    )
+    batch: int = option(1, "Documents per forward pass.", least=1)
+    sample: int = option(2048, "Tokens whose vectors are kept, the same ones in every head.", least=1)
+    seed: int = option(0, "Seed of the sample.")
+    layers: tuple[int, ...] | None = option(
+        None, "Only these layers, such as 0,4-7.", typed=str | None, written=list[int] | str | None,
+        parse=parse_indices,
+    )  # fmt: skip
+    heads: tuple[int, ...] | None = option(
+        None, "Only these query heads, such as 0,4-7, and the key heads they read.", typed=str | None,
+        written=list[int] | str | None, parse=parse_indices,
+    )  # fmt: skip
+    full_attention_only: bool = option(False, "Leave out layers with a sliding window.")
+    pre_rope: bool = option(False, "Measure queries and keys before the rotation instead of after.")
+    prefill: int | None = option(
+        None, "Tokens per step through a cache, in whole buckets; 0: one pass; by default only where a mask is large.",
+        least=0,
+    )  # fmt: skip
     vectors: VectorSampling | None = None
     """Also write a dataset of vectors."""
-    documents_per_shard: int | None = None
-    """Documents that are measured, saved and, after a kill, done again together; by default 8, more on a GPU."""
+    documents_per_shard: int | None = option(
+        None, "Documents that are measured, saved and, after a kill, repeated together; 8, on a GPU more.", least=1
+    )
 
     def __post_init__(self) -> None:
-        least = {
-            "buckets": 1,
-            "skip_first": 0,
-            "batch": 1,
-            "sample": 1,
-            "prefill": 0,
-            "window": 1,
-            "documents_per_shard": 1,
-        }
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise CaptureError(f"expected {name} of {lowest} or more, got {value}")
+        wrong = out_of_range(self)
+        if wrong:
+            raise CaptureError(wrong)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of several jobs this is, from 1."""
+
+    job: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.job <= self.of:
+            raise CaptureError(f"expected a share such as 2/8, the second of eight jobs; got '{self.job}/{self.of}'")
+
+    @classmethod
+    def parse(cls, text: str) -> Share:
+        """From ``2/8``.
+
+        >>> Share.parse("2/8")
+        Share(job=2, of=8)
+        """
+        parts = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+        if parts is None:
+            raise CaptureError(f"expected a share such as 2/8, the second of eight jobs; got {text!r}")
+        return cls(int(parts[1]), int(parts[2]))
+
+    def shards(self, in_all: int) -> range:
+        """The shards of this job: consecutive ones, as evenly as it goes."""
+        if self.of > in_all:
+            many = "one shard" if in_all == 1 else f"{in_all} shards"
+            raise CaptureError(f"these documents make {many}, too few for {self.of} jobs; use {in_all} or fewer")
+        return range((self.job - 1) * in_all // self.of, self.job * in_all // self.of)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a capture is."""
+
+    documents: int
+    documents_in_all: int
+    tokens: int
+    tokens_in_all: int
+    tokens_before: int = 0
+    """Of these, measured by an earlier attempt."""
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """How a capture is done; nothing here changes a byte of what comes of it, except what is left out."""
+
+    workers: int | None = option(
+        None, "Workers with a replica of the model each; by default this process alone.", least=1, in_config=False
+    )
+    engine: str = option("local", "local: processes of this machine; ray: actors of Ray.", in_config=False)
+    ray_address: str | None = option(
+        None, "Ray cluster, such as auto or ray://head:10001; by default one on this machine.", in_config=False
+    )
+    share: Share | None = option(
+        None, "Do one job's share of the documents, such as 2/8; qkscope merge puts the shares together.",
+        name="shard", typed=str | None, parse=Share.parse, in_config=False,
+    )  # fmt: skip
+    keep_going: bool = option(
+        False, "Leave out documents that do not fit into memory, rather than stop.", in_config=False
+    )
+    resume: bool = option(True, "Resume what is in the folder, or begin again.", in_config=False)
+    on_progress: Callable[[Progress], None] | None = None
+    on_writing: Callable[[int, int], None] | None = None
+    """Told how far the writing of the finished run is."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process does the work itself."""
+        return self.engine == "local" and self.workers in (None, 1)
+
+    def place(self, device: str) -> Place:
+        """Where it runs, given the device of a replica."""
+        asked = Place(self.workers, self.engine, self.ray_address, gpus=1 if device.startswith("cuda") else 0)  # type: ignore[arg-type]
+        if self.alone:
+            return HERE
+        if device == "balanced":
+            raise ConfigError(
+                "--device balanced spreads one replica over all devices; use it without --workers and Ray"
+            )
+        return asked
+
+    def threads(self, asked: int | None) -> int | None:
+        """CPU threads of a replica: all of them in this process, one where there are workers."""
+        return asked or (self.workers if self.alone else 1)
+
+
+CONFIG_CLASSES = (ModelOptions, TextOptions, CaptureOptions, VectorSampling)
+"""Whose options a YAML file may hold."""
+
+
+def load_capture_config(path: Path) -> dict[str, Any]:
+    """The options of a capture from a YAML file, by name; errors name the file, the key and the nearest valid one."""
+    from qkscope.config import load_options
+
+    return load_options(path, "CaptureConfig", *CONFIG_CLASSES)
+
+
+def capture_options(values: dict[str, Any]) -> CaptureOptions:
+    """What is measured, from the values of all options."""
+    if values["save_vectors"] is None and values["vector_heads"] is not None:
+        raise ConfigError("--vector-heads chooses heads for --save-vectors, which was not given")
+    vectors = None if values["save_vectors"] is None else build(VectorSampling, values, seed=values["seed"])
+    return build(CaptureOptions, values, vectors=vectors)

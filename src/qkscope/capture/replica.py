@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from qkscope.capture import models
 from qkscope.capture.measure import Measurement
 from qkscope.capture.modelreport import ModelReport, ShardSums
-from qkscope.capture.options import CaptureOptions
+from qkscope.capture.options import CaptureOptions, ModelOptions
 from qkscope.capture.shards import Shard
 from qkscope.engine.workers import worker_number
 
@@ -22,7 +22,7 @@ from qkscope.engine.workers import worker_number
 class Replica:
     """Measures shards; asked for None, it says what it sees of the model."""
 
-    source: PreTrainedModel | models.ModelOptions
+    source: PreTrainedModel | ModelOptions
     """A model that is here, or where every worker finds it."""
     options: CaptureOptions
     gate: np.ndarray

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qkscope.capture.assemble import OnLayer, assemble
+from qkscope.capture.assemble import assemble
 from qkscope.capture.manifest import manifest
 from qkscope.capture.modelreport import ModelReport, ShardSums
-from qkscope.capture.models import ModelOptions, resolved_device
-from qkscope.capture.options import CaptureOptions
+from qkscope.capture.models import resolved_device
+from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, Progress
 from qkscope.capture.replica import Replica
-from qkscope.capture.shards import Shard, Share, kept_tokens, per_shard
+from qkscope.capture.shards import Shard, kept_tokens, per_shard
 from qkscope.capture.texts import Document
 from qkscope.capture.vectors import write_kept
 from qkscope.core.layermoments import LayerMoments
-from qkscope.engine import HERE, Place, pool
+from qkscope.engine import pool
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.files.inprogress import CaptureInProgress, check_capture_folder
 from qkscope.files.locks import held
@@ -37,35 +37,6 @@ from qkscope.files.parts import LeftOutDocument, Note, Span
 _log = logging.getLogger("qkscope")
 
 PARITY_TOKENS = 1024
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a capture is."""
-
-    documents: int
-    documents_in_all: int
-    tokens: int
-    tokens_in_all: int
-    tokens_before: int = 0
-    """Of these, measured by an earlier attempt."""
-
-
-@dataclass(frozen=True)
-class ExecutionOptions:
-    """How a capture is done; nothing here changes a byte of what comes of it, except what is left out."""
-
-    place: Place = HERE
-    """Where it runs."""
-    share: Share | None = None
-    """Which of several jobs this is; None: the only one, which finishes the run."""
-    keep_going: bool = False
-    """Leave out documents that do not fit into memory, rather than stop."""
-    resume: bool = True
-    """Go on with what an earlier attempt left, rather than begin again."""
-    on_progress: Callable[[Progress], None] | None = None
-    on_writing: OnLayer | None = None
-    """Told how far the writing of the finished run is."""
 
 
 def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
@@ -93,7 +64,7 @@ def capture(
     if not usable:
         way_out = "give longer texts, or a smaller --skip-first"
         raise CaptureError(f"no document has two tokens past the first {options.skip_first}; {way_out}")
-    if isinstance(model, PreTrainedModel) and doing.place != HERE:
+    if isinstance(model, PreTrainedModel) and not doing.alone:
         raise ConfigError("a model that is loaded already cannot be sent to workers; give them a ModelOptions")
     device = model.device.type if isinstance(model, PreTrainedModel) else resolved_device(model.device)
     longest = min(max(map(len, ids)), options.window or 2**31)
@@ -102,7 +73,7 @@ def capture(
     replica = Replica(model, options, gate, doing.keep_going)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
     mine = range(in_all) if doing.share is None else doing.share.shards(in_all)
-    with held(folder), pool(replica, doing.place, len(mine), per_worker=1) as workers:
+    with held(folder), pool(replica, doing.place(device), len(mine), per_worker=1) as workers:
         ((_, seen),) = workers.map([None])
         assert isinstance(seen, ModelReport)
         window = options.window or min(longest, seen.longest)
@@ -176,7 +147,7 @@ class _Job:
                 self._saved()
                 self._saving = saver.submit(self._save, todo[index], sums)
                 self._count(todo[index].examples)
-                if self.doing.place != HERE:
+                if not self.doing.alone:
                     self._say(self._documents, self._tokens)
             self._saved()
 

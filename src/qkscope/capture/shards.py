@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.tokensampling import sample_tokens, vector_tokens
-from qkscope.errors import CaptureError
 
 _DOCUMENTS = 8
 """Documents per shard on a CPU, and at least so many."""
@@ -33,37 +31,6 @@ class Shard:
 
     def __str__(self) -> str:
         return f"documents {self.examples[0]} to {self.examples[-1]}"
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which of several jobs this is, from 1."""
-
-    job: int
-    of: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.job <= self.of:
-            raise CaptureError(f"expected a share such as 2/8, the second of eight jobs; got '{self.job}/{self.of}'")
-
-    @classmethod
-    def parse(cls, text: str) -> Share:
-        """From ``2/8``.
-
-        >>> Share.parse("2/8")
-        Share(job=2, of=8)
-        """
-        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
-        if found is None:
-            raise CaptureError(f"expected a share such as 2/8, the second of eight jobs; got {text!r}")
-        return cls(int(found[1]), int(found[2]))
-
-    def shards(self, in_all: int) -> range:
-        """The shards of this job: consecutive ones, as evenly as it goes."""
-        if self.of > in_all:
-            many = "one shard" if in_all == 1 else f"{in_all} shards"
-            raise CaptureError(f"these documents make {many}, too few for {self.of} jobs; use {in_all} or fewer")
-        return range((self.job - 1) * in_all // self.of, self.job * in_all // self.of)
 
 
 def per_shard(options: CaptureOptions, longest: int, device: str) -> int:

@@ -2,35 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
-
 import numpy as np
 
+from qkscope.capture.options import VectorSampling
 from qkscope.core.sample import priority
-from qkscope.errors import CaptureError
-
-Sampler = Literal["uniform", "log_uniform", "all"]
-
-
-@dataclass(frozen=True)
-class VectorSampling:
-    """How vectors are chosen for a dataset."""
-
-    rate: float = 1.0
-    """Expected share of the tokens that are kept."""
-    sampler: Sampler = "uniform"
-    """uniform: every token alike; log_uniform: with a chance that falls as 1/(position + 1); all."""
-    seed: int = 0
-    """Seed of the choice of tokens, and of heads."""
-    heads: int | None = None
-    """Keep only this many query heads, drawn at random, and the key heads they read."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise CaptureError(f"expected a rate above 0 and up to 1, got {self.rate}")
-        if self.sampler not in get_args(Sampler):
-            raise CaptureError(f"unknown sampler {self.sampler!r}; there are {', '.join(get_args(Sampler))}")
 
 
 def sample_tokens(lengths: list[int], size: int, seed: int, skip_first: int) -> list[np.ndarray]:

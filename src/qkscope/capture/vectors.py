@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from qkscope.capture.tokensampling import VectorSampling
+from qkscope.capture.options import VectorSampling
 from qkscope.core.headmoments import bucket_width
 from qkscope.core.rows import Rows
 from qkscope.errors import CaptureError

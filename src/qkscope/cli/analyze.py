@@ -21,8 +21,8 @@ from qkscope.cli.common import (
     Strict,
     Verbose,
     WorkersOption,
+    chosen_indices,
     errors_as_lines,
-    parse_indices,
     parse_points,
     prepare,
     progress,
@@ -93,7 +93,7 @@ def analyze_command(
                 f"--model was given {len(model)} times for {len(datasets)} datasets; give it once for each"
             )
         analyses, place = analysis_names(only), Place(workers, engine, ray_address)  # type: ignore[arg-type]
-        chosen = Selection(parse_indices(layers), parse_indices(heads), sample_heads, seed or 0)
+        chosen = Selection(chosen_indices(layers), chosen_indices(heads), sample_heads, seed or 0)
         reading: dict[str, Any] = {
             "q_per_kv": q_per_kv,
             "window": window,

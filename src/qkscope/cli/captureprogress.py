@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qkscope.cli.common import SECONDS_BETWEEN_LINES, bars, log
 
 if TYPE_CHECKING:
-    from qkscope.capture.run import Progress
+    from qkscope.capture.options import Progress
 
 
 @contextmanager

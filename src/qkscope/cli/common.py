@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkscope._version import __version__
+from qkscope.capture.options import parse_indices
 from qkscope.errors import ConfigError, QkscopeError
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ log = logging.getLogger("qkscope")
 SOME_HEADS_FAILED = 1
 NOTHING_DONE = 2
 SECONDS_BETWEEN_LINES = 5.0
-MOST_INDICES = 10_000
-"""Layers and heads are numbered below this."""
 
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="local: processes of this machine; ray: actors of Ray.")]
@@ -117,24 +116,9 @@ def _interrupted_by_sigterm(came: list[int]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def parse_indices(text: str | None) -> frozenset[int] | None:
-    """Numbers and ranges: ``"0,4-7"`` → {0, 4, 5, 6, 7}.
-
-    >>> sorted(parse_indices("0,4-7"))
-    [0, 4, 5, 6, 7]
-    """
-    if text is None:
-        return None
-    chosen: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", part.strip()) is None:
-            raise ConfigError(f"expected numbers and ranges such as 0,4-7, got {text!r}")
-        low, high = int(first), int(last or first)
-        if not low <= high < MOST_INDICES:
-            raise ConfigError(f"expected ranges that rise and end below {MOST_INDICES}, got {part.strip()!r}")
-        chosen |= set(range(low, high + 1))
-    return frozenset(chosen)
+def chosen_indices(text: str | None) -> frozenset[int] | None:
+    """The layers or heads that ``--layers`` or ``--heads`` chooses; None: all."""
+    return None if text is None else frozenset(parse_indices(text))
 
 
 def parse_points(text: str | None, run: Run) -> PointOptions | None:

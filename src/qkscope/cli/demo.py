@@ -65,19 +65,17 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
 
 def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
     from qkscope.capture import models, run
-    from qkscope.capture.options import CaptureOptions
+    from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions
     from qkscope.capture.texts import read_documents
     from qkscope.extras.family import some_texts, tokenizer
 
     documents = read_documents([str(path) for path in some_texts(checkpoint.documents)], "text", None)
-    source = models.ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
+    source = ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
     ids = run.tokenize(documents, models.load_tokenizer(source))
     options = CaptureOptions(window=checkpoint.window, sample=sample)
     about = {"id": checkpoint.name, "revision": None, "config_overrides": None}
     with documents_done() as on_progress:
-        return run.capture(
-            source, documents, ids, output, options, about, run.ExecutionOptions(on_progress=on_progress)
-        )
+        return run.capture(source, documents, ids, output, options, about, ExecutionOptions(on_progress=on_progress))
 
 
 def _planted(output: Path, workers: int | None) -> Study:

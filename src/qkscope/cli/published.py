@@ -23,8 +23,8 @@ from qkscope.cli.common import (
     Verbose,
     Version,
     WorkersOption,
+    chosen_indices,
     errors_as_lines,
-    parse_indices,
     prepare,
     progress,
     set_up_logging,
@@ -124,7 +124,7 @@ def _override(config: Config, choices: dict[str, str | int | None]) -> Config:
     given: dict[str, Any] = {key: value for key, value in choices.items() if value is not None}
     for key in ("layers", "heads"):
         if key in given:
-            given[key] = sorted(parse_indices(str(given[key])) or ())
+            given[key] = sorted(chosen_indices(str(given[key])) or ())
     return config.model_copy(update={"data": config.data.model_copy(update=given)})
 
 

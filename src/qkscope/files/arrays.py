@@ -1,4 +1,4 @@
-"""Arrays by name in a safetensors file."""
+"""Named arrays in a safetensors file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Shaped[np.ndarray, "..."]]) 
         try:
             save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, temporary)
         except SafetensorError as error:
-            # A disk that is full is not an error of the format; the library says so in words alone.
-            number = re.search(r"os error (\d+)", str(error))
-            if number is None:
+            # safetensors reports a full disk only in the text of its error.
+            os_error = re.search(r"os error (\d+)", str(error))
+            if os_error is None:
                 raise
-            code = int(number[1])
+            code = int(os_error[1])
             raise OSError(code, os.strerror(code), str(path)) from None

@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, whatever happens in between."""
+"""Atomic writes: after a crash, a file is either the old one or the new one."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tmp")
 
 
 def check_writable(folder: Path) -> None:
-    """Raise before the work what writing into a folder, made if need be, would raise after it."""
-    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    """Raise a ``TableError`` before the work starts if this folder could not be written after it."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise TableError(f"cannot write to {folder} ({nearest} is not a writable directory); choose another")
 
 
 def temporary_name(name: str) -> str:
-    """What a file is called until it is complete."""
+    """Name of a file until it is complete."""
     return f".{name}.{os.getpid()}.tmp"
 
 
 def remove_leftovers(folder: Path, names: re.Pattern[str]) -> None:
-    """Remove what a process that was killed left under temporary names; ``names`` says of which files."""
+    """Remove temporary files that a killed process left; ``names`` matches the final names of these files."""
     for path in folder.glob(".*.tmp"):
-        found = _TEMPORARY.fullmatch(path.name)
-        if found is not None and names.fullmatch(found["name"]) and path.is_file() and not path.is_symlink():
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is not None and names.fullmatch(match["name"]) and path.is_file() and not path.is_symlink():
             path.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place, synced to disk, when the block ends well."""
+    """A temporary path beside ``path``; if the block succeeds, it is synced to disk and replaces ``path``."""
     temporary = path.with_name(temporary_name(path.name))
     try:
         yield temporary
@@ -47,7 +47,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write several files of one folder: all are on disk under temporary names before the first takes its place."""
+    """Write several files into one folder; all are on disk under temporary names before the first is renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     staged = {folder / temporary_name(name): folder / name for name in contents}
     try:
@@ -64,7 +64,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder while its files are read, merged and written, so that two processes take turns."""
+    """Lock a folder while its files are read, merged and written; a second process waits."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         import fcntl
@@ -76,7 +76,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
+    """Wait until a file, or the directory entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

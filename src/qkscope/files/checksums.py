@@ -1,4 +1,4 @@
-"""The bytes of a finished run: a SHA-256 of each of its files, so that damage can be told from data."""
+"""Checksums of a finished run: the SHA-256 of each of its files, to detect damage."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from qkscope.files.atomic import write_together
 from qkscope.files.readers import check_regular, read_text
 
 CHECKSUMS = "checksums.json"
-_PARTS = ("run.json", "moments", "sample", "vectors")
-"""What belongs to a run; tables made from it do not."""
+_RUN_ENTRIES = ("run.json", "moments", "sample", "vectors")
+"""Files and folders that belong to a run; tables computed from it do not."""
 
 
 def write_checksums(folder: Path) -> None:
-    """Record the files of a finished run."""
+    """Write the checksums of a finished run."""
     names = _names(folder)
     with ThreadPoolExecutor(4) as threads:
         digests = threads.map(digest, [folder / name for name in names])
@@ -26,28 +26,28 @@ def write_checksums(folder: Path) -> None:
 
 
 def compare(folder: Path) -> list[str] | None:
-    """Files that differ from what was recorded, are missing or came since; None if nothing was recorded."""
+    """One line for each file that changed, is missing or was added since the capture; None without checksums."""
     path = folder / CHECKSUMS
     if not path.exists():
         return None
     try:
-        said = json.loads(read_text(path))
+        recorded = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{path} cannot be read ({error}); copy the run again") from None
-    if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
-        raise DatasetError(f"{path}: expected an object of file names and digests; copy the run again")
-    there = _names(folder)
-    found = [f"{folder / name} is missing; copy the run again" for name in said if name not in there]
-    found += [f"{folder / name} is no file of this run" for name in there if name not in said]
-    changed = [name for name in there if name in said and digest(folder / name) != said[name]]
-    return found + [f"{folder / name} is not what was captured; copy or capture the run again" for name in changed]
+    if not isinstance(recorded, dict) or not all(isinstance(value, str) for value in recorded.values()):
+        raise DatasetError(f"{path}: expected a JSON object of file names and digests; copy the run again")
+    present = _names(folder)
+    problems = [f"{folder / name} is missing; copy the run again" for name in recorded if name not in present]
+    problems += [f"{folder / name} is not a file of this run; remove it" for name in present if name not in recorded]
+    changed = [name for name in present if name in recorded and digest(folder / name) != recorded[name]]
+    return problems + [f"{folder / name} differs from its checksum; copy or capture the run again" for name in changed]
 
 
 def _names(folder: Path) -> list[str]:
     files = [
         path
-        for part in _PARTS
-        for path in ([folder / part] if (folder / part).is_file() else (folder / part).rglob("*"))
+        for entry in _RUN_ENTRIES
+        for path in ([folder / entry] if (folder / entry).is_file() else (folder / entry).rglob("*"))
     ]
     return sorted(path.relative_to(folder).as_posix() for path in files if path.is_file())
 

@@ -1,4 +1,4 @@
-"""A dataset of query and key vectors: which heads it holds, which key head each query head reads, their files."""
+"""A dataset of query and key vectors: its heads, their files, and which key head each query head reads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from qkscope.files.vectors import DATA_FILE, read_rows, write_rows
 from qkscope.heads import HeadId
 
 CARD = "dataset.json"
-"""What a dataset may say of itself, beside its heads: q_per_kv, window, scaling, rope."""
+"""File that describes a dataset; all keys are optional: q_per_kv, window, scaling, rope."""
 _CARD_KEYS = {"q_per_kv": int, "window": int, "scaling": float}
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The heads of one dataset and how to read them; holds no vectors."""
+    """The heads of one dataset and how to read them; contains no vectors."""
 
     files: Files
     heads: Mapping[HeadId, str]
@@ -33,11 +33,11 @@ class Dataset:
     q_per_kv: int
     """Query heads per key head."""
     window: int | None = None
-    """Context length of the capture, where the dataset says so."""
+    """Context length of the capture, if the dataset states it."""
     scaling: float | None = None
-    """Factor on q·k before the softmax, where the dataset says so; else d^−½."""
+    """Factor on q·k before the softmax, if the dataset states it; otherwise d^−½."""
     rotary: RopeCard = field(default_factory=RopeCard)
-    """Rotary encoding, where the dataset says so."""
+    """Rotary encoding, if the dataset states it."""
 
     @classmethod
     def open(
@@ -49,20 +49,20 @@ class Dataset:
         window: int | None = None,
         rope: Mapping[str, Any] | None = None,
     ) -> Dataset:
-        """Open a local folder, a Hub id or an ``hf://`` URL; what is given here overrides what the dataset says."""
+        """Open a local folder, a Hub id or an ``hf://`` URL; arguments override the dataset's own description."""
         located = locate(location, revision)
         names = located.files.names()
         prefix, heads = _find_heads(names, located, os.fspath(location))
-        said = _read_card(located.files, names, prefix)
-        for name, given in (("q_per_kv", q_per_kv), ("window", window)):
-            if given is not None and not 0 < given < 2**31:
-                raise DatasetError(f"expected {name} to be a positive 32-bit number, got {given}")
-        ratio = q_per_kv or said.get("q_per_kv") or derive_q_per_kv(heads)
+        card = _read_card(located.files, names, prefix)
+        for name, value in (("q_per_kv", q_per_kv), ("window", window)):
+            if value is not None and not 0 < value < 2**31:
+                raise DatasetError(f"expected {name} to be a positive 32-bit integer, got {value}")
+        ratio = q_per_kv or card.get("q_per_kv") or derive_q_per_kv(heads)
         if rope is None:
-            rotary = parse_rotary(said.get("rope"), f"{os.fspath(location)}: {CARD}")
+            rotary = parse_rotary(card.get("rope"), f"{os.fspath(location)}: {CARD}")
         else:
             rotary = parse_rotary(dict(rope), "rope")
-        return cls(located.files, heads, ratio, window or said.get("window"), said.get("scaling"), rotary)
+        return cls(located.files, heads, ratio, window or card.get("window"), card.get("scaling"), rotary)
 
     @property
     def query_heads(self) -> list[HeadId]:
@@ -70,21 +70,24 @@ class Dataset:
         return sorted(head for head in self.heads if head.kind == "q")
 
     def path(self, head: HeadId) -> Path:
-        """A local path of this head's file, fetched from the Hub if need be."""
+        """A local path of this head's file, downloaded from the Hub if necessary."""
         if head not in self.heads:
             raise HeadError(head, "the dataset has no file for this head")
         return self.files.path(self.heads[head])
 
     def key_head(self, head: HeadId) -> HeadId:
-        """The key head that a query head reads; a ``HeadError`` if the dataset lacks it."""
+        """The key head that a query head reads; a ``HeadError`` if the dataset does not contain it."""
         key = head.key_head(self.q_per_kv)
         if key not in self.heads:
-            reason = f"its key head {key} is missing (with {self.q_per_kv} query heads per key head; "
-            raise HeadError(head, reason + "set data.q_per_kv or --q-per-kv if that is wrong)", self.heads.get(head))
+            reason = (
+                f"its key head {key} is missing (with {self.q_per_kv} query heads per key head; "
+                "set data.q_per_kv or --q-per-kv if that is wrong)"
+            )
+            raise HeadError(head, reason, self.heads.get(head))
         return key
 
     def read(self, head: HeadId) -> Rows:
-        """The rows of one head, as they stand in its file."""
+        """The rows of one head, in the order of its file."""
         return read_rows(self.path(head), head)
 
 
@@ -97,7 +100,7 @@ def write_dataset(
     scaling: float | None = None,
     rope: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write heads in the dataset layout, and a card that says what their files cannot."""
+    """Write heads in the dataset layout, with a dataset.json for what their files do not state."""
     target = Path(folder)
     for head, rows in heads:
         write_rows(target / str(head) / DATA_FILE, rows)
@@ -113,7 +116,7 @@ def write_card(
     scaling: float | None = None,
     rope: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write what a dataset says of itself."""
+    """Write the dataset.json of a dataset."""
     if not (isinstance(q_per_kv, int) and q_per_kv > 0):
         raise ValueError(f"expected q_per_kv to be a positive int, got {q_per_kv!r}")
     parse_rotary(rope, "rope")
@@ -125,7 +128,7 @@ def write_card(
 def derive_q_per_kv(heads: Iterable[HeadId]) -> int:
     """Query heads per key head, from the highest indices present: (max q + 1) / (max k + 1).
 
-    Refused where that is not a whole number, or where it leaves key heads missing that another ratio would not.
+    An error if that is not a whole number, or if key heads are missing that another ratio would not need.
 
     >>> derive_q_per_kv([HeadId(0, 0, "q"), HeadId(3, 23, "q"), HeadId(0, 0, "k"), HeadId(3, 7, "k")])
     3
@@ -133,44 +136,44 @@ def derive_q_per_kv(heads: Iterable[HeadId]) -> int:
     present = set(heads)
     queries = {head for head in present if head.kind == "q"}
     if not queries or len(queries) == len(present):
-        lacking = "query" if not queries else "key"
-        raise DatasetError(f"the dataset holds no {lacking} heads; both kinds are needed")
-    n_q, n_k = (1 + max(head.head for head in part) for part in (queries, present - queries))
+        absent_kind = "query" if not queries else "key"
+        raise DatasetError(f"the dataset contains no {absent_kind} heads; it needs both query and key heads")
+    n_q, n_k = (1 + max(head.head for head in kind) for kind in (queries, present - queries))
     fitting = [ratio for ratio in range(1, n_q + 1) if (n_q - 1) // ratio == n_k - 1]
     complete = [ratio for ratio in fitting if all(head.key_head(ratio) in present for head in queries)]
-    ratio, rest = divmod(n_q, n_k)
+    ratio, remainder = divmod(n_q, n_k)
     hint = f"; {' or '.join(map(str, complete or fitting))} would fit" if complete or fitting else ""
-    if rest or ratio == 0:
+    if remainder or ratio == 0:
         raise DatasetError(
-            f"cannot tell how many query heads read one key head: {n_q} query and {n_k} key heads by their highest "
-            f"indices; set data.q_per_kv or --q-per-kv{hint}"
+            f"cannot determine the number of query heads per key head: the highest indices give {n_q} query heads and "
+            f"{n_k} key heads; set data.q_per_kv or --q-per-kv{hint}"
         )
     if complete and ratio not in complete:
         raise DatasetError(
-            f"cannot tell how many query heads read one key head: {n_q}/{n_k} = {ratio} leaves key heads missing; "
-            f"set data.q_per_kv or --q-per-kv{hint}"
+            f"cannot determine the number of query heads per key head: with {n_q}/{n_k} = {ratio}, key heads are "
+            f"missing; set data.q_per_kv or --q-per-kv{hint}"
         )
     return ratio
 
 
 def _find_heads(names: list[str], located: Located, location: str) -> tuple[str, dict[HeadId, str]]:
-    """Heads below one prefix; several prefixes are several datasets, and the caller has to choose."""
-    wanted = PurePosixPath(located.prefix)
+    """The heads below one prefix; several prefixes are several datasets, which is an error."""
+    prefix = PurePosixPath(located.prefix)
     by_prefix: dict[str, dict[HeadId, str]] = {}
     for name in names:
         path = PurePosixPath(name)
         head = HeadId.match(path.parent.name)
-        if path.name != DATA_FILE or head is None or not path.parent.parent.is_relative_to(wanted):
+        if path.name != DATA_FILE or head is None or not path.parent.parent.is_relative_to(prefix):
             continue
-        found = by_prefix.setdefault(str(path.parent.parent), {})
-        if head in found:
-            raise DatasetError(f"two files claim the head {head}: {found[head]} and {name}; remove one")
-        found[head] = name
+        heads = by_prefix.setdefault(str(path.parent.parent), {})
+        if head in heads:
+            raise DatasetError(f"two files for head {head}: {heads[head]} and {name}; remove one")
+        heads[head] = name
     if not by_prefix:
-        raise DatasetError(f"{location} holds no heads; expected files such as l05h13q/{DATA_FILE}")
+        raise DatasetError(f"{location} contains no heads; expected files such as l05h13q/{DATA_FILE}")
     if len(by_prefix) > 1:
-        some = ", ".join(sorted(by_prefix)[:5])
-        raise DatasetError(f"{location} holds {len(by_prefix)} datasets ({some}); name one of them")
+        prefixes = ", ".join(sorted(by_prefix)[:5])
+        raise DatasetError(f"{location} contains {len(by_prefix)} datasets ({prefixes}); give the path of one of them")
     return next(iter(by_prefix.items()))
 
 
@@ -180,14 +183,14 @@ def _read_card(files: Files, names: list[str], prefix: str) -> dict[str, Any]:
         return {}
     path = files.path(name)
     try:
-        said = json.loads(read_text(path))
+        card = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{path} cannot be read as JSON ({error}); correct or remove it") from None
-    if not isinstance(said, dict):
+    if not isinstance(card, dict):
         raise DatasetError(f"{path}: expected a JSON object with {', '.join(_CARD_KEYS)}")
-    for key, kind in _CARD_KEYS.items():
-        value = said.get(key)
-        number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
-        if value is not None and not (number and 0 < value < 2**31):
-            raise DatasetError(f"{path}: expected {key} to be a positive {kind.__name__}, got {value!r}")
-    return said
+    for key, number_type in _CARD_KEYS.items():
+        value = card.get(key)
+        is_number = isinstance(value, int | float if number_type is float else int) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 < value < 2**31):
+            raise DatasetError(f"{path}: expected {key} to be a positive {number_type.__name__}, got {value!r}")
+    return card

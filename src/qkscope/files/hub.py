@@ -1,7 +1,7 @@
 """Where a dataset's files are: a local folder, or a revision of a dataset on the Hugging Face Hub.
 
-Both list relative names and hand out local paths; the Hub fetches a file when it is asked for, into
-huggingface_hub's own cache, which resumes what was interrupted.
+Both list relative names and return local paths; a file on the Hub is downloaded on first use into huggingface_hub's
+cache, which resumes interrupted downloads.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Protocol
 from qkscope.errors import DatasetError
 
 _ATTEMPTS = 3
-"""How often a download that broke off is taken up."""
+"""How many times an interrupted download is tried."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 _HUB_URL = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<prefix>.*))?")
 
 
 class Files(Protocol):
-    """A listing of relative names, and a way to a local copy of each."""
+    """Relative file names, and a local copy of each file."""
 
     def names(self) -> list[str]:
         """All relative file names, with forward slashes."""
 
     def path(self, name: str) -> Path:
-        """A local path of this file, fetched if need be."""
+        """A local path of this file, downloaded if necessary."""
 
     def identity(self) -> dict[str, str]:
         """What exactly was read, for the record."""
@@ -44,12 +44,12 @@ class LocalFiles:
         if not self.folder.is_dir():
             what = "is not a folder" if self.folder.exists() else "does not exist"
             raise DatasetError(f"{self.folder} {what}; give a dataset folder, a Hub id or an hf:// URL")
-        found, visited = [], set()
+        relative_names, visited = [], set()
         for parent, folders, files in os.walk(self.folder, onerror=_refuse, followlinks=True):
             visited.add(os.path.realpath(parent))
             folders[:] = [name for name in folders if os.path.realpath(Path(parent) / name) not in visited]
-            found += [(Path(parent) / file).relative_to(self.folder).as_posix() for file in files]
-        return sorted(found)
+            relative_names += [(Path(parent) / file).relative_to(self.folder).as_posix() for file in files]
+        return sorted(relative_names)
 
     def path(self, name: str) -> Path:
         """The file itself."""
@@ -59,7 +59,7 @@ class LocalFiles:
         return str(self.folder)
 
     def identity(self) -> dict[str, str]:
-        """The folder, made absolute."""
+        """The absolute path of the folder."""
         return {"kind": "folder", "path": str(self.folder.resolve())}
 
 
@@ -74,7 +74,7 @@ class HubFiles:
 
     @classmethod
     def resolve(cls, repo: str, revision: str | None) -> HubFiles:
-        """Look the revision up on the Hub and list its files; downloads nothing else."""
+        """Look up the revision on the Hub and list its files; downloads nothing else."""
         from huggingface_hub import HfApi
         from huggingface_hub.errors import (
             GatedRepoError,
@@ -91,14 +91,14 @@ class HubFiles:
         except RevisionNotFoundError:
             raise DatasetError(f"the Hub dataset {repo} has no revision {wanted!r}; {_revisions(repo)}") from None
         except GatedRepoError:
-            raise DatasetError(f"the Hub dataset {repo} is gated; ask for access and run 'hf auth login'") from None
+            raise DatasetError(f"the Hub dataset {repo} is gated; request access and run 'hf auth login'") from None
         except RepositoryNotFoundError:
             raise DatasetError(
-                f"there is no folder {repo!r} here and no Hub dataset of that name; check the spelling, "
-                "and run 'hf auth login' if it is private"
+                f"{repo!r} is neither a local folder nor a Hub dataset; check the spelling, and run 'hf auth login' "
+                "if it is private"
             ) from None
         except HFValidationError as error:
-            raise DatasetError(f"{repo!r} is neither a folder nor a Hub id: {_one_line(error)}") from None
+            raise DatasetError(f"{repo!r} is neither a local folder nor a Hub id: {_one_line(error)}") from None
         except (HfHubHTTPError, OSError, _client_error()) as error:
             raise _unreachable(f"the dataset {repo}", error) from None
         return cls(repo, wanted, commit, tuple(sorted(listing)))
@@ -108,31 +108,31 @@ class HubFiles:
         return list(self.listing)
 
     def path(self, name: str) -> Path:
-        """The cached copy, downloaded (or its download resumed) first if need be."""
+        """The cached copy, after its download or the rest of it if necessary."""
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
         cached = try_to_load_from_cache(self.repo, name, revision=self.commit, repo_type="dataset")
         if isinstance(cached, str):
             return Path(cached)
-        disable_progress_bars()  # the caller shows its own, over all files
+        disable_progress_bars()  # the caller shows one for all files
         path = self._download(name)
         if self.commit not in path.parts:
-            raise DatasetError(f"{self.repo} at {self.revision} changed on the Hub while it was read; run again")
+            raise DatasetError(f"{self.repo} at {self.revision} changed on the Hub meanwhile; rerun the command")
         return path
 
     def _download(self, name: str) -> Path:
-        """Fetch one file; a connection that breaks off is taken up again where it broke."""
+        """Download one file; an interrupted download resumes where it stopped."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError
 
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
-                # By name rather than by commit, so that the cache also learns what the name stands for.
+                # By revision name, not commit, so that the cache also records which commit the name refers to.
                 return Path(hf_hub_download(self.repo, name, revision=self.revision, repo_type="dataset"))
             except (HfHubHTTPError, OSError, _client_error()) as error:
-                answered = isinstance(error, HfHubHTTPError | FileNotFoundError)  # trying again will not change it
-                if answered or not attempts_left:
+                is_final = isinstance(error, HfHubHTTPError | FileNotFoundError)  # a retry would not help
+                if is_final or not attempts_left:
                     raise _unreachable(f"{self.repo}/{name}", error) from None
         raise AssertionError("unreachable")
 
@@ -140,13 +140,13 @@ class HubFiles:
         return f"hf://datasets/{self.repo}@{self.revision}"
 
     def identity(self) -> dict[str, str]:
-        """Repository, the revision asked for and the commit it stood at."""
+        """Repository, requested revision and its commit."""
         return {"kind": "hub", "repo": self.repo, "revision": self.revision, "commit": self.commit}
 
 
 @dataclass(frozen=True)
 class Located:
-    """Files, and the prefix within them that was asked for."""
+    """Files, and the requested prefix within them."""
 
     files: Files
     prefix: str = ""
@@ -160,17 +160,17 @@ def locate(location: str | os.PathLike[str], revision: str | None = None) -> Loc
     if revision is None and Path(text).exists():
         return Located(LocalFiles(Path(text)))
     if Path(text).is_dir() and revision is not None:
-        raise DatasetError(f"{text} is a folder here, and folders have no revisions; leave out {revision!r}")
+        raise DatasetError(f"{text} is a local folder, and local folders have no revisions; leave out {revision!r}")
     if _HUB_ID.fullmatch(text):
         return Located(_hub(text, revision))
     return Located(LocalFiles(Path(text)))
 
 
 def _locate_url(url: str, revision: str | None) -> Located:
-    found = _HUB_URL.fullmatch(url)
-    if found is None:
+    match = _HUB_URL.fullmatch(url)
+    if match is None:
         raise DatasetError(f"expected hf://datasets/owner/name[@revision][/prefix], got {url!r}")
-    return Located(_hub(found["repo"], found["revision"] or revision), (found["prefix"] or "").strip("/"))
+    return Located(_hub(match["repo"], match["revision"] or revision), (match["prefix"] or "").strip("/"))
 
 
 def _hub(repo: str, revision: str | None) -> Files:
@@ -182,7 +182,7 @@ def _hub(repo: str, revision: str | None) -> Files:
 
 
 def _cached_snapshot(repo: str, revision: str | None) -> Path:
-    """The folder of a revision in huggingface_hub's cache, which may hold a part of its files."""
+    """The folder of a revision in huggingface_hub's cache, where some of its files may be missing."""
     from huggingface_hub import constants
 
     wanted = revision or "main"
@@ -197,20 +197,20 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path:
 
 
 def _revisions(repo: str) -> str:
-    """Which revisions there are, to put a misspelt one right."""
+    """The revisions of a dataset, to help correct a misspelt one."""
     from huggingface_hub import HfApi
 
     try:
         branches = sorted(branch.name for branch in HfApi().list_repo_refs(repo, repo_type="dataset").branches)
-    except Exception as error:  # the listing is only a help; whatever fails here must not hide the first error
+    except Exception as error:  # the list is optional help; a failure here must not hide the first error
         return f"its revisions could not be listed ({_one_line(error)})"
     return f"it has {', '.join(branches[:30]) or 'none'}"
 
 
 def _unreachable(what: str, error: Exception) -> DatasetError:
     return DatasetError(
-        f"the Hub did not deliver {what} ({type(error).__name__}: {_one_line(error)}); "
-        "check the network and try again (finished files are kept), or give the path of a local folder"
+        f"cannot read {what} from the Hub ({type(error).__name__}: {_one_line(error)}); check the network and try "
+        "again (finished files are kept), or give the path of a local folder"
     )
 
 

@@ -1,11 +1,11 @@
-"""A capture under way, or a job's share of one: what it is to become, the sums so far, the vectors kept so far.
+"""A capture in progress, or one job's share of it: the manifest, the sums so far and the kept vectors so far.
 
     progress.json   the manifest of the whole run
     parts/…         sums of the shards that are done (parts.py)
-    kept/…          their kept vectors, a file per shard
-    holder.json     which process is at it (holding.py)
+    kept/…          their kept vectors, one file per shard
+    holder.json     which process holds the folder (locks.py)
 
-All of it goes when the run is finished; ``run.json`` is what tells that it is.
+All of it is removed when the run is finished; only a finished run has ``run.json``.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from qkscope.files.readers import read_text
 from qkscope.files.runfolder import FORMAT, LEFT_OUT, MANIFEST, MOMENTS, ONE_BY_ONE, PROGRESS, SAMPLE
 
 KEPT_FOLDER, VECTORS_FOLDER = "kept", "vectors"
-_OURS = re.compile(r"(run|progress|checksums|holder|dataset)\.json|data\.parquet|(layer|shard)-\d+\.safetensors")
+_FILES = re.compile(r"(run|progress|checksums|holder|dataset)\.json|data\.parquet|(layer|shard)-\d+\.safetensors")
+"""Names of the files that a capture writes."""
 
 
 @dataclass
 class CaptureInProgress:
-    """The state of a capture in its folder."""
+    """A capture in progress, in its folder."""
 
     folder: Path
     manifest: dict[str, Any]
     damaged: list[str] = field(default_factory=list)
-    """Parts that were found damaged and removed."""
+    """Damaged parts that were removed."""
 
     def __post_init__(self) -> None:
         self.parts = Parts(self.folder, self.manifest)
@@ -53,13 +54,13 @@ class CaptureInProgress:
         return self.folder / KEPT_FOLDER
 
     def resume(self) -> None:
-        """Take up what an earlier attempt left; a manifest that differs is an error that shows the difference."""
+        """Continue what an earlier attempt left; if its manifest differs, an error shows the difference."""
         self._remove_leftovers()
-        source = self.folder / MANIFEST if self.finished else self.folder / PROGRESS
-        if source.exists():
-            before = read_manifest(source)
-            before = {key: value for key, value in before.items() if key not in (LEFT_OUT, ONE_BY_ONE)}
-            refuse_difference(self.folder, before, self.manifest)
+        manifest_file = self.folder / MANIFEST if self.finished else self.folder / PROGRESS
+        if manifest_file.exists():
+            earlier = read_manifest(manifest_file)
+            earlier = {key: value for key, value in earlier.items() if key not in (LEFT_OUT, ONE_BY_ONE)}
+            refuse_difference(self.folder, earlier, self.manifest)
         else:
             self._refuse_remains()
             write_together(self.folder, {PROGRESS: _as_json({"manifest": self.manifest})})
@@ -69,18 +70,19 @@ class CaptureInProgress:
     def forget(self) -> None:
         """Remove what an earlier attempt left, whatever its settings; a finished run is not touched."""
         if self.finished:
-            raise DatasetError(f"{self.folder} holds a finished run; choose another folder")
+            raise DatasetError(f"{self.folder} contains a finished run; choose another folder")
         for name in (PARTS, KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER):
             if (self.folder / name).is_symlink():
-                raise DatasetError(f"{self.folder / name} is a link, which a capture does not make; remove it yourself")
+                raise DatasetError(f"{self.folder / name} is a symbolic link, which a capture never creates; remove it")
             shutil.rmtree(self.folder / name, ignore_errors=True)
         for name in (PROGRESS, CHECKSUMS):
             (self.folder / name).unlink(missing_ok=True)
 
     def finish(self, left_out: list[dict[str, Any]], one_by_one: list[int]) -> None:
-        """The run is complete: its manifest is written last, with what happened on the way if anything did."""
-        happened = {LEFT_OUT: left_out, ONE_BY_ONE: one_by_one}
-        write_together(self.folder, {MANIFEST: _as_json(self.manifest | {k: v for k, v in happened.items() if v})})
+        """Write the manifest of the finished run, with documents left out and shards measured one by one, if any."""
+        notes = {LEFT_OUT: left_out, ONE_BY_ONE: one_by_one}
+        manifest = self.manifest | {key: value for key, value in notes.items() if value}
+        write_together(self.folder, {MANIFEST: _as_json(manifest)})
 
     def tidy(self) -> None:
         """Remove what a finished run no longer needs."""
@@ -90,49 +92,55 @@ class CaptureInProgress:
         (self.folder / PROGRESS).unlink(missing_ok=True)
 
     def _refuse_remains(self) -> None:
-        """What is left of a run that lost its manifest is neither gone on with nor mixed into another."""
+        """Raise an error if a run without its manifest is left: it is neither resumed nor mixed into another run."""
         remains = [name for name in (MOMENTS, SAMPLE, VECTORS_FOLDER, CHECKSUMS) if (self.folder / name).exists()]
         if remains:
             raise DatasetError(
-                f"{self.folder} holds remains of a run without its manifest ({', '.join(remains)}); choose another "
-                "folder, or --no-resume to begin again"
+                f"{self.folder} contains a run without its manifest ({', '.join(remains)}); choose another folder, or "
+                "--no-resume to start over"
             )
 
     def _remove_leftovers(self) -> None:
-        remove_leftovers(self.folder, _OURS)
+        remove_leftovers(self.folder, _FILES)
         for name in (KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER):
-            place = self.folder / name
-            if place.is_dir() and not place.is_symlink():
-                for folder in (place, *(inner for inner in place.iterdir() if inner.is_dir())):
-                    remove_leftovers(folder, _OURS)
+            subfolder = self.folder / name
+            if subfolder.is_dir() and not subfolder.is_symlink():
+                for folder in (subfolder, *(child for child in subfolder.iterdir() if child.is_dir())):
+                    remove_leftovers(folder, _FILES)
 
 
 def check_capture_folder(folder: Path) -> None:
-    """A run has a folder of its own: new, empty, or with an earlier attempt at a run; nothing in it is a link."""
+    """Raise an error unless a folder is new, empty or contains nothing but an earlier attempt, without links."""
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder} is not a folder")
     folders, files = (
         (PARTS, KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER, "tables"),
         (MANIFEST, PROGRESS, CHECKSUMS, HOLDER),
     )
-    begun = (folder / PROGRESS).exists() or (folder / MANIFEST).exists() or (folder / CHECKSUMS).exists()
-    strange = []
+    has_run = (folder / PROGRESS).exists() or (folder / MANIFEST).exists() or (folder / CHECKSUMS).exists()
+    foreign = []
     for path in folder.glob("*"):
         if path.name in (*folders, *files) and path.is_symlink() and path.name != "tables":
-            raise DatasetError(f"{path} is a link, which a capture does not make; choose another folder")
-        ours = path.is_dir() if path.name in folders else path.is_file() if path.name in files else _old(path)
-        if not (ours and (begun or path.name in ("tables", HOLDER))) and not _leftover(path.name):
-            strange.append(path.name)
-    if strange:
-        raise DatasetError(f"{folder} holds other things ({', '.join(sorted(strange)[:3])}); choose another folder")
+            raise DatasetError(f"{path} is a symbolic link, which a capture never creates; choose another folder")
+        is_ours = (
+            path.is_dir()
+            if path.name in folders
+            else path.is_file()
+            if path.name in files
+            else _from_earlier_version(path)
+        )
+        if not (is_ours and (has_run or path.name in ("tables", HOLDER))) and not _leftover(path.name):
+            foreign.append(path.name)
+    if foreign:
+        raise DatasetError(f"{folder} contains other files ({', '.join(sorted(foreign)[:3])}); choose another folder")
     for path in (
-        inner for name in (SAMPLE, VECTORS_FOLDER) for inner in (folder / name).glob("*") if inner.is_symlink()
+        child for name in (SAMPLE, VECTORS_FOLDER) for child in (folder / name).glob("*") if child.is_symlink()
     ):
-        raise DatasetError(f"{path} is a link, which a capture does not make; choose another folder")
+        raise DatasetError(f"{path} is a symbolic link, which a capture never creates; choose another folder")
 
 
-def _old(path: Path) -> bool:
-    """What earlier versions kept while a capture was under way; reading progress.json will say so."""
+def _from_earlier_version(path: Path) -> bool:
+    """Whether an earlier version wrote it during a capture; reading progress.json will report that version."""
     return path.is_dir() and (path.name == "shards" or path.name.startswith("moments-"))
 
 
@@ -140,42 +148,46 @@ def _leftover(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
-def read_manifest(source: Path) -> dict[str, Any]:
-    """The manifest of a finished run, or of one under way, checked."""
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The checked manifest of a finished run or of a capture in progress."""
     try:
-        said = json.loads(read_text(source))
-        manifest = dict(said["manifest"]) if source.name == PROGRESS else dict(said)
+        content = json.loads(read_text(path))
+        manifest = dict(content["manifest"]) if path.name == PROGRESS else dict(content)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DatasetError(f"{source} cannot be read ({error!r}); choose another folder") from None
-    if "shards_done" in said:
-        raise DatasetError(f"{source} was written by an earlier version of qkscope; choose another folder")
-    wrong = f"format {manifest.get('format')}" if manifest.get("format") != FORMAT else problem(manifest)
-    if wrong:
-        raise DatasetError(f"{source} is no manifest of a capture ({wrong}); choose another folder")
+        raise DatasetError(f"{path} cannot be read ({error!r}); choose another folder") from None
+    if "shards_done" in content:
+        raise DatasetError(f"{path} was written by an earlier version of qkscope; choose another folder")
+    error_text = (
+        f"expected format {FORMAT}, got {manifest.get('format')}"
+        if manifest.get("format") != FORMAT
+        else problem(manifest)
+    )
+    if error_text:
+        raise DatasetError(f"{path} is not a valid manifest ({error_text}); choose another folder")
     return manifest
 
 
 def refuse_difference(
     folder: Path,
-    before: dict[str, Any],
-    now: dict[str, Any],
-    way_out: str = "choose another folder, or --no-resume to begin again",
+    found: dict[str, Any],
+    expected: dict[str, Any],
+    advice: str = "choose another folder, or --no-resume to start over",
 ) -> None:
-    """Raise an error that shows what differs between two manifests, if anything does."""
-    different = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    """Raise an error that shows the differences between two manifests, if there are any."""
+    different = [key for key in sorted({*found, *expected}) if found.get(key) != expected.get(key)]
     if different:
-        shown = "; ".join(_difference(key, before.get(key), now.get(key)) for key in different)
-        raise DatasetError(f"{folder} holds a run of other settings ({shown}); {way_out}")
+        differences = "; ".join(_difference(key, found.get(key), expected.get(key)) for key in different)
+        raise DatasetError(f"{folder} contains a capture with different settings ({differences}); {advice}")
 
 
 def _as_json(value: object) -> bytes:
-    """As run.json is written."""
+    """The bytes of a JSON file, formatted as run.json."""
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _difference(key: str, before: object, now: object) -> str:
-    if isinstance(before, dict) and isinstance(now, dict):
-        inner = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k)]
-        return ", ".join(_difference(f"{key}.{k}", before.get(k), now.get(k)) for k in inner[:5])
-    shown = [text if len(text := json.dumps(value)) < 80 else text[:77] + "..." for value in (before, now)]
-    return f"{key}: {shown[0]} there, {shown[1]} now"
+def _difference(key: str, found: object, expected: object) -> str:
+    if isinstance(found, dict) and isinstance(expected, dict):
+        names = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
+        return "; ".join(_difference(f"{key}.{name}", found.get(name), expected.get(name)) for name in names[:5])
+    texts = [text if len(text := json.dumps(value)) < 80 else text[:77] + "..." for value in (found, expected)]
+    return f"{key}: expected {texts[1]}, got {texts[0]}"

@@ -26,58 +26,60 @@ def layer_file(layer: int) -> str:
 def write_layer(path: Path, moments: LayerMoments) -> None:
     """Write one layer's moments, atomically."""
     assert moments.q_buckets is not None
-    found = {name: _packed(one) if name.endswith(".scatter") else one for name, one in arrays(moments).items()}
-    write_tensors(path, found)
+    tensors = {name: _packed(array) if name.endswith(".scatter") else array for name, array in arrays(moments).items()}
+    write_tensors(path, tensors)
 
 
 def read_layer(path: Path, *, buckets: bool = True) -> LayerMoments:
-    """Read one layer's moments, those of queries by bucket only if wanted."""
-    wanted = ("q", "k", "q_buckets") if buckets else ("q", "k")
+    """Read one layer's moments; those of queries by bucket only if ``buckets``."""
+    kinds = ("q", "k", "q_buckets") if buckets else ("q", "k")
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:
-            found = {name: file.get_tensor(name) for name in file.keys() if buckets or "q_buckets" not in name}  # noqa: SIM118
-        parts = {name: Moments(*_together(found, name, ("n", "mean", "scatter"))) for name in wanted}
+            tensors = {name: file.get_tensor(name) for name in file.keys() if buckets or "q_buckets" not in name}  # noqa: SIM118
+        by_kind = {name: Moments(*_together(tensors, name, ("n", "mean", "scatter"))) for name in kinds}
         q_cells, k_cells = (
-            BucketMeans(*_together(found, kind, ("n", "mean_x", "mean_t"))) for kind in ("q_cells", "k_cells")
+            BucketMeans(*_together(tensors, kind, ("n", "mean_x", "mean_t"))) for kind in ("q_cells", "k_cells")
         )
-        rest = found["unrotated_q"], found["unrotated_k"], found["temperature"]
+        others = tensors["unrotated_q"], tensors["unrotated_k"], tensors["temperature"]
     except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
-    return LayerMoments(parts["q"], parts["k"], parts.get("q_buckets"), q_cells, k_cells, *rest)
+    return LayerMoments(by_kind["q"], by_kind["k"], by_kind.get("q_buckets"), q_cells, k_cells, *others)
 
 
 def _together(
-    found: dict[str, Float[np.ndarray, "..."]], name: str, parts: tuple[str, ...]
+    tensors: dict[str, Float[np.ndarray, "..."]], name: str, fields: tuple[str, ...]
 ) -> list[Float[np.ndarray, "..."]]:
-    """Arrays that belong together, scatters unpacked; a ``ValueError`` if they are of different heads or lengths."""
-    arrays = [_unpacked(found[f"{name}.{part}"]) if part == "scatter" else found[f"{name}.{part}"] for part in parts]
+    """Arrays that belong together, scatters unpacked; a ``ValueError`` if their shapes do not match."""
+    arrays = [
+        _unpacked(tensors[f"{name}.{field}"]) if field == "scatter" else tensors[f"{name}.{field}"] for field in fields
+    ]
     batch, *(mean, last) = (array.shape for array in arrays)
     if mean[:-1] != batch or last not in (batch, (*mean, mean[-1])):
-        shapes = ", ".join(f"{part} {array.shape}" for part, array in zip(parts, arrays, strict=True))
-        raise ValueError(f"the shapes of {name} do not fit together: {shapes}")
+        shapes = ", ".join(f"{field} {array.shape}" for field, array in zip(fields, arrays, strict=True))
+        raise ValueError(f"the shapes of {name} do not match: {shapes}")
     return arrays
 
 
 def read_layer_of(manifest: dict[str, Any], folder: Path, layer: int, *, buckets: bool = True) -> LayerMoments:
-    """Read one layer's moments from a folder of them; a ``DatasetError`` where they are not as the manifest says."""
+    """Read one layer's moments from a folder; a ``DatasetError`` if they do not match the manifest."""
     path = folder / layer_file(layer)
     moments = read_layer(path, buckets=buckets)
-    said = next((one for one in manifest["layers"] if one["layer"] == layer), None)
-    if said is None:
-        raise DatasetError(f"{path} does not fit (its manifest has no such layer); capture the run again")
-    # Vectors before the rotation have no means with it undone.
-    plain = said if manifest["stage"] == "post-rope" else said | {"rope": None}
-    wrong = misfit(moments, plain, manifest["options"]["buckets"], manifest["window"])
-    if wrong:
-        raise DatasetError(f"{path} does not fit ({wrong}); capture the run again")
+    entry = next((entry for entry in manifest["layers"] if entry["layer"] == layer), None)
+    if entry is None:
+        raise DatasetError(f"{path} is not valid (its manifest has no layer {layer}); capture the run again")
+    # A pre-rope run has no means with the rotation undone.
+    expected = entry if manifest["stage"] == "post-rope" else entry | {"rope": None}
+    error_text = misfit(moments, expected, manifest["options"]["buckets"], manifest["window"])
+    if error_text:
+        raise DatasetError(f"{path} is not valid ({error_text}); capture the run again")
     return moments
 
 
-def misfit(moments: LayerMoments, said: dict[str, Any], buckets: int, window: int) -> str | None:
-    """What of a layer's moments is not as its manifest says; None if all is."""
-    n_q, n_k, d = len(said["query_heads"]), len(said["key_heads"]), moments.q.mean.shape[-1] - 1
-    planes = 0 if said["rope"] is None else len(said["rope"]["frequencies"])
+def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: int) -> str | None:
+    """How a layer's moments differ from its manifest; None if they match."""
+    n_q, n_k, d = len(entry["query_heads"]), len(entry["key_heads"]), moments.q.mean.shape[-1] - 1
+    planes = 0 if entry["rope"] is None else len(entry["rope"]["frequencies"])
     expected = {
         "unrotated_q": (n_q, N_GROUPS, planes, 2),
         "unrotated_k": (n_k, N_GROUPS, planes, 2),
@@ -87,32 +89,32 @@ def misfit(moments: LayerMoments, said: dict[str, Any], buckets: int, window: in
         **_cells_shapes("q_cells", (n_q, N_GROUPS, buckets), d),
         **_cells_shapes("k_cells", (n_k, N_GROUPS, buckets), d),
     }
-    if said["rope"] is not None and said["rope"].get("start", 0) + 2 * planes > d:
-        return f"its manifest turns coordinates beyond the {d} there are"
-    found = arrays(moments)
-    if found["temperature"].shape not in ((2, 0), (2, window)):
-        return f"temperature has shape {found['temperature'].shape}, its manifest says {(2, 0)} or {(2, window)}"
-    for name, array in found.items():
+    if entry["rope"] is not None and entry["rope"].get("start", 0) + 2 * planes > d:
+        return f"its manifest rotates coordinates beyond the vector length of {d}"
+    by_name = arrays(moments)
+    if by_name["temperature"].shape not in ((2, 0), (2, window)):
+        return f"temperature: expected shape {(2, 0)} or {(2, window)}, got {by_name['temperature'].shape}"
+    for name, array in by_name.items():
         if array.dtype != np.float64:
-            return f"{name} is {array.dtype}, moments are float64"
+            return f"{name}: expected float64, got {array.dtype}"
         if array.shape != expected.get(name, array.shape):
-            return f"{name} has shape {array.shape}, its manifest says {expected[name]}"
+            return f"{name}: expected shape {expected[name]}, got {array.shape}"
         if not np.isfinite(array).all():
-            return f"{name} is not finite"
+            return f"{name} contains non-finite values"
     return None
 
 
 def arrays(moments: LayerMoments) -> dict[str, Float[np.ndarray, "..."]]:
     """Every array of a layer's moments, by its name in the file."""
-    found = {name: getattr(moments, name) for name in ("unrotated_q", "unrotated_k", "temperature")}
+    by_name = {name: getattr(moments, name) for name in ("unrotated_q", "unrotated_k", "temperature")}
     for name in ("q", "k", "q_buckets"):
-        part: Moments | None = getattr(moments, name)
-        if part is not None:
-            found |= {f"{name}.n": part.n, f"{name}.mean": part.mean, f"{name}.scatter": part.scatter}
+        sums: Moments | None = getattr(moments, name)
+        if sums is not None:
+            by_name |= {f"{name}.n": sums.n, f"{name}.mean": sums.mean, f"{name}.scatter": sums.scatter}
     for name in ("q_cells", "k_cells"):
         cells: BucketMeans = getattr(moments, name)
-        found |= {f"{name}.n": cells.n, f"{name}.mean_x": cells.mean_x, f"{name}.mean_t": cells.mean_t}
-    return found
+        by_name |= {f"{name}.n": cells.n, f"{name}.mean_x": cells.mean_x, f"{name}.mean_t": cells.mean_t}
+    return by_name
 
 
 def _moments_shapes(name: str, batch: tuple[int, ...], d: int) -> dict[str, tuple[int, ...]]:
@@ -135,7 +137,7 @@ def _unpacked(packed: Float[np.ndarray, "*batch p"]) -> Float[np.ndarray, "*batc
 
 @lru_cache(maxsize=8)
 def _places(size: int) -> Int[np.ndarray, "zz"]:
-    """Where each entry of a symmetric matrix stands in its packed triangle."""
+    """Index of each entry of a symmetric matrix in its packed triangle."""
     rows, columns = np.triu_indices(size)
     places = np.empty((size, size), dtype=np.intp)
     places[rows, columns] = places[columns, rows] = np.arange(len(rows))

@@ -1,7 +1,7 @@
-"""One process at a time in a folder, and who that is, for the one that comes second.
+"""Locks: one process at a time in a folder; ``holder.json`` tells other processes which one.
 
-The hold is a lock on the folder itself, which ends with the process however it ends; ``holder.json`` only says whose
-it is. Locks of network file systems may not reach other machines.
+The lock is on the folder itself and ends with the process, however it ends; ``holder.json`` only names the process.
+Locks of network file systems may not reach other machines.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from qkscope.files.atomic import write_together
 
 HOLDER = "holder.json"
 _PATIENCE = 2.0
-"""Seconds in which a process that holds a folder has said who it is, or is gone again."""
+"""Seconds to wait until the process that holds a folder has written holder.json or released the lock."""
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if need be, for as long as the block lasts; a ``HeldError`` says who else has it."""
+    """Hold a folder, created if necessary, during the block; a ``HeldError`` names the process that already holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
         _take(handle, folder)
         (folder / HOLDER).unlink(missing_ok=True)
-        write_together(folder, {HOLDER: json.dumps(_me()).encode()})
+        write_together(folder, {HOLDER: json.dumps(_this_process()).encode()})
         try:
             yield
         finally:
@@ -42,9 +42,9 @@ def held(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def being_read(folder: Path) -> Iterator[None]:
-    """Keep others from holding a folder while it is read; nothing is written into it."""
+    """Keep other processes from holding a folder while it is read; writes nothing into it."""
     if not folder.is_dir():
-        yield  # whoever reads it will say so
+        yield  # the caller reports a missing folder when it reads it
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -55,7 +55,7 @@ def being_read(folder: Path) -> Iterator[None]:
 
 
 def can_be_held(folder: Path) -> bool:
-    """Whether the file system of this folder knows locks."""
+    """Whether the file system of this folder supports locks."""
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)
@@ -73,29 +73,29 @@ def can_be_held(folder: Path) -> bool:
 def _take(handle: int, folder: Path, *, shared: bool = False) -> None:
     import fcntl
 
-    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    until = time.monotonic() + _PATIENCE
+    mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    deadline = time.monotonic() + _PATIENCE
     while True:
         try:
-            fcntl.flock(handle, how | fcntl.LOCK_NB)
+            fcntl.flock(handle, mode | fcntl.LOCK_NB)
         except BlockingIOError:
-            who = _who(folder)
-            if who is None and time.monotonic() < until:
+            holder = _holder(folder)
+            if holder is None and time.monotonic() < deadline:
                 time.sleep(0.02)
                 continue
             raise HeldError(
-                f"{folder} is held by {who or 'another process'}; wait for it, or choose another folder"
+                f"{folder} is in use by {holder or 'another process'}; wait until it ends, or choose another folder"
             ) from None
         return
 
 
-def _me() -> dict[str, str | int]:
+def _this_process() -> dict[str, str | int]:
     return {"process": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"}
 
 
-def _who(folder: Path) -> str | None:
+def _holder(folder: Path) -> str | None:
     try:
-        said = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
-        return f"process {int(said['process'])} on {said['host']}, since {said['since']}"
+        holder = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        return f"process {int(holder['process'])} on {holder['host']}, since {holder['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return None

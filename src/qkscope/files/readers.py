@@ -1,4 +1,4 @@
-"""Files from outside, read with care: regular ones only, of bounded size, and tables whatever is in them."""
+"""Reading of files that may be damaged or hostile: regular files only, of limited size."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pyarrow as pa
 from qkscope.errors import TableError
 
 MOST_TEXT = 2**30
-"""Bytes beyond which a file of text is none of ours."""
+"""Largest text file that is read, in bytes."""
 UNREADABLE = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, pa.ArrowException)
-"""What pandas and Arrow raise over a file that is not what it seems, down to the notes that pandas leaves in it."""
+"""What pandas and Arrow raise on a damaged file, including damaged metadata of pandas."""
 
 
 def check_regular(path: Path) -> None:
-    """Raise an ``OSError`` unless there is a regular file, or a link to one: a pipe would be read without end."""
+    """Raise an ``OSError`` for anything but a regular file or a link to one: reading a pipe would never end."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a regular file")
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file; an ``OSError`` or a ``ValueError`` says why there is none."""
+    """The text of a regular file; an ``OSError`` or a ``ValueError`` says why it cannot be read."""
     check_regular(path)
     if path.stat().st_size > MOST_TEXT:
         raise ValueError("it exceeds the 1 GiB limit")
@@ -30,7 +30,7 @@ def read_text(path: Path) -> str:
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """The content of a parquet file; a ``TableError`` says in a few words why there is none."""
+    """The content of a parquet file; a ``TableError`` says in a few words why it cannot be read."""
     try:
         return pd.read_parquet(path)
     except UNREADABLE as error:

@@ -4,7 +4,7 @@
     moments/layer-000.safetensors float64; scatters as packed upper triangles
     sample/l00h00q/data.parquet   …
 
-While a capture is under way there is ``progress.json`` instead of ``run.json``; see checkpoints.py.
+While a capture is in progress there is ``progress.json`` instead of ``run.json``; see inprogress.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PROGRESS = "progress.json"
 MOMENTS = "moments"
 SAMPLE = "sample"
 LEFT_OUT, ONE_BY_ONE = "left_out", "one_by_one"
-"""What the manifest of a finished run may say beyond that of one under way: documents that were not measured, and
-shards whose batches did not fit into memory."""
-UNFINISHED = "the capture in {} is not finished; the same command again goes on with it"
+"""Keys that only the manifest of a finished run may have: documents that were not measured, and shards whose batches
+did not fit into memory."""
+UNFINISHED = "capture unfinished in {}; rerun the same capture command to resume"
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,26 @@ class RunFolder:
 
     @classmethod
     def open(cls, folder: Path) -> RunFolder:
-        """Read the manifest; a ``DatasetError`` says what is wrong with it."""
+        """Open the folder of a finished run; a ``DatasetError`` says what is wrong with its manifest."""
         path = folder / MANIFEST
         try:
             manifest = json.loads(read_text(path))
         except FileNotFoundError:
             if (folder / PROGRESS).exists():
                 raise DatasetError(UNFINISHED.format(folder)) from None
-            raise DatasetError(f"{folder} is no captured run: it holds no {MANIFEST}; give the folder of one") from None
+            raise DatasetError(
+                f"{folder} is not a captured run: it has no {MANIFEST}; give the folder of a run"
+            ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise DatasetError(f"{path} cannot be read ({error}); capture the run again") from None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            found = manifest.get("format") if isinstance(manifest, dict) else None
-            raise DatasetError(f"{path} has format {found}, this version reads {FORMAT}; capture the run again")
-        wrong = problem(manifest)
-        if wrong:
-            raise DatasetError(f"{path} is no manifest of a capture ({wrong}); capture the run again")
+            found_format = manifest.get("format") if isinstance(manifest, dict) else None
+            raise DatasetError(f"{path}: expected format {FORMAT}, got {found_format}; capture the run again")
+        error_text = problem(manifest)
+        if error_text:
+            raise DatasetError(f"{path} is not a valid manifest ({error_text}); capture the run again")
         return cls(folder, manifest)
 
     def layer(self, layer: int, *, buckets: bool = True) -> LayerMoments:
-        """The moments of one layer; those of queries by bucket, two thirds of its file, only if wanted."""
+        """The moments of one layer; those of queries by bucket, two thirds of its file, only if ``buckets``."""
         return read_layer_of(self.manifest, self.folder / MOMENTS, layer, buckets=buckets)

@@ -1,8 +1,8 @@
 """One head's vectors on disk: ``l{LL}h{HH}{q|k}/data.parquet``.
 
 Columns: ``bucket``, ``example_id``, ``position`` (int32), ``vector`` (fixed_size_list of float32 or float16),
-``sliding_window`` (int32 or null), ``token_str`` (string or null). Three of them are read, and of ``sliding_window``
-the first value.
+``sliding_window`` (int32 or null), ``token_str`` (string or null). Only ``example_id``, ``position``, ``vector`` and the
+first value of ``sliding_window`` are read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _READ = ("example_id", "position", "vector")
 
 
 def read_rows(path: Path, head: HeadId) -> Rows:
-    """Read a head's rows as they stand in the file, straight into one contiguous float32 or float64 array.
+    """Read a head's rows in the order of the file, directly into one contiguous float32 or float64 array.
 
-    Null vectors become NaN rows, to be counted and dropped with the other non-finite ones.
+    Null vectors become rows of NaN, which are counted and dropped with the other non-finite rows.
     """
     table = _read_table(path, head)
     if table.num_rows == 0:
@@ -43,16 +43,16 @@ def read_rows(path: Path, head: HeadId) -> Rows:
 
 
 def read_sliding_window(path: Path) -> int | None:
-    """The first value of ``sliding_window``; None where it is null or not there, or the file cannot be read."""
+    """The first value of ``sliding_window``; None if it is null or missing, or if the file cannot be read."""
     try:
         with pq.ParquetFile(path) as file:
             if "sliding_window" not in file.schema_arrow.names:
                 return None
             batch = next(file.iter_batches(1, columns=["sliding_window"]), None)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
-        return None  # reading its vectors will say what is wrong with it
+        return None  # the error is reported when its vectors are read
     value = batch[0][0].as_py() if batch is not None and len(batch) else None
-    # pandas turns whole numbers into fractions where some are missing.
+    # pandas stores integers as floats if some are missing.
     return int(value) if isinstance(value, int | float) and 0 < value < INT32 else None
 
 
@@ -64,7 +64,7 @@ def write_rows(
     sliding_window: int | None = None,
     tokens: list[str | None] | None = None,
 ) -> None:
-    """Write a head's rows in the dataset format, atomically, at float16 or else float32."""
+    """Write a head's rows in the dataset format, atomically, as float16 if they are float16 and as float32 otherwise."""
     for name in ("position", "example_id"):
         numbers = getattr(rows, name)
         if len(numbers) and not -INT32 <= numbers.min() <= numbers.max() < INT32:
@@ -82,53 +82,55 @@ def write_rows(
         }
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A dictionary never pays off on vectors and doubles the time to read them.
+    # Dictionary encoding makes vectors no smaller and doubles the time to read them.
     plain = ["bucket", "example_id", "position", "sliding_window", "token_str"]
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", use_dictionary=plain)
 
 
 class _Malformed(Exception):
-    """What is wrong with a file whose bytes could be read."""
+    """The file can be read as parquet, but its content is not valid."""
 
 
 def _read_table(path: Path, head: HeadId) -> pa.Table:
     if not path.is_file():
-        what = "is no regular file" if path.exists() else "the file is missing"
-        raise HeadError(head, f"{what}; fetch or capture it again", path)
+        problem = "the path is not a regular file" if path.exists() else "the file is missing"
+        raise HeadError(head, f"{problem}; download or capture it again", path)
     try:
-        # A file object of our own keeps pyarrow from guessing partitions out of the folder names.
+        # ParquetFile, unlike read_table, does not guess partitions from the folder names.
         with pq.ParquetFile(path) as file:
             missing = [name for name in _READ if name not in file.schema_arrow.names]
-            twice = [name for name in _READ if file.schema_arrow.names.count(name) > 1]
-            if twice:
-                raise HeadError(head, f"has the column {twice[0]} more than once", path)
+            repeated = [name for name in _READ if file.schema_arrow.names.count(name) > 1]
+            if repeated:
+                raise HeadError(head, f"the column {repeated[0]} appears more than once", path)
             if missing:
-                found = ", ".join(file.schema_arrow.names)
-                raise HeadError(head, f"expected the columns {', '.join(_READ)}; found {found}", path)
+                columns = ", ".join(file.schema_arrow.names)
+                raise HeadError(head, f"expected the columns {', '.join(_READ)}; got {columns}", path)
             return file.read(columns=list(_READ), use_threads=False)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: in column names
         reason = " ".join(str(error).split())
         raise HeadError(
-            head, f"the file cannot be read as parquet ({reason}); fetch or capture it again", path
+            head, f"the file cannot be read as parquet ({reason}); download or capture it again", path
         ) from None
 
 
 def _vectors(column: pa.ChunkedArray) -> Float[np.ndarray, "n d"]:
     """The vector column as one (n, d) array without a Python object per row."""
-    kind = column.type
-    if not (pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        raise _Malformed(f"expected 'vector' to be a list of floats, got {kind}")
-    if not pa.types.is_floating(kind.value_type):
-        raise _Malformed(f"expected 'vector' to hold floats, got {kind.value_type}")
+    column_type = column.type
+    if not (
+        pa.types.is_fixed_size_list(column_type) or pa.types.is_list(column_type) or pa.types.is_large_list(column_type)
+    ):
+        raise _Malformed(f"expected 'vector' to be a list of floats, got {column_type}")
+    if not pa.types.is_floating(column_type.value_type):
+        raise _Malformed(f"expected 'vector' to contain floats, got {column_type.value_type}")
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)
     d = _vector_length(array)
-    good = array.drop_null() if array.null_count else array
-    flat = good.flatten()
+    valid = array.drop_null() if array.null_count else array
+    flat = valid.flatten()
     values = flat.to_numpy(zero_copy_only=flat.null_count == 0)
-    values = np.asarray(values, dtype=np.float32 if values.dtype == np.float16 else None).reshape(len(good), d)
+    values = np.asarray(values, dtype=np.float32 if values.dtype == np.float16 else None).reshape(len(valid), d)
     if not array.null_count:
         return values
     full = np.full((len(array), d), np.nan, dtype=values.dtype)
@@ -141,7 +143,9 @@ def _vector_length(array: pa.Array) -> int:
         return int(array.type.list_size)
     lengths = np.unique(array.value_lengths().drop_null().to_numpy())
     if len(lengths) != 1:
-        raise _Malformed(f"expected vectors of one length, got lengths {', '.join(map(str, lengths[:5])) or 'none'}")
+        raise _Malformed(
+            f"expected all vectors to have the same length, got lengths {', '.join(map(str, lengths[:5])) or 'none'}"
+        )
     return int(lengths[0])
 
 
@@ -151,9 +155,9 @@ def _integers(table: pa.Table, name: str, lowest: int | None) -> Int[np.ndarray,
         raise _Malformed(f"expected '{name}' to be integers, got {column.type}")
     if column.null_count:
         raise _Malformed(f"expected '{name}' in every row, got {column.null_count} nulls")
-    found = column.to_numpy()
-    if lowest is not None and found.min() < lowest:
-        raise _Malformed(f"expected '{name}' of {lowest} or more, got {found.min()}")
-    if not -INT32 <= int(found.min()) <= int(found.max()) < INT32:
-        raise _Malformed(f"expected '{name}' within 32 bits, got {found.min()} to {found.max()}")
-    return found.astype(np.int64)
+    values = column.to_numpy()
+    if lowest is not None and values.min() < lowest:
+        raise _Malformed(f"expected '{name}' of at least {lowest}, got {values.min()}")
+    if not -INT32 <= int(values.min()) <= int(values.max()) < INT32:
+        raise _Malformed(f"expected '{name}' within 32 bits, got {values.min()} to {values.max()}")
+    return values.astype(np.int64)

@@ -1,0 +1,85 @@
+"""Options, each written once: a field of a dataclass with its help, from which command line, YAML and docs follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
+
+_Options = TypeVar("_Options")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field of a dataclass is on the command line and in a YAML file."""
+
+    help: str
+    name: str = ""
+    """Its name there, where it is not that of the field."""
+    least: int | None = None
+    most: int | None = None
+    choices: tuple[str, ...] = ()
+    """The only values it may have."""
+    typed: Any = None
+    """Its type on the command line, where it is not that of the field."""
+    written: Any = None
+    """Its type in a YAML file, where it is not that of the field."""
+    parse: Callable[[Any], Any] | None = None
+    """From what was typed or written to what the field holds."""
+    argument: bool = False
+    """Whether it stands on the command line without its name."""
+    optional: bool = False
+    """Whether it is None where nothing is said, although the field is never None."""
+    in_config: bool = True
+    """Whether a YAML file may hold it."""
+
+
+def option(default: Any = MISSING, help: str = "", **about: Any) -> Any:  # noqa: A002  the word is typer's too
+    """A field of a dataclass that is an option; ``about`` as in ``Option``."""
+    return field(default=default, metadata={"option": Option(help, **about)})
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One option of some dataclasses: its name, its type, its default, and what it is."""
+
+    name: str
+    kind: Any
+    default: Any
+    """``MISSING`` where there is none."""
+    about: Option
+
+
+def listed(*classes: type) -> Iterator[Listed]:
+    """Every option of these dataclasses, in order."""
+    for cls in classes:
+        kinds = get_type_hints(cls)
+        for one, about in _options(cls):
+            default = None if about.optional else one.default
+            yield Listed(about.name or one.name, kinds[one.name], default, about)
+
+
+def build(cls: type[_Options], values: Mapping[str, Any], **others: Any) -> _Options:
+    """An instance from the values of its options by name; ``others`` are fields that are no options."""
+    found = {}
+    for one, about in _options(cls):
+        value = values[about.name or one.name]
+        found[one.name] = value if about.parse is None or value is None else about.parse(value)
+    return cls(**found, **others)
+
+
+def out_of_range(instance: object) -> str | None:
+    """What is wrong with the first option that is smaller or larger than it may be; None if nothing is."""
+    for one, about in _options(type(instance)):
+        value = getattr(instance, one.name)
+        if value is None or isinstance(value, bool):
+            continue
+        if about.least is not None and value < about.least:
+            return f"expected {one.name} of {about.least} or more, got {value}"
+        if about.choices and value not in about.choices:
+            return f"unknown {one.name} {value!r}; there are {', '.join(about.choices)}"
+    return None
+
+
+def _options(cls: Any) -> Iterator[tuple[Field[Any], Option]]:
+    return ((one, one.metadata["option"]) for one in fields(cls) if "option" in one.metadata)
