@@ -346,6 +346,12 @@ HEADS = [
         "has positions up to {last}, which a window of 100 does not hold",
     ),
     all_heads(
+        "a window far longer than positions go",
+        nothing,
+        (*ANALYZE, "--window", "16777216"),
+        "a window of 16,777,216 tokens for 200 rows at positions up to {last}; give the real --window",
+    ),
+    all_heads(
         "a window beyond what can be searched",
         nothing,
         (*ANALYZE, "--window", "99999999"),
@@ -514,6 +520,12 @@ RUNS = [
         content("run/run.json", "[" * 100_000),
         RUN,
         "{place}/run/run.json cannot be read (…); capture the run again",
+    ),
+    error(
+        "a window far longer than any document",
+        said("run/run.json", window=2**24),
+        RUN,
+        "{place}/run/run.json is no manifest of a capture (window: 16777216 tokens, while the longest document has 87); capture the run again",
     ),
     error(
         "a window that no capture has",
@@ -757,6 +769,30 @@ CONFIGS = [
         "{place}/c.yaml: data.max_samples: Input should be a valid integer",
     ),
     error(
+        "tables into a link that leads nowhere",
+        lambda p: (p / "out").symlink_to(p / "gone"),
+        ANALYZE,
+        "cannot write to {place}/out (it is a link to {place}/gone, which does not exist)",
+    ),
+    error(
+        "a folder in place of the report's page",
+        lambda p: (p / "report" / "report.html").mkdir(parents=True),
+        ("report", "{place}/tables-data", "-o", "{place}/report"),
+        "{place}/report/report.html is a folder; move it away or choose another --output",
+    ),
+    error(
+        "a page of somebody else's in place of the report's",
+        content("report/report.html", "<h1>Thesis</h1>"),
+        ("report", "{place}/tables-data", "-o", "{place}/report"),
+        "{place}/report/report.html was not written by qkscope; move it away or choose another --output",
+    ),
+    error(
+        "a page of somebody else's in place of the explorer",
+        content("thesis.html", "<h1>Thesis</h1>"),
+        ("view", "{place}/tables-data", "--no-open", "-o", "{place}/thesis.html"),
+        "{place}/thesis.html was not written by qkscope; move it away or choose another --output",
+    ),
+    error(
         "a study of runs that are not there",
         content("s.yaml", "runs: [{path: nowhere}]"),
         ("report", "{place}/s.yaml", "-o", "{place}/report"),
@@ -923,6 +959,12 @@ CAPTURES = [
         nothing,
         (*CAPTURE, "--config-overrides", "{{a"),
         "--config-overrides is not valid YAML (…)",
+    ),
+    error(
+        "weights that are not numbers",
+        weights(lambda found: found | {"model.norm.weight": found["model.norm.weight"] * np.nan}),
+        CAPTURE,
+        "the model's weights hold non-finite values, the first of them in norm.weight; use others",
     ),
     error(
         "a GPU that is not there",

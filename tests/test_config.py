@@ -122,7 +122,7 @@ def test_mistakes_are_named_with_file_and_key(tmp_path, content, message):
         ({"batch": "2"}, "batch: Input should be a valid integer"),
         ({"pre_rope": "no"}, "pre_rope: Input should be a valid boolean"),
         ({"sampler": "loguniform"}, "sampler: Input should be 'uniform', 'log_uniform' or 'all'"),
-        ({"vector_heads": -1}, "vector_heads: Input should be greater than 0"),
+        ({"vector_heads": -1}, "vector_heads: Input should be greater than or equal to 1"),
     ],
 )
 def test_mistakes_in_a_capture_are_named(tmp_path, content, message):

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 
 from qkscope.analyses.analysis import Analysis, Column, Scalars, Table, with_ends
-from qkscope.analyses.distance import DISTANCE
-from qkscope.analyses.pca import HEADS_TABLE, PCA
-from qkscope.analyses.planes import PLANES
-from qkscope.analyses.plasticity import PLASTICITY
-from qkscope.analyses.rotation import ROTATION
+from qkscope.analyses.pca import HEADS_TABLE
 
-ANALYSES: tuple[Analysis, ...] = (
-    PCA,
-    ROTATION,
-    PLANES,
-    DISTANCE,
-    PLASTICITY,
+_MODULES = (
+    "pca",
+    "rotation",
+    "planes",
+    "distance",
+    "plasticity",
 )
+"""The file ``x.py`` of this folder declares the analysis ``X``."""
 
+ANALYSES: tuple[Analysis, ...] = tuple(
+    getattr(import_module(f"qkscope.analyses.{name}"), name.upper()) for name in _MODULES
+)
 ANALYSES_BY_NAME = {analysis.name: analysis for analysis in ANALYSES}
 DECLARED_TABLES: dict[str, Table] = {table.name: table for analysis in ANALYSES for table in analysis.tables}
 """Every table that an analysis writes."""

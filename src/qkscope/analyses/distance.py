@@ -205,9 +205,8 @@ def compute_distance(batch: Batch) -> Found:
         per_head[:, i] = curve.r2, curve.corr, curve.position_share_of_score
         left_out[i] = curve.share_again
     scalars = dict(zip((column.name for column in _SCALARS), per_head, strict=True))
-    again = {"position_share_of_score": left_out} if batch.options.intervals else {}
     head = np.concatenate([np.full(len(curve.low), i) for i, curve in curves.items()])
-    return Found({"distance": Values(columns, again, scalars, head)})
+    return Found({"distance": Values(columns, {"position_share_of_score": left_out}, scalars, head)})
 
 
 def _curve(batch: Batch, i: int) -> DistanceCurve | None:

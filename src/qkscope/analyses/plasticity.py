@@ -120,7 +120,7 @@ def compute_plasticity(batch: Batch) -> Found:
     columns = {name: np.concatenate([part[name] for part in rows.values()]) for name in next(iter(rows.values()))}
     head = np.concatenate([np.full(len(part["ap"]), i) for i, part in rows.items()])
     merged = merged_pairs(pd.concat(pairs, ignore_index=True))
-    values = Values(columns, left_out if batch.options.intervals else {}, per_head, head)
+    values = Values(columns, left_out, per_head, head)
     return Found({"plasticity": values}, {"plasticity_pairs": merged})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Int
@@ -49,6 +50,7 @@ def _tables(batch: Batch, analyses: Sequence[Analysis]) -> Tables:
 
 def _table(batch: Batch, table: Table, values: Values) -> Tables:
     """One table with all its columns, and the replicates that summaries average."""
+    values = values if batch.options.intervals else replace(values, left_out={})
     numbers = _with_intervals(batch, table.columns, values)
     head = values.head
     if head is None:

@@ -1,10 +1,10 @@
-"""See the post-RoPE queries and keys of every self-attention layer of an unmodified transformers model.
+"""Watch the post-RoPE queries and keys of every self-attention layer of an unmodified transformers model.
 
-Every attention class of transformers looks its attention function up by name when it is called: in the registry
-``ALL_ATTENTION_FUNCTIONS`` of its module, or as the module's global ``eager_attention_forward``. While we watch,
-that name leads to a function which shows the arguments to us and then calls the original. Nothing else changes:
-masks are built for the same name, outputs are bit-identical, and leaving the context undoes everything.
-The module's ``apply_rotary*`` functions are shadowed the same way; they say which layers rotate, and with what.
+Every attention class of transformers looks up its attention function by name on each call: in the registry
+``ALL_ATTENTION_FUNCTIONS`` of its module, or as the module's global ``eager_attention_forward``. While a model is
+watched, that name refers to a wrapper that passes the arguments on to a callback and then calls the original. Nothing
+else changes: masks are built for the same name, outputs are bit-identical, and leaving the context undoes everything.
+The module's ``apply_rotary*`` functions are wrapped the same way; they show which layers rotate, and by which angles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CROSS = {"cross_attention_states", "encoder_hidden_states", "key_value_states"}
 
 @dataclass(frozen=True)
 class _Rotary:
-    """One call of a model's rotary function: what went in, what came out, and the angles it was given."""
+    """One call of a model's rotary function: its inputs, its outputs and the angles."""
 
     function: Callable[..., Any]
     before: tuple[torch.Tensor, torch.Tensor]
@@ -69,36 +69,38 @@ def watching(
     on_output: OnOutput | None = None,
     modules: list[nn.Module] | None = None,
 ) -> Iterator[None]:
-    """Call ``on_attention`` at every self-attention of the model's text decoder while the context lasts.
+    """Call ``on_attention`` at every self-attention call of the model's text decoder, within the context.
 
-    ``on_output`` is also called, after the attention function, with what it returned; ``modules`` spares finding the
-    ``self_attentions`` again. Compiled models run uncompiled meanwhile.
+    ``on_output`` is also called, after the attention function, with its output; ``modules`` are the model's
+    ``self_attentions`` if the caller has them already. Compiled models run uncompiled within the context.
     """
     modules = modules or self_attentions(model)
     watch = _Watch({id(module) for module in modules}, on_attention, on_output)
-    with ExitStack() as undo:
-        undo.enter_context(torch.compiler.set_stance("force_eager"))
-        for source in {type(module).__module__: sys.modules[type(module).__module__] for module in modules}.values():
-            names = {implementation(module) for module in modules if type(module).__module__ == source.__name__}
+    with ExitStack() as replacements:
+        replacements.enter_context(torch.compiler.set_stance("force_eager"))
+        for source_module in [sys.modules[name] for name in dict.fromkeys(type(m).__module__ for m in modules)]:
+            names = {implementation(module) for module in modules if type(module).__module__ == source_module.__name__}
             for name in names:
-                undo.enter_context(_shadow_attention(source, name, watch))
-            for function in [name for name in vars(source) if name.startswith("apply_rotary")]:
-                undo.enter_context(_shadowed(source, function, watch.rotary_function))
+                replacements.enter_context(_replace_attention(source_module, name, watch))
+            for function in [name for name in vars(source_module) if name.startswith("apply_rotary")]:
+                replacements.enter_context(_replaced(source_module, function, watch.rotary_function))
         yield
 
 
 def self_attentions(model: nn.Module) -> list[nn.Module]:
-    """The self-attention modules of the text decoder, by layer; an error names a class that cannot be watched."""
+    """The self-attention modules of the text decoder, by layer; an error if none of them can be watched."""
     decoder = backbone(model)
-    found = {_layer(m): m for m in decoder.modules() if _is_self_attention(m)}
+    by_layer = {_layer(module): module for module in decoder.modules() if _is_self_attention(module)}
     n_layers = getattr(decoder.config, "num_hidden_layers", None)
-    if not found:
-        suspects = {type(m).__name__ for m in decoder.modules() if type(m).__name__.endswith("Attention")}
+    if not by_layer:
+        suspects = {
+            type(module).__name__ for module in decoder.modules() if type(module).__name__.endswith("Attention")
+        }
         raise CaptureError(
             f"{type(model).__name__} cannot be captured: its attention ({', '.join(sorted(suspects)) or 'none found'}) "
             f"does not go through transformers' attention registry (expected {n_layers} layers that do)"
         )
-    return [found[layer] for layer in sorted(found)]
+    return [by_layer[layer] for layer in sorted(by_layer)]
 
 
 def backbone(model: nn.Module) -> PreTrainedModel:
@@ -122,8 +124,8 @@ def _layer(module: nn.Module) -> int:
 
 
 def _is_self_attention(module: nn.Module) -> bool:
-    source = sys.modules.get(type(module).__module__)
-    if not isinstance(getattr(module, "layer_idx", None), int) or not hasattr(source, "ALL_ATTENTION_FUNCTIONS"):
+    source_module = sys.modules.get(type(module).__module__)
+    if not isinstance(getattr(module, "layer_idx", None), int) or not hasattr(source_module, "ALL_ATTENTION_FUNCTIONS"):
         return False
     if not hasattr(module, "config") or getattr(module, "is_cross_attention", False):
         return False
@@ -132,49 +134,51 @@ def _is_self_attention(module: nn.Module) -> bool:
 
 
 class _Watch:
-    """What the shadowing functions share: whom to watch, whom to tell, and the rotary call under way."""
+    """What the wrappers share: the watched modules, the callbacks, and the last rotary call."""
 
     def __init__(self, modules: set[int], on_attention: OnAttention, on_output: OnOutput | None) -> None:
         self.modules, self.on_attention, self.on_output = modules, on_attention, on_output
         self.rotary: _Rotary | None = None
 
     def attention_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that takes the place of an attention function."""
+        """The wrapper that replaces an attention function."""
 
         @wraps(original)
-        def shown(module: nn.Module, query: torch.Tensor, key: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        def wrapper(module: nn.Module, query: torch.Tensor, key: torch.Tensor, *args: Any, **options: Any) -> Any:
             if id(module) not in self.modules:
-                return original(module, query, key, *rest, **options)
+                return original(module, query, key, *args, **options)
             rotary, self.rotary = self.rotary, None
-            seen = _seen(module, query, key, rotary, rest, options)
-            self.on_attention(seen)
-            result = original(module, query, key, *rest, **options)
+            attention = _attention_call(module, query, key, rotary, args, options)
+            self.on_attention(attention)
+            result = original(module, query, key, *args, **options)
             if self.on_output is not None:
-                self.on_output(seen, result[0])
+                self.on_output(attention, result[0])
             return result
 
-        return shown
+        return wrapper
 
     def rotary_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that takes the place of a rotary function."""
+        """The wrapper that replaces a rotary function."""
 
         @wraps(original)
-        def shown(q: torch.Tensor, k: torch.Tensor, *rest: Any, **options: Any) -> Any:
-            result = original(q, k, *rest, **options)
-            given = [*rest, *options.values()]
-            angles = tuple(part for part in given if isinstance(part, torch.Tensor) and not _is_integer(part))
+        def wrapper(q: torch.Tensor, k: torch.Tensor, *args: Any, **options: Any) -> Any:
+            result = original(q, k, *args, **options)
+            arguments = [*args, *options.values()]
+            angles = tuple(
+                argument for argument in arguments if isinstance(argument, torch.Tensor) and not _is_integer(argument)
+            )
             self.rotary = _Rotary(original, (q, k), (result[0], result[1]), angles)
             return result
 
-        return shown
+        return wrapper
 
 
-def _seen(
+def _attention_call(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     rotary: _Rotary | None,
-    rest: tuple[Any, ...],
+    args: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Attention:
     scaling = options.get("scaling")
@@ -183,22 +187,22 @@ def _seen(
         layer=_layer(module),
         module=module,
         q=query.detach(),
-        # A cache puts earlier keys in front; those of this call's tokens are the last ones.
+        # With a cache, the keys of earlier tokens come first; those of this call's tokens are the last ones.
         k=key[..., -query.shape[-2] :, :].detach(),
         scaling=float(query.shape[-1] ** -0.5 if scaling is None else scaling),
         sliding_window=None if window is None else int(window),
         rotary=rotary,
-        call=((module, query, key, *rest), options),
+        call=((module, query, key, *args), options),
     )
 
 
 @contextmanager
-def _shadow_attention(source: Any, name: str, watch: _Watch) -> Iterator[None]:
-    if name == "eager" and name not in source.ALL_ATTENTION_FUNCTIONS:
-        with _shadowed(source, "eager_attention_forward", watch.attention_function):
+def _replace_attention(module: Any, name: str, watch: _Watch) -> Iterator[None]:
+    if name == "eager" and name not in module.ALL_ATTENTION_FUNCTIONS:
+        with _replaced(module, "eager_attention_forward", watch.attention_function):
             yield
         return
-    registry = source.ALL_ATTENTION_FUNCTIONS
+    registry = module.ALL_ATTENTION_FUNCTIONS
     local = registry._local_mapping
     before = local.get(name)
     registry[name] = watch.attention_function(registry[name])
@@ -212,15 +216,15 @@ def _shadow_attention(source: Any, name: str, watch: _Watch) -> Iterator[None]:
 
 
 @contextmanager
-def _shadowed(
-    source: Any, name: str, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
+def _replaced(
+    module: Any, name: str, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    original = getattr(source, name)
-    setattr(source, name, replacement(original))
+    original = getattr(module, name)
+    setattr(module, name, replacement(original))
     try:
         yield
     finally:
-        setattr(source, name, original)
+        setattr(module, name, original)
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Documents of a shard side by side, as they go through the model, and which of their tokens count."""
+"""Documents of a shard as a padded batch, and which of its tokens count."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from qkscope.capture.sums.tokens import BatchTokens
 from qkscope.core.headmoments import N_GROUPS
 
 
-def padded(rows: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Documents side by side, and which of it is tokens, where not all is."""
-    length = max(map(len, rows))
-    ids = torch.zeros(len(rows), length, dtype=torch.int64)
-    for row, one in enumerate(rows):
-        ids[row, : len(one)] = torch.from_numpy(one)
-    if all(len(one) == length for one in rows):
+def padded(documents: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Token ids of documents, padded to one length, and the attention mask if any are padded."""
+    length = max(map(len, documents))
+    ids = torch.zeros(len(documents), length, dtype=torch.int64)
+    for number, document in enumerate(documents):
+        ids[number, : len(document)] = torch.from_numpy(document)
+    if all(len(document) == length for document in documents):
         return ids, None
-    return ids, torch.tensor([[1] * len(one) + [0] * (length - len(one)) for one in rows])
+    return ids, torch.tensor([[1] * len(document) + [0] * (length - len(document)) for document in documents])
 
 
 def batch_tokens(shard: Shard, rows: list[int], first: int, columns: int) -> BatchTokens:
-    """The tokens of some documents in so many columns from a position on."""
+    """The tokens of these documents of a shard at ``columns`` positions from ``first`` on."""
     kept = [shard.kept[row] for row in rows]
     return BatchTokens(
         first=first,

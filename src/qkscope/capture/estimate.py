@@ -1,4 +1,4 @@
-"""What a capture will take, before it runs: memory, disk and time."""
+"""Memory, disk and time of a capture, estimated before it runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes and seconds; all but the weights are independent of the number of documents, time is not."""
+    """Sizes in bytes and speeds; only the time depends on the number of documents."""
 
     parameters: int
     weights: int
     statistics: int
-    """Sums on the device while a shard is under way."""
+    """Sums on the device while a shard is measured."""
     disk: int
-    """Moments and sample of the finished run; twice the moments while it runs."""
+    """Moments and sample of the finished run; the moments take twice as much during the capture."""
     flop_per_token: float
     flop_per_second: float
 
@@ -39,11 +39,11 @@ class Estimate:
 
 def estimate(options: ModelOptions, *, buckets: int, sample: int, window: int) -> Estimate:
     """Estimate from the model's config alone; no weights are loaded."""
-    place, which = options.model, {}
-    if place.endswith(".gguf"):
-        place, which = str(Path(place).parent), {"gguf_file": Path(place).name}
+    location, file_option = options.model, {}
+    if location.endswith(".gguf"):
+        location, file_option = str(Path(location).parent), {"gguf_file": Path(location).name}
     try:
-        config = AutoConfig.from_pretrained(place, revision=options.revision, trust_remote_code=False, **which)
+        config = AutoConfig.from_pretrained(location, revision=options.revision, trust_remote_code=False, **file_option)
         refuse_absurd(config)
         with init_empty_weights():
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)

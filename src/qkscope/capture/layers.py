@@ -1,4 +1,4 @@
-"""A layer as the first document shows it: heads, scaling, window, rotary encoding."""
+"""Description of a layer, from its attention call on the first document: heads, scaling, window, rotary encoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkscope.errors import CaptureError
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer as the first document showed it."""
+    """One layer, described from its attention call on the first document."""
 
     layer: int
     scaling: float
@@ -26,11 +26,11 @@ class Layer:
     key_heads: tuple[int, ...]
     d: int
     kind: str | None
-    """What the model's config calls it, such as sliding_attention."""
+    """Layer type in the model's config, such as sliding_attention."""
 
     @property
     def local(self) -> bool:
-        """Whether queries see a part of the earlier keys only."""
+        """Whether queries see only some of the earlier keys."""
         return self.sliding_window is not None or self.kind in ("sliding_attention", "chunked_attention")
 
     def as_dict(self) -> dict[str, Any]:
@@ -41,23 +41,23 @@ class Layer:
 
 
 def describe_layer(
-    seen: Attention, decoder: PreTrainedModel, candidates: list[Embedding], options: CaptureOptions
+    attention: Attention, decoder: PreTrainedModel, candidates: list[Embedding], options: CaptureOptions
 ) -> Layer:
-    """Describe a layer from one call of its attention, over the heads that were asked for."""
-    n_q, length = seen.q.shape[1:3]
+    """Describe a layer from one call of its attention, for the chosen heads."""
+    n_q, length = attention.q.shape[1:3]
     heads = tuple(range(n_q)) if options.heads is None else options.heads
     if not set(heads) <= set(range(n_q)):
-        raise CaptureError(f"layer {seen.layer} has query heads 0 to {n_q - 1}, not {max(heads)}")
-    positions = torch.arange(length, device=seen.q.device)
+        raise CaptureError(f"expected query heads 0 to {n_q - 1} in layer {attention.layer}, got {max(heads)}")
+    positions = torch.arange(length, device=attention.q.device)
     return Layer(
-        layer=seen.layer,
-        scaling=seen.scaling,
-        sliding_window=seen.sliding_window,
-        rope=describe_rope(seen, positions, candidates, options.window or length),
+        layer=attention.layer,
+        scaling=attention.scaling,
+        sliding_window=attention.sliding_window,
+        rope=describe_rope(attention, positions, candidates, options.window or length),
         query_heads=heads,
-        key_heads=tuple(sorted({head // seen.q_per_kv for head in heads})),
-        d=seen.q.shape[-1],
-        kind=_kind(decoder, seen.layer),
+        key_heads=tuple(sorted({head // attention.q_per_kv for head in heads})),
+        d=attention.q.shape[-1],
+        kind=_kind(decoder, attention.layer),
     )
 
 

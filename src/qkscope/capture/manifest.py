@@ -1,4 +1,4 @@
-"""run.json: what was measured, on what, and how; nothing in it depends on when, where or how fast."""
+"""The manifest run.json: model, documents, options, versions; nothing in it depends on the time or speed of the run."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ from qkscope.files.runfolder import FORMAT
 
 
 def manifest(
-    seen: ModelReport, documents: list[Document], ids: list[np.ndarray], options: CaptureOptions, about: dict[str, Any]
+    report: ModelReport,
+    documents: list[Document],
+    ids: list[np.ndarray],
+    options: CaptureOptions,
+    about: dict[str, Any],
 ) -> dict[str, Any]:
-    """The manifest of a capture; ``about`` says where the model comes from."""
-    listed = [{"name": d.name, "digest": d.digest, "tokens": len(one)} for d, one in zip(documents, ids, strict=True)]
-    corpus = hashlib.sha256("".join(f"{d['digest']}{d['tokens']};" for d in listed).encode()).hexdigest()
+    """The manifest of a capture; ``about`` states where the model comes from."""
+    listed = [
+        {"name": document.name, "digest": document.digest, "tokens": len(tokens)}
+        for document, tokens in zip(documents, ids, strict=True)
+    ]
+    digests = "".join(f"{entry['digest']}{entry['tokens']};" for entry in listed)
+    corpus = hashlib.sha256(digests.encode()).hexdigest()
     return {
         "format": FORMAT,
-        "model": about | seen.model,
+        "model": about | report.model,
         "stage": "pre-rope" if options.pre_rope else "post-rope",
         "window": options.window,
-        "q_per_kv": seen.q_per_kv,
-        "options": {key: list(one) if isinstance(one, tuple) else one for key, one in asdict(options).items()},
-        "threads": seen.threads,
+        "q_per_kv": report.q_per_kv,
+        "options": {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(options).items()},
+        "threads": report.threads,
         "corpus": corpus,
-        "tokens": hashlib.sha256(b"".join(one.tobytes() for one in ids)).hexdigest(),
+        "tokens": hashlib.sha256(b"".join(tokens.tobytes() for tokens in ids)).hexdigest(),
         "documents": listed,
-        "layers": seen.layers,
-        "versions": seen.versions,
+        "layers": report.layers,
+        "versions": report.versions,
     }

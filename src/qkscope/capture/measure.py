@@ -1,4 +1,4 @@
-"""One replica of the model at work: which layers it has, and the sums of one shard of documents after the other."""
+"""Measurement by one replica of the model: the layers it has, and the sums of each shard of documents."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.errors import CaptureError
 
 LONG = 8192
-"""Beyond this length a T × T mask is avoided by prefilling in chunks, where the model would build one."""
+"""Beyond this length, a model that would build a T × T mask is prefilled in chunks instead."""
 
 
 class Measurement:
-    """A model, and what is known of its layers."""
+    """A model and the description of its layers."""
 
     def __init__(self, model: PreTrainedModel, gate: np.ndarray, options: CaptureOptions) -> None:
         self.model, self.decoder, self.options = model, backbone(model), options
         self.attentions = self_attentions(model)
         self.any_local = self.one_pass = False
-        # Documents must not depend on those before them, not even through what an embedding remembers.
+        # Documents must not depend on earlier ones, not even through the state of a rotary embedding.
         self.forget = [embedding.remembered() for embedding in embeddings(model)]
         embedding: Any = self.decoder.get_input_embeddings()
         self.vocabulary = int(embedding.weight.shape[0])
         self.longest = int(getattr(self.decoder.config, "max_position_embeddings", None) or 2**31)
         self.layers = self._look(gate if options.window is not None else gate[: self.longest])
-        self.seen = self._seen()
+        self.report = self._report()
 
     def shard(
         self, shard: Shard, *, keep_going: bool = False, on_documents: Callable[[int], None] | None = None
     ) -> ShardSums:
         """The sums of one shard.
 
-        Where memory runs out in a batch, the shard is begun again with single documents; where it runs out in one of
-        those, that is an error or, if so wanted, all that do not fit are left out.
+        If a batch runs out of memory, the shard is measured again with single documents; if a single document runs out
+        of memory, that is an error or, if ``keep_going``, all documents that do not fit are left out.
         """
         left_out = dict[int, str]()
         try:
@@ -70,39 +70,39 @@ class Measurement:
             raise CaptureError(_does_not_fit(shard, error)) from None
 
     def _misfits(self, shard: Shard) -> dict[int, str]:
-        """Documents that do not fit even alone, each with what was said of it."""
-        found = {}
+        """Documents that do not fit into memory even alone, each with the reason."""
+        reasons = {}
         for example in shard.examples:
             others = {other: "" for other in shard.examples if other != example}
             try:
                 self._attempt(shard, 1, others, None)
             except OutOfMemoryIn as error:
-                found[example] = f"out of memory ({error.reason})"
+                reasons[example] = f"out of memory ({error.reason})"
                 _empty_cache()
-        return found
+        return reasons
 
     def _attempt(
         self, shard: Shard, batch: int, left_out: dict[int, str], on_documents: Callable[[int], None] | None
     ) -> ShardSums:
         plan = Plan(shard.window, self.options.buckets, self.options.skip_first)
         rows = [row for row, example in enumerate(shard.examples) if example not in left_out]
-        sums = {layer: LayerSums(plan, self._rope(found)) for layer, found in self.layers.items()}
+        sums = {layer: LayerSums(plan, self._rope(description)) for layer, description in self.layers.items()}
         labels: list[tuple[np.ndarray, np.ndarray]] = []
         for first in range(0, len(rows), batch):
-            some = rows[first : first + batch]
-            with memory_told(some):
-                self._forward(shard, some, plan, sums, labels)
+            batch_rows = rows[first : first + batch]
+            with memory_told(batch_rows):
+                self._forward(shard, batch_rows, plan, sums, labels)
             if on_documents is not None:
-                on_documents(some[-1] + 1)
+                on_documents(batch_rows[-1] + 1)
         with memory_told([]):
             moments = finished(sums) if rows else {}
             kept = kept_vectors(labels, sums)
         check_finite(moments, shard)
-        return ShardSums(moments, kept, left_out, self.seen.digest)
+        return ShardSums(moments, kept, left_out, self.report.digest)
 
-    # ---- looking at the model -------------------------------------------------------------------
+    # ---- description of the model ---------------------------------------------------------------
 
-    def _seen(self) -> ModelReport:
+    def _report(self) -> ModelReport:
         config, device = self.decoder.config, _input_device(self.decoder)
         n_q = int(config.num_attention_heads)
         packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
@@ -113,13 +113,13 @@ class Measurement:
             self.longest,
             self.vocabulary,
             torch.get_num_threads() if device.type == "cpu" else None,
-            _named(device, self.model),
+            _device_name(device, self.model),
             {"qkscope": __version__} | packages,
         )
 
     def _look(self, gate: np.ndarray) -> dict[int, Layer]:
-        """Pass the parity gate on these tokens, and describe every layer that is to be measured."""
-        ids = torch.from_numpy(np.clip(gate, 0, self.vocabulary - 1))[None]  # tokens beyond it are refused later
+        """Check parity on these tokens, and describe every layer that is to be measured."""
+        ids = torch.from_numpy(np.clip(gate, 0, self.vocabulary - 1))[None]  # token ids beyond it are an error later
 
         def forward() -> torch.Tensor:
             with torch.no_grad():
@@ -127,31 +127,36 @@ class Measurement:
 
         try:
             with memory_told([]):
-                seen = parity.check(self.model, forward)
+                attentions = parity.check(self.model, forward)
         except OutOfMemoryIn as error:
-            way_out = "try --dtype bfloat16, --device balanced or fewer --workers"
-            raise CaptureError(f"no memory is left beside the model ({error.reason}); {way_out}") from None
+            advice = "try --dtype bfloat16, --device balanced or fewer --workers"
+            raise CaptureError(f"out of memory after the model was loaded ({error.reason}); {advice}") from None
         candidates = embeddings(self.model)
-        found = {a.layer: describe_layer(a, self.decoder, candidates, self.options) for a in seen}
-        self.any_local = any(layer.local for layer in found.values())
-        self._check_lengths(found)
-        wanted = set(found) if self.options.layers is None else set(self.options.layers)
-        if not wanted <= set(found):
-            raise CaptureError(f"not all of the layers asked for are there; the model has {sorted(found)}")
+        layers = {
+            attention.layer: describe_layer(attention, self.decoder, candidates, self.options)
+            for attention in attentions
+        }
+        self.any_local = any(layer.local for layer in layers.values())
+        self._check_lengths(layers)
+        chosen = set(layers) if self.options.layers is None else set(self.options.layers)
+        if not chosen <= set(layers):
+            raise CaptureError(f"the model has no layers {sorted(chosen - set(layers))}; it has {sorted(layers)}")
         if self.options.full_attention_only:
-            wanted = {layer for layer in wanted if not found[layer].local}
-        if not wanted:
-            raise CaptureError("none of the layers asked for has full attention")
-        return {layer: found[layer] for layer in sorted(wanted)}
+            chosen = {layer for layer in chosen if not layers[layer].local}
+        if not chosen:
+            raise CaptureError(
+                "none of the chosen layers has full attention; choose others or drop --full-attention-only"
+            )
+        return {layer: layers[layer] for layer in sorted(chosen)}
 
-    def _check_lengths(self, found: dict[int, Layer]) -> None:
-        """Where frequencies follow the length of the sequence, padding or steps would change the numbers."""
-        if any(layer.rope is not None and layer.rope.depends_on_length for layer in found.values()):
+    def _check_lengths(self, layers: dict[int, Layer]) -> None:
+        """Raise an error if frequencies depend on the length of the sequence and padding or steps would change it."""
+        if any(layer.rope is not None and layer.rope.depends_on_length for layer in layers.values()):
             self.one_pass = True
             if self.options.batch > 1 or self.options.prefill:
                 raise CaptureError(
                     "the rotary encoding of this model depends on the length of the document (dynamic or longrope); "
-                    "padding and steps would change it, so use a batch of 1 and no prefill"
+                    "padding and steps would change it, so use --batch 1 and no --prefill"
                 )
 
     def _rope(self, layer: Layer) -> LayerRope | None:
@@ -170,7 +175,7 @@ class Measurement:
         """One batch of documents through the model, in one pass or in steps through a cache."""
         for restore in self.forget:
             restore()
-        already = {layer: len(part_sums.kept) for layer, part_sums in sums.items()}
+        n_kept_before = {layer: len(part_sums.kept) for layer, part_sums in sums.items()}
         ids, mask = padded([shard.ids[row] for row in rows])
         length = ids.shape[1]
         step = self._step(length, plan.width)
@@ -181,16 +186,17 @@ class Measurement:
             angles = self._angles(torch.arange(first, first + part.shape[1]))
             labels += [(np.full(len(k), shard.examples[r]), k + first) for r, k in zip(rows, tokens.kept, strict=True)]
 
-            def add(seen: Attention, tokens: BatchTokens = tokens, angles: _Angles = angles) -> None:
-                layer = self.layers.get(seen.layer)
+            def add(attention: Attention, tokens: BatchTokens = tokens, angles: _Angles = angles) -> None:
+                layer = self.layers.get(attention.layer)
                 if layer is not None:
-                    turn = None if layer.rope is None else _here(layer.rope.embedding, angles, tokens, seen.q.device)
-                    sums[seen.layer].add(self._chosen(seen, layer), tokens, turn)
+                    rope, device = layer.rope, attention.q.device
+                    layer_angles = None if rope is None else _on_device(rope.embedding, angles, tokens, device)
+                    sums[attention.layer].add(self._chosen(attention, layer), tokens, layer_angles)
 
             with torch.no_grad(), watching(self.model, add, modules=self.attentions):
                 self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
         for layer, part_sums in sums.items():
-            new = slice(already[layer], None)
+            new = slice(n_kept_before[layer], None)
             part_sums.kept[new] = [(q.cpu(), k.cpu()) for q, k in part_sums.kept[new]]
 
     def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
@@ -207,11 +213,11 @@ class Measurement:
     def _step(self, length: int, width: int) -> int:
         """Tokens per forward pass: all, or a multiple of the bucket width."""
         if self.options.prefill is not None:
-            asked = self.options.prefill or length
+            requested = self.options.prefill or length
         else:
             masked = self.any_local or self.decoder.config._attn_implementation == "eager"
-            asked = 2048 if masked and length > LONG and not self.one_pass else length
-        return length if asked >= length else max(width, asked // width * width)
+            requested = 2048 if masked and length > LONG and not self.one_pass else length
+        return length if requested >= length else max(width, requested // width * width)
 
     def _angles(self, positions: torch.Tensor) -> _Angles:
         """Cos and sin of every embedding in use at these positions."""
@@ -219,16 +225,18 @@ class Measurement:
         used = {rope.embedding for rope in ropes if rope is not None}
         return {embedding: embedding.angles(positions.to(embedding.device)) for embedding in used}
 
-    def _chosen(self, seen: Attention, layer: Layer) -> Attention:
-        """The call with only the heads asked for, and before the rotation if that is asked for."""
-        q, k = seen.q, seen.k
-        if self.options.pre_rope and seen.rotary is not None:
-            if seen.rotary.before[0].shape[-1] != q.shape[-1]:
-                raise CaptureError(f"layer {seen.layer} rotates a part of its vectors only; --pre-rope cannot show it")
-            q, k = (by_heads(part, now) for part, now in zip(seen.rotary.before, (q, k), strict=True))
+    def _chosen(self, attention: Attention, layer: Layer) -> Attention:
+        """The call with only the chosen heads, before the rotation if ``pre_rope``."""
+        q, k = attention.q, attention.k
+        if self.options.pre_rope and attention.rotary is not None:
+            if attention.rotary.before[0].shape[-1] != q.shape[-1]:
+                raise CaptureError(
+                    f"layer {attention.layer} rotates only some coordinates of its vectors; --pre-rope needs all of them rotated"
+                )
+            q, k = (by_heads(part, now) for part, now in zip(attention.rotary.before, (q, k), strict=True))
         if self.options.heads is None:
-            return replace(seen, q=q, k=k)
-        return replace(seen, q=q[:, list(layer.query_heads)], k=k[:, list(layer.key_heads)])
+            return replace(attention, q=q, k=k)
+        return replace(attention, q=q[:, list(layer.query_heads)], k=k[:, list(layer.key_heads)])
 
 
 _Angle = tuple[torch.Tensor, torch.Tensor]
@@ -237,13 +245,11 @@ _Angles = dict[Embedding, _Angle]
 
 def _does_not_fit(shard: Shard, error: OutOfMemoryIn) -> str:
     if not error.rows:
-        return (
-            f"no memory is left to bring the sums of {shard} together ({error.reason}); use fewer --documents-per-shard"
-        )
+        return f"out of memory while merging the sums of {shard} ({error.reason}); use fewer --documents-per-shard"
     row = error.rows[0]
     return (
         f"document {shard.examples[row]} ({shard.names[row]}, {len(shard.ids[row])} tokens) does not fit into memory "
-        f"({error.reason}); try --prefill 2048 or a smaller --window, or leave such documents out with --keep-going"
+        f"({error.reason}); try --prefill 2048 or a smaller --window, or use --keep-going to leave out such documents"
     )
 
 
@@ -254,12 +260,12 @@ def _empty_cache() -> None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(inner) for key, inner in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
-def _named(device: torch.device, model: PreTrainedModel) -> str:
-    """The CPU, or a GPU by its name and by whether its sums are formed by our own kernel."""
+def _device_name(device: torch.device, model: PreTrainedModel) -> str:
+    """The CPU, or the name of the GPU and whether the reduction kernel forms its sums."""
     if device.type != "cuda":
         return device.type
     config = backbone(model).config
@@ -268,8 +274,8 @@ def _named(device: torch.device, model: PreTrainedModel) -> str:
     return f"{torch.cuda.get_device_name(device)}, {'kernel' if half and trusted(device, model.dtype, d) else 'plain'}"
 
 
-def _here(embedding: Embedding, angles: _Angles, tokens: BatchTokens, device: torch.device) -> _Angle | None:
-    """The angles of an embedding on the device of a layer, brought there once per pass."""
+def _on_device(embedding: Embedding, angles: _Angles, tokens: BatchTokens, device: torch.device) -> _Angle | None:
+    """The angles of an embedding on the device of a layer, copied there once per forward pass."""
     if embedding not in angles:
         return None
     cos, sin = angles[embedding]

@@ -1,4 +1,4 @@
-"""What a replica of the model reports: what it sees of the model, and what comes of a shard of documents."""
+"""Results of a replica of the model: a report on the model itself, and the sums of a shard of documents."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from qkscope.core.layermoments import LayerMoments
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What a replica sees of its model; replicas that see different things measure different things."""
+    """Description of a replica's model; all replicas of a capture must have the same one."""
 
     model: dict[str, Any]
     layers: list[dict[str, Any]]
     q_per_kv: int
     longest: int
-    """Positions the model was made for."""
+    """The model's max_position_embeddings."""
     vocabulary: int
-    """Tokens the model knows."""
+    """Number of tokens in the model's vocabulary."""
     threads: int | None
-    """On a CPU: how many it computes with, on which the last bits of a forward pass depend."""
+    """Threads on a CPU, on which the last bits of a forward pass depend; None on a GPU."""
     device: str
-    """The CPU, or the GPU by name and by how its sums are formed."""
+    """The CPU, or the name of the GPU and how its sums are formed."""
     versions: dict[str, str]
 
     @property
     def digest(self) -> str:
-        """Identifies all of it."""
+        """Identifies the whole report."""
         return hashlib.sha256(json.dumps(vars(self), sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class ShardSums:
-    """What comes of one shard."""
+    """The sums and kept vectors of one shard."""
 
     moments: dict[int, LayerMoments]
-    """By layer; none if no document could be measured."""
+    """By layer; empty if no document could be measured."""
     kept: KeptVectors
     left_out: dict[int, str]
     """Documents that could not be measured, and why."""
-    seen: str
-    """Digest of what the replica saw."""
+    report_digest: str
+    """Digest of the replica's ``ModelReport``."""
     one_by_one: bool = False
-    """Whether batches did not fit and its documents were measured alone, which changes the last bits."""
+    """Whether batches did not fit into memory and documents were measured alone, which changes the last bits."""

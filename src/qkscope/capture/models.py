@@ -21,32 +21,32 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
-    """Load the tokenizer alone."""
-    place, common = _place(options)
+    """Load only the tokenizer."""
+    location, arguments = _location(options)
     with _errors_as_one_line(options):
         if options.tokenizer:
             return AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=options.trust_remote_code)
-        return AutoTokenizer.from_pretrained(place, **common)
+        return AutoTokenizer.from_pretrained(location, **arguments)
 
 
 def load_model(options: ModelOptions) -> PreTrainedModel:
-    """Load the model alone, in evaluation mode."""
-    place, common = _place(options)
+    """Load only the model, in evaluation mode."""
+    location, arguments = _location(options)
     with _errors_as_one_line(options):
-        config = AutoConfig.from_pretrained(place, **common)
+        config = AutoConfig.from_pretrained(location, **arguments)
         for key, value in (options.config_overrides or {}).items():
             _override(config, key, value)
         refuse_absurd(config)
         device = resolved_device(options.device)
-        placing = {"device_map": "auto" if device == "balanced" else device}
+        device_arguments = {"device_map": "auto" if device == "balanced" else device}
         if options.attn is not None:
-            placing["attn_implementation"] = options.attn
+            device_arguments["attn_implementation"] = options.attn
         dtype = resolved_dtype(options.dtype, device)
-        found: Any = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=dtype, output_loading_info=True, **placing, **common
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            location, config=config, dtype=dtype, output_loading_info=True, **device_arguments, **arguments
         )
-        model: PreTrainedModel = found[0]
-        _refuse_missing(options, found[1])
+        model: PreTrainedModel = loaded[0]
+        _refuse_missing(options, loaded[1])
     model.train(False)
     if getattr(model.config, "_commit_hash", None) is None:
         model.config._commit_hash = _commit(options)
@@ -54,38 +54,40 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
 
 
 def _commit(options: ModelOptions) -> str | None:
-    """The commit that a model of the Hub stood at, by the cache it was loaded from; None for a folder or a file."""
+    """The commit of a Hub model, from the cache it was loaded from; None for a folder or a file."""
     if Path(options.model).exists() or options.model.endswith(".gguf"):
         return None
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(options.model, "config.json", revision=options.revision)
-    found = re.search(r"/snapshots/([0-9a-f]{40})/", cached) if isinstance(cached, str) else None
-    return None if found is None else found[1]
+    match = re.search(r"/snapshots/([0-9a-f]{40})/", cached) if isinstance(cached, str) else None
+    return None if match is None else match[1]
 
 
 def load_quietly() -> None:
-    """No bar for the loading of weights, from now on."""
+    """Show no progress bar while weights are loaded, from now on."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
 
 
-def _place(options: ModelOptions) -> tuple[str, dict[str, Any]]:
-    """Where transformers finds it."""
-    # False and not None: transformers takes the latter for leave to ask.
-    common: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
-    common |= {"revision": options.revision} if options.revision else {}
+def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
+    """Location and arguments for ``from_pretrained``."""
+    # Not None, with which transformers would ask the user.
+    arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    arguments |= {"revision": options.revision} if options.revision else {}
     if not options.model.endswith(".gguf"):
         if options.model.startswith(("/", "./", "../", "~")) and not Path(options.model).exists():
             raise CaptureError(f"{options.model} does not exist; give a Hub id, a folder or a GGUF file")
         if options.revision and Path(options.model).is_dir():
-            raise CaptureError(f"{options.model} is a folder here, and folders have no revisions; leave out --revision")
-        return options.model, common
+            raise CaptureError(
+                f"{options.model} is a local folder, and local folders have no revisions; leave out --revision"
+            )
+        return options.model, arguments
     path = Path(options.model)
     if not path.is_file():
         raise CaptureError(f"{options.model} does not exist; give a Hub id, a folder or a GGUF file")
-    return str(path.parent), common | {"gguf_file": path.name}
+    return str(path.parent), arguments | {"gguf_file": path.name}
 
 
 @contextmanager
@@ -94,19 +96,19 @@ def _errors_as_one_line(options: ModelOptions) -> Iterator[None]:
         yield
     except CaptureError:
         raise
-    except Exception as error:  # what a config that is none makes transformers raise has no end
+    except Exception as error:  # transformers raises errors of many kinds on a bad config
         reason = " ".join(str(error).split())[:400] or type(error).__name__
         raise CaptureError(f"{options.model} cannot be loaded ({reason})") from None
 
 
 def _refuse_missing(options: ModelOptions, loading: dict[str, Any]) -> None:
-    """Weights that were not in the files would be random numbers, and nothing further on could tell."""
+    """Raise an error if weights are missing from the files: they would be random, and no later check would notice."""
     missing = sorted(map(str, loading.get("missing_keys", ())))
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CaptureError(
-            f"{options.model} lacks weights that its config asks for ({missing[0]}{more}); fetch it again, or correct "
-            "its config or --config-overrides"
+            f"{options.model} is missing weights that its config requires ({missing[0]}{more}); download it again, or "
+            "correct its config or --config-overrides"
         )
 
 
@@ -125,7 +127,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _digest(model: PreTrainedModel) -> str:
-    """Identifies the weights by some numbers of each; those that are not in memory count by name alone."""
+    """Identifies the weights by a few values of each; of those not in memory, only the name and shape count."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
@@ -136,10 +138,10 @@ def _digest(model: PreTrainedModel) -> str:
 
 
 def refuse_absurd(config: Any) -> None:
-    """A config of more layers than any model has would be built without end."""
+    """Raise an error if a config has too many layers: building such a model would never end."""
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise CaptureError(f"the model's config has num_hidden_layers of {layers}; no model has beyond {MOST_LAYERS}")
+        raise CaptureError(f"expected at most {MOST_LAYERS} for num_hidden_layers in the model's config, got {layers}")
 
 
 def _override(config: Any, key: str, value: Any) -> None:
@@ -149,21 +151,21 @@ def _override(config: Any, key: str, value: Any) -> None:
     setattr(target, key, value)
 
 
-def resolved_device(asked: str) -> str:
-    """The device that ``auto`` stands for here."""
-    if asked == "auto":
+def resolved_device(requested: str) -> str:
+    """The device, with ``auto`` resolved for this machine."""
+    if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked.startswith("cuda") and not torch.cuda.is_available():
-        raise CaptureError(f"--device {asked} needs a GPU, and torch sees none here; leave it out to use the CPU")
-    if re.fullmatch(r"cpu|cuda(:\d{1,2})?|balanced|mps|xpu(:\d{1,2})?", asked) is None:
-        raise CaptureError(f"unknown device {asked!r}; there are cpu, cuda, cuda:1 …, balanced and auto")
-    return asked
+    if requested.startswith("cuda") and not torch.cuda.is_available():
+        raise CaptureError(f"--device {requested} needs a GPU, but torch finds none; leave out --device to use the CPU")
+    if re.fullmatch(r"cpu|cuda(:\d{1,2})?|balanced|mps|xpu(:\d{1,2})?", requested) is None:
+        raise CaptureError(f"unknown device {requested!r}; use cpu, cuda, cuda:1 …, balanced or auto")
+    return requested
 
 
-def resolved_dtype(asked: str, device: str) -> Any:
+def resolved_dtype(requested: str, device: str) -> Any:
     """The torch dtype; on a GPU ``auto`` is left to transformers."""
-    if asked == "auto":
+    if requested == "auto":
         return torch.float32 if device == "cpu" else "auto"
-    if asked not in DTYPES:
-        raise CaptureError(f"unknown dtype {asked!r}; there are {', '.join(DTYPES)} and auto")
-    return DTYPES[asked]
+    if requested not in DTYPES:
+        raise CaptureError(f"unknown dtype {requested!r}; use {', '.join(DTYPES)} or auto")
+    return DTYPES[requested]

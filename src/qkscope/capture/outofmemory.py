@@ -1,4 +1,4 @@
-"""Memory that runs out, told from other errors."""
+"""Out-of-memory errors, distinguished from other errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
-_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class OutOfMemoryIn(Exception):
-    """Documents of a shard, by row, that together did not fit; none: what comes after them did not."""
+    """Out of memory in a batch of documents, given by their rows in the shard; no rows: in another step."""
 
     def __init__(self, rows: list[int], reason: str) -> None:
         self.rows, self.reason = rows, reason
@@ -20,12 +20,14 @@ class OutOfMemoryIn(Exception):
 
 @contextmanager
 def memory_told(rows: list[int]) -> Iterator[None]:
-    """Raise ``OutOfMemoryIn`` where torch, in one of its ways, says that memory ran out."""
+    """Raise ``OutOfMemoryIn`` for any of the errors by which torch reports that memory ran out."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:120]
-        ours = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in _WORDS)
-        if not ours:
+        reason = " ".join(str(error).split())[:120]
+        is_out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+            message in str(error) for message in _MESSAGES
+        )
+        if not is_out_of_memory:
             raise
-        raise OutOfMemoryIn(rows, said or "no memory left") from None
+        raise OutOfMemoryIn(rows, reason or "no memory left") from None

@@ -32,6 +32,7 @@ def check(model: nn.Module, forward: Any) -> list[Attention]:
 
     for _ in range(_ATTEMPTS):
         plain.append(forward())
+        _refuse_non_finite(model, plain[0])
         seen.clear()
         with watching(model, seen.append, compare):
             watched = forward()
@@ -48,6 +49,16 @@ def check(model: nn.Module, forward: Any) -> list[Attention]:
             f"parity: attention recomputed from q and k of layer {worst} is off by {errors[worst]:.1e} of its size"
         )
     return seen
+
+
+def _refuse_non_finite(model: nn.Module, hidden: torch.Tensor) -> None:
+    """Tell weights that are not finite, and states that overflow, from a model that changes when it is watched."""
+    if torch.isfinite(hidden).all():
+        return
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise CaptureError(f"the model's weights hold non-finite values, the first of them in {name}; use others")
+    raise CaptureError("the model's hidden states are not finite, while its weights are; try --dtype float32 or bfloat16")
 
 
 def _recomputed_error(attention: Attention, output: torch.Tensor) -> float:

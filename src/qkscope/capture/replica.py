@@ -1,4 +1,4 @@
-"""A replica of the model in a worker: it travels as a description, and loads the model where it arrives."""
+"""A replica of the model in a worker: it is sent as a description, and the worker loads the model."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from qkscope.engine.workers import worker_number
 
 @dataclass
 class Replica:
-    """Measures shards; asked for None, it says what it sees of the model."""
+    """Measures a shard; for None instead of a shard, returns the report on the model."""
 
     source: PreTrainedModel | ModelOptions
-    """A model that is here, or where every worker finds it."""
+    """A loaded model, or the options by which every worker loads it."""
     options: CaptureOptions
     gate: np.ndarray
-    """Tokens of the first document, for the parity gate."""
+    """Tokens of the first document, for the parity check."""
     keep_going: bool = False
     on_documents: Callable[[Shard, int], None] | None = None
-    """Told of every document, in this process."""
+    """Called after every batch of documents, in this process only."""
     _measurement: Measurement | None = field(default=None, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to a worker: neither a loaded model nor what listens in this process."""
+        """What is sent to a worker: without the measurement and the callback of this process."""
         return vars(self) | {"on_documents": None, "_measurement": None}
 
     def __call__(self, shard: Shard | None) -> ModelReport | ShardSums:
-        """Look at the model, or measure one shard."""
+        """Report on the model, or measure one shard."""
         if self._measurement is None:
             self._measurement = Measurement(self._model(), self.gate, self.options)
         if shard is None:
-            return self._measurement.seen
-        told = self.on_documents
+            return self._measurement.report
+        listener = self.on_documents
         return self._measurement.shard(
             shard,
             keep_going=self.keep_going,
-            on_documents=None if told is None else lambda done: told(shard, done),
+            on_documents=None if listener is None else lambda done: listener(shard, done),
         )
 
     def _model(self) -> PreTrainedModel:
@@ -57,10 +57,10 @@ class Replica:
             models.load_quietly()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        # Workers of one machine share its GPUs; one that replaces another has its number, and so its GPU.
+        # Workers of one machine share its GPUs; a replacement worker has the same number, and so the same GPU.
         device = models.resolved_device(options.device)
         if number is not None and device == "cuda":
             device = f"cuda:{number % torch.cuda.device_count()}"
-        if device.startswith("cuda:"):  # without a number it is the current one already
-            torch.cuda.set_device(device)  # kernels of our own run on the current one
+        if device.startswith("cuda:"):  # plain cuda is already the current device
+            torch.cuda.set_device(device)  # the reduction kernel runs on the current device
         return models.load_model(replace(options, device=device))

@@ -1,8 +1,7 @@
-"""How each layer rotates, read from the live model: frequencies, scaling, layout, temperature.
+"""The rotary encoding of each layer, read from the loaded model: frequencies, scaling, layout, temperature.
 
-Nothing here knows a model by name. The rotary embedding of the model is evaluated in float32 at positions of our
-choice; the vectors that went into and came out of the layer's own rotary function say which coordinates form its
-planes and which way they turn.
+No model is treated by name. The rotary embedding of the model is evaluated in float32 at chosen positions; the inputs
+and outputs of the layer's own rotary function show which coordinates form its planes and in which direction they turn.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from qkscope.errors import CaptureError
 
 _Layout = Literal["half", "interleaved"]
 _TOLERANCE = 2e-2
-"""Relative error up to which a hypothesis about the rotation is taken to hold; bf16 needs that much."""
+"""Largest relative error at which a hypothesis about the rotation is accepted; bf16 needs that much."""
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """A rotary embedding of the model, with the layer type it is asked for where it keeps several."""
+    """A rotary embedding of the model, with the layer type to ask it for if it has several."""
 
     module: nn.Module
     layer_type: str | None = None
 
     @property
     def device(self) -> torch.device:
-        """Where its frequencies are."""
+        """Device of its frequencies."""
         return next((buffer.device for buffer in self.module.buffers()), torch.device("cpu"))
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,13 +48,13 @@ class Embedding:
         return _distinct(cos), _distinct(sin)
 
     def _copy(self) -> nn.Module:
-        """Some embeddings remember the longest sequence they were asked for; ask a copy, and the model never knows."""
-        twin = copy.copy(self.module)
-        twin._buffers = dict(self.module._buffers)
-        return twin
+        """A copy to evaluate, since some embeddings change when they are called with a longer sequence than before."""
+        copied = copy.copy(self.module)
+        copied._buffers = dict(self.module._buffers)
+        return copied
 
     def remembered(self) -> Callable[[], None]:
-        """What brings the embedding back to its present state."""
+        """A function that restores the embedding to its present state."""
         attributes, buffers = dict(vars(self.module)), dict(self.module._buffers)
 
         def restore() -> None:
@@ -78,14 +77,14 @@ class LayerRope:
     frequencies: list[float]
     """Radians per token, one per plane, at the run's window."""
     attention_factor: float
-    """Factor that the encoding puts on every rotated vector."""
+    """Factor by which the encoding scales every rotated vector."""
     layout: _Layout
     start: int
     """First rotated coordinate."""
     sign: int
     """+1 if planes turn counter-clockwise with position."""
     temperature: bool
-    """Whether queries are scaled by a factor of their position after the rotation."""
+    """Whether queries are scaled by a position-dependent factor after the rotation."""
     depends_on_length: bool
     """Whether the frequencies change with the length of the document (dynamic, longrope)."""
     embedding: Embedding = field(repr=False, compare=False)
@@ -105,7 +104,7 @@ class LayerRope:
 
     @property
     def planar(self) -> tuple[object, ...]:
-        """Where its planes lie, which way they turn and by what they are scaled."""
+        """Coordinates, direction and scale of its planes."""
         return self.layout, self.start, self.planes, self.sign, self.attention_factor
 
     def as_dict(self) -> dict[str, Any]:
@@ -122,15 +121,15 @@ def planes_of(x: torch.Tensor, planes: int, layout: _Layout, start: int = 0) -> 
 
 
 def describe_rope(
-    seen: Attention, positions: torch.Tensor, candidates: list[Embedding], window: int
+    attention: Attention, positions: torch.Tensor, candidates: list[Embedding], window: int
 ) -> LayerRope | None:
-    """The rotary encoding of a layer from one call of its attention; None for a layer without."""
-    if seen.rotary is None:
+    """The rotary encoding of a layer from one call of its attention; None if it has none."""
+    if attention.rotary is None:
         return None
-    before, after = (by_heads(part, seen.q) for part in (seen.rotary.before[0], seen.rotary.after[0]))
-    embedding = _used(seen, positions, candidates)
+    before, after = (by_heads(part, attention.q) for part in (attention.rotary.before[0], attention.rotary.after[0]))
+    embedding = _used(attention, positions, candidates)
     cos, sin = embedding.angles(positions)
-    layout, sign = _layout(before, after, cos, sin, f"layer {seen.layer}")
+    layout, sign = _layout(before, after, cos, sin, f"layer {attention.layer}")
     ends = embedding.angles(torch.tensor([0, 1, window - 1], device=positions.device))
     factor = float(torch.hypot(ends[0][0], ends[1][0]).mean())
     frequencies = torch.atan2(ends[1][1].double(), ends[0][1].double()).tolist()
@@ -138,9 +137,9 @@ def describe_rope(
         frequencies=frequencies,
         attention_factor=factor,
         layout=layout,
-        start=_start(seen.q, after),
+        start=_start(attention.q, after),
         sign=sign,
-        temperature=_has_temperature(seen.q, after),
+        temperature=_has_temperature(attention.q, after),
         depends_on_length=embedding.depends_on_length(window),
         embedding=embedding,
     )
@@ -153,12 +152,12 @@ def embeddings(model: nn.Module) -> list[Embedding]:
     return list(_embeddings(decoder, types))
 
 
-def temperature(seen: Attention, rope: LayerRope) -> torch.Tensor | None:
-    """Factor (B, T) on the queries of each position after the rotation, where the layer applies one."""
-    if not rope.temperature or seen.rotary is None:
+def temperature(attention: Attention, rope: LayerRope) -> torch.Tensor | None:
+    """Factor (B, T) on the queries of each position after the rotation; None if the layer applies none."""
+    if not rope.temperature or attention.rotary is None:
         return None
-    after = by_heads(seen.rotary.after[0], seen.q)[:, 0].float()
-    q = seen.q[:, 0, :, rope.start : rope.start + after.shape[-1]].float()
+    after = by_heads(attention.rotary.after[0], attention.q)[:, 0].float()
+    q = attention.q[:, 0, :, rope.start : rope.start + after.shape[-1]].float()
     return _factor(q, after)
 
 
@@ -172,25 +171,25 @@ def _embeddings(decoder: nn.Module, types: list[str]) -> Iterator[Embedding]:
             yield Embedding(module)
 
 
-def _used(seen: Attention, positions: torch.Tensor, candidates: list[Embedding]) -> Embedding:
-    """The embedding whose angles the layer was given."""
-    assert seen.rotary is not None
-    given = seen.rotary.angles
-    if given[0].is_complex():
-        cos, sin = given[0].real, given[0].imag
+def _used(attention: Attention, positions: torch.Tensor, candidates: list[Embedding]) -> Embedding:
+    """The embedding that produced the angles of this layer."""
+    assert attention.rotary is not None
+    angles = attention.rotary.angles
+    if angles[0].is_complex():
+        cos, sin = angles[0].real, angles[0].imag
     else:
-        cos, sin = given[0], given[1]
+        cos, sin = angles[0], angles[1]
     length = positions.shape[0]
     cos, sin = (_distinct(part.float().reshape(-1, length, part.shape[-1])[0]) for part in (cos, sin))
     for candidate in candidates:
         expected = candidate.angles(positions)
         if expected[0].shape == cos.shape and _close(torch.complex(*expected), torch.complex(cos, sin)):
             return candidate
-    raise CaptureError(f"layer {seen.layer}: its rotary angles come from none of the model's rotary embeddings")
+    raise CaptureError(f"layer {attention.layer}: its rotary angles match none of the model's rotary embeddings")
 
 
 def _distinct(part: torch.Tensor) -> torch.Tensor:
-    """One column per plane, where cos or sin is given twice (side by side, or one after the other)."""
+    """One column per plane, where cos or sin contains every plane twice (as two halves, or interleaved)."""
     n = part.shape[-1]
     if n % 2 == 0 and torch.equal(part[..., : n // 2], part[..., n // 2 :]):
         return part[..., : n // 2]
@@ -202,7 +201,7 @@ def _distinct(part: torch.Tensor) -> torch.Tensor:
 def _layout(
     before: torch.Tensor, after: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, where: str
 ) -> tuple[_Layout, int]:
-    """Which coordinates form a plane after the rotation, and which way it turns: the hypothesis that fits."""
+    """The coordinates that form a plane after the rotation, and its direction: the hypothesis with the least error."""
     planes = cos.shape[-1]
     layouts: tuple[_Layout, _Layout] = ("half", "interleaved")
     errors = {}
@@ -211,12 +210,12 @@ def _layout(
         errors[target, sign, source] = _error(planes_of(after, planes, target), turned)
     best = min(errors, key=lambda key: errors[key])
     if errors[best] > _TOLERANCE:
-        raise CaptureError(f"{where}: its rotary function is not a rotation of planes that we know")
+        raise CaptureError(f"{where}: its rotary function is not a known rotation of planes")
     return best[0], best[1]
 
 
 def by_heads(part: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """A tensor of the rotary function as (B, H, T, …): some models call it before they move the heads forward."""
+    """A tensor of the rotary function as (B, H, T, …): some models call it with (B, T, H, …)."""
     if part.shape[1:3] == q.shape[1:3] and not (part.shape[1] == part.shape[2] and _is_transposed(part, q)):
         return part
     return part.transpose(1, 2)
@@ -228,7 +227,7 @@ def _is_transposed(part: torch.Tensor, q: torch.Tensor) -> bool:
 
 
 def _start(q: torch.Tensor, after: torch.Tensor) -> int:
-    """Where the rotated coordinates stand in the head: the whole head, its front, or its end."""
+    """First rotated coordinate of the head: all coordinates are rotated, or only the first or the last ones."""
     size = after.shape[-1]
     if size == q.shape[-1]:
         return 0
@@ -245,7 +244,7 @@ def _has_temperature(q: torch.Tensor, after: torch.Tensor) -> bool:
 
 
 def _factor(scaled: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    """By how much vectors were scaled; 1 for a vector of length 0."""
+    """Factor by which vectors were scaled; 1 for a zero vector."""
     power = (plain * plain).sum(-1)
     return torch.where(power > 0, (scaled * plain).sum(-1) / power.clamp_min(1e-30), 1.0)
 

@@ -1,4 +1,4 @@
-"""Documents in shards of fixed size: what is measured, saved and, after a kill, done again as one."""
+"""Shards: fixed numbers of documents that are measured and saved together and, after a kill, measured again."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from qkscope.capture.options import CaptureOptions
 from qkscope.capture.tokensampling import sample_tokens, vector_tokens
 
 _DOCUMENTS = 8
-"""Documents per shard on a CPU, and at least so many."""
+"""Documents per shard on a CPU, and the minimum on a GPU."""
 TOKENS = 2**22
-"""Tokens per shard on a GPU, where keeping the sums of a large model costs as much as many forward passes."""
+"""Tokens per shard on a GPU, where saving the sums of a large model takes as long as many forward passes."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Some consecutive documents of a run."""
+    """Consecutive documents of a run."""
 
     number: int
     examples: list[int]
-    """Their numbers in the run."""
+    """Numbers of its documents in the run."""
     names: list[str]
     ids: list[np.ndarray]
-    """Their tokens."""
+    """Tokens of each document."""
     kept: list[np.ndarray]
-    """Positions of each whose vectors are kept."""
+    """Positions of each document whose vectors are kept."""
     window: int
 
     def __str__(self) -> str:
@@ -34,14 +34,14 @@ class Shard:
 
 
 def per_shard(options: CaptureOptions, longest: int, device: str) -> int:
-    """Documents per shard: as asked, or by the device and the longest document."""
+    """Documents per shard: as requested, or chosen by the device and the longest document."""
     if options.documents_per_shard is not None:
         return options.documents_per_shard
     return _DOCUMENTS if device == "cpu" else max(_DOCUMENTS, TOKENS // longest)
 
 
 def kept_tokens(lengths: list[int], options: CaptureOptions) -> list[np.ndarray]:
-    """Positions of each document whose vectors are kept: those of the sample and of the dataset."""
+    """Positions of each document whose vectors are kept, for the sample or for the dataset of vectors."""
     sampled = sample_tokens(lengths, options.sample, options.seed, options.skip_first)
     sampling = options.vectors
     if sampling is None:

@@ -1,4 +1,4 @@
-"""What was gathered of a shard, brought to the host: moments of every layer, and the vectors that are kept."""
+"""The sums of a shard, copied to the host: moments of every layer, and the kept vectors."""
 
 from __future__ import annotations
 
@@ -16,30 +16,27 @@ from qkscope.files.parts import THREADS
 
 
 def finished(sums: dict[int, LayerSums]) -> dict[int, LayerMoments]:
-    """The sums of all layers as moments on the host, several layers at a time."""
+    """The sums of all layers as moments on the host; several layers in parallel."""
     with ThreadPoolExecutor(THREADS) as threads:
         return dict(zip(sums, threads.map(layer_moments, sums.values()), strict=True))
 
 
 def kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, LayerSums]) -> KeptVectors:
-    """The kept tokens by document and position, in whatever order they passed."""
+    """The kept vectors, sorted by document and position."""
     empty = [np.zeros(0, dtype=np.int64)]
-    example, position = (np.concatenate(empty + [pair[which] for pair in labels]) for which in (0, 1))
+    example, position = (np.concatenate(empty + [pair[index] for pair in labels]) for index in (0, 1))
     order = np.lexsort([position, example])
     vectors = {
-        layer: tuple(torch.cat([pair[which] for pair in part.kept]).float().numpy()[order] for which in (0, 1))
-        for layer, part in sums.items()
-        if part.kept
+        layer: tuple(torch.cat([pair[index] for pair in layer_sums.kept]).float().numpy()[order] for index in (0, 1))
+        for layer, layer_sums in sums.items()
+        if layer_sums.kept
     }
     return KeptVectors(example[order], position[order], vectors)  # type: ignore[arg-type]
 
 
 def check_finite(moments: dict[int, LayerMoments], shard: Shard) -> None:
-    """Raise an error that names the layer if a forward pass gave numbers that are none."""
-    for layer, part in moments.items():
-        for name, found in (("queries", part.q), ("keys", part.k)):
-            if not np.isfinite(found.scatter).all():
-                raise CaptureError(
-                    f"layer {layer} gave {name} that are not finite in documents {shard.examples[0]} to "
-                    f"{shard.examples[-1]}; try --dtype float32 or bfloat16"
-                )
+    """Raise an error that names the layer if a forward pass gave non-finite values."""
+    for layer, of_layer in moments.items():
+        for name, of_kind in (("queries", of_layer.q), ("keys", of_layer.k)):
+            if not np.isfinite(of_kind.scatter).all():
+                raise CaptureError(f"layer {layer} gave non-finite {name} in {shard}; try --dtype float32 or bfloat16")

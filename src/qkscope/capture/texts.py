@@ -1,4 +1,4 @@
-"""Documents: files, folders, globs, JSON lines, parquet columns, or files of a Hub dataset. Never joined."""
+"""Documents from files, folders, globs, JSON lines, parquet columns or files of a Hub dataset; never concatenated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Document:
-    """A text and where it comes from."""
+    """A text and its name."""
 
     name: str
     text: str
@@ -54,22 +54,22 @@ def _at(place: str, field: str) -> Iterator[Document]:
             yield from _in_file(located.files.path(name), name, field)
         return
     for path in _paths(place):
-        # A name that is not UTF-8 could not be written into a manifest.
+        # A name that is not UTF-8 cannot be written into a manifest.
         yield from _in_file(path, os.fsencode(path.name).decode("utf-8", "replace"), field)
 
 
 def _paths(place: str) -> list[Path]:
     path = Path(place)
     if not place:
-        raise CaptureError("--texts is empty; give a file, a folder, a pattern or an hf:// URL")
+        raise CaptureError("--texts is empty; give a file, a folder, a glob or an hf:// URL")
     if path.is_file():
         return [path]
     if path.is_dir():
-        return sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
-    found = sorted(Path(p) for p in glob.glob(place, recursive=True))  # noqa: PTH207
-    if not found:
-        raise CaptureError(f"{place} is no file, no folder and no pattern that matches any")
-    return [p for p in found if p.is_file()]
+        return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    matches = sorted(Path(file) for file in glob.glob(place, recursive=True))  # noqa: PTH207
+    if not matches:
+        raise CaptureError(f"{place} matches no file, folder or glob")
+    return [file for file in matches if file.is_file()]
 
 
 def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
@@ -81,8 +81,8 @@ def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
         else:
             yield Document(name, path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        what = "is not UTF-8 text; convert it" if path.suffix != ".parquet" else f"cannot be read ({error})"
-        raise CaptureError(f"{path} {what}, or leave it out") from None
+        problem = "is not UTF-8 text; convert it" if path.suffix != ".parquet" else f"cannot be read ({error})"
+        raise CaptureError(f"{path} {problem}, or leave it out") from None
     except (OSError, pa.ArrowException) as error:
         raise CaptureError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); leave it out") from None
 
@@ -91,7 +91,7 @@ def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
     with pq.ParquetFile(path) as file:
         if file.schema_arrow.names.count(field) != 1:
             names = ", ".join(file.schema_arrow.names[:10])
-            raise CaptureError(f"{path} has no one column {field!r} (but {names}); say which with --field")
+            raise CaptureError(f"{path}: expected one column {field!r}, got {names}; choose a column with --field")
         values = (value for batch in file.iter_batches(columns=[field]) for value in batch[0].to_pylist())
         for number, value in enumerate(values):
             if value:
@@ -99,14 +99,14 @@ def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
 
 
 def _text(value: object, where: str) -> str:
-    """A value that is text."""
+    """The value itself, if it is valid text; otherwise an error."""
     try:
         if isinstance(value, str):
             value.encode()
             return value
     except UnicodeEncodeError:
         raise CaptureError(f"{where}: expected text, got half of a surrogate pair; leave it out") from None
-    raise CaptureError(f"{where}: expected text, got {type(value).__name__}; say with --field which holds it")
+    raise CaptureError(f"{where}: expected text, got {type(value).__name__}; choose the field of the text with --field")
 
 
 def _json_lines(path: Path, name: str, field: str) -> Iterator[Document]:

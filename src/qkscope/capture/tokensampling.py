@@ -1,4 +1,4 @@
-"""Which tokens' vectors are kept: a fixed-size sample of the run, or the published samplers for a dataset."""
+"""The tokens whose vectors are kept: a fixed-size sample of the run, or the published samplers for a dataset."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qkscope.core.sample import priority
 
 
 def sample_tokens(lengths: list[int], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
-    """Columns of each document whose tokens are among the ``size`` of lowest priority in the whole run."""
+    """Positions of each document whose tokens are among the ``size`` of lowest priority in the whole run."""
     example = np.concatenate([np.full(n, i) for i, n in enumerate(lengths)])
     position = np.concatenate([np.arange(n) for n in lengths])
     counted = np.flatnonzero(position >= skip_first)
@@ -20,13 +20,13 @@ def sample_tokens(lengths: list[int], size: int, seed: int, skip_first: int) -> 
 
 
 def vector_tokens(example: int, length: int, sampling: VectorSampling, skip_first: int) -> np.ndarray:
-    """Columns of one document that a dataset keeps."""
+    """Positions of one document whose vectors go into a dataset."""
     position = np.arange(skip_first, length)
     if sampling.sampler == "all" or not len(position):
         return position
     draw = priority(np.full(len(position), example), position, sampling.seed + 1) / 2.0**64
-    chance = np.full(len(position), sampling.rate)
+    probability = np.full(len(position), sampling.rate)
     if sampling.sampler == "log_uniform":
         weight = 1.0 / (position + 1)
-        chance = np.minimum(1.0, sampling.rate * len(position) * weight / weight.sum())
-    return position[draw < chance]
+        probability = np.minimum(1.0, sampling.rate * len(position) * weight / weight.sum())
+    return position[draw < probability]

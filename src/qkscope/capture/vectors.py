@@ -1,4 +1,4 @@
-"""Vectors that are kept: gathered shard by shard while a capture runs, then written in the dataset layout."""
+"""Kept vectors: saved shard by shard during a capture, then written in the dataset layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from qkscope.heads import HeadId
 
 @dataclass(frozen=True)
 class KeptVectors:
-    """The kept tokens of one shard, and their queries and keys (n, H, d) by layer."""
+    """The kept tokens of one shard, with their queries and keys (n, H, d) by layer."""
 
     example_id: np.ndarray
     position: np.ndarray
@@ -36,7 +36,7 @@ class KeptVectors:
 
 
 def write_kept(folder: Path, shard: int, kept: KeptVectors) -> dict[str, str]:
-    """Write one shard's vectors, if it has any; its file's name and digest. Written again, it is the same file."""
+    """Write one shard's vectors, if any; returns the name and digest of the file, which are always the same."""
     if not len(kept.example_id):
         return {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,12 +57,14 @@ def write_datasets(
     sampling: VectorSampling | None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the run's sample and, if asked for, its dataset of vectors, from its shards' files.
+    """Write the run's sample and, if requested, its dataset of vectors, from the files of its shards.
 
-    Samples are small, so several layers are written at a time; a dataset may be large, and is not.
+    Samples are small, so several layers are written in parallel; with a dataset, which may be large, one at a time.
     """
     if not names:
-        raise CaptureError("none of the tokens whose vectors were to be kept could be measured; use a larger --sample")
+        raise CaptureError(
+            "none of the sampled tokens could be measured, so there are no vectors; use a larger --sample"
+        )
     targets: dict[Path, tuple[list[np.ndarray], set[HeadId] | None]] = {folder / SAMPLE: (sampled, None)}
     if chosen is not None and sampling is not None:
         targets[folder / VECTORS_FOLDER] = (chosen, _drawn_heads(manifest, sampling))
@@ -86,25 +88,27 @@ def write_datasets(
 
 
 def _rope(manifest: dict[str, Any]) -> dict[str, Any] | None:
-    """The rotary encoding of each layer as a dataset states it; None before it is applied."""
+    """The rotary encoding of each layer, as dataset.json states it; None for vectors before the rotation."""
     if manifest["stage"] != "post-rope":
         return None
     keys = ("frequencies", "layout", "start", "sign")
     layers = {str(layer["layer"]): layer["rope"] for layer in manifest["layers"]}
-    return {"layers": {name: None if one is None else {key: one[key] for key in keys} for name, one in layers.items()}}
+    return {
+        "layers": {name: None if rope is None else {key: rope[key] for key in keys} for name, rope in layers.items()}
+    }
 
 
-def _layer_rows(shards: list[Path], layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    parts = []
-    for shard in shards:
+def _layer_rows(files: list[Path], layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    by_shard = []
+    for path in files:
         try:
-            with safe_open(shard, framework="np") as file:
+            with safe_open(path, framework="np") as file:
                 if f"{layer}.q" in file.keys():  # noqa: SIM118
                     names = ("example_id", "position", f"{layer}.q", f"{layer}.k")
-                    parts.append([file.get_tensor(name) for name in names])
+                    by_shard.append([file.get_tensor(name) for name in names])
         except (OSError, SafetensorError) as error:
-            raise CaptureError(f"{shard} cannot be read as kept vectors ({error}); capture the run again") from None
-    example, position, q, k = (np.concatenate(part) for part in zip(*parts, strict=True))
+            raise CaptureError(f"{path} cannot be read as kept vectors ({error}); capture the run again") from None
+    example, position, q, k = (np.concatenate(arrays) for arrays in zip(*by_shard, strict=True))
     return example, position, q, k
 
 
@@ -117,16 +121,18 @@ def _write_layer(
     manifest: dict[str, Any],
 ) -> None:
     example, position, q, k = rows
-    wanted = np.concatenate([np.full(len(part), i, dtype=np.int64) << 32 | part for i, part in enumerate(tokens)])
-    index = np.flatnonzero(np.isin(example << 32 | position, wanted))
+    wanted_tokens = np.concatenate(
+        [np.full(len(positions), i, dtype=np.int64) << 32 | positions for i, positions in enumerate(tokens)]
+    )
+    index = np.flatnonzero(np.isin(example << 32 | position, wanted_tokens))
     bucket = position[index] // bucket_width(manifest["window"], manifest["options"]["buckets"])
     for kind, names, values in (("q", layer["query_heads"], q), ("k", layer["key_heads"], k)):
         for number, name in enumerate(names):
             head = HeadId(layer["layer"], name, "q" if kind == "q" else "k")
             if heads is None or head in heads:
-                found = Rows(values[index, number], position[index], example[index])
+                head_rows = Rows(values[index, number], position[index], example[index])
                 path = target / str(head) / DATA_FILE
-                write_rows(path, found, bucket=bucket, sliding_window=layer["sliding_window"])
+                write_rows(path, head_rows, bucket=bucket, sliding_window=layer["sliding_window"])
 
 
 def _drawn_heads(manifest: dict[str, Any], sampling: VectorSampling) -> set[HeadId] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from qkscope.cli.common import (
     EngineOption,
@@ -32,6 +33,19 @@ from qkscope.cli.common import (
 from qkscope.errors import ConfigError
 
 
+class AnalyzeCommand(TyperCommand):
+    """Its help names all analyses, which are looked up only then: that takes a second."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The usual help, with the names behind ``--only``."""
+        from qkscope.analyses.catalogue import ANALYSES_BY_NAME
+
+        for parameter in self.params:
+            if parameter.name == "only":
+                parameter.help = f"Only some of {', '.join(ANALYSES_BY_NAME)}; comma-separated."  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
 def _show_columns(wanted: bool) -> None:
     if wanted:
         from qkscope.results.schema import described_columns
@@ -43,9 +57,7 @@ def _show_columns(wanted: bool) -> None:
 def analyze_command(
     datasets: Annotated[list[str], typer.Argument(help="Dataset folders, Hub ids or hf:// URLs; each is one model.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the tables.")] = Path("results"),
-    only: Annotated[
-        str | None, typer.Option(help="Only some of pca, rotation, planes, distance, plasticity; comma-separated.")
-    ] = None,
+    only: Annotated[str | None, typer.Option(help="Only some of the analyses; comma-separated.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit, for a Hub dataset.")] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Label in the tables, once per dataset; by default its folder or revision.")

@@ -31,8 +31,10 @@ def demo_command(
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         from qkscope.files.atomic import check_writable
+        from qkscope.report.write import EXPLORER, REPORT, check_pages
 
         check_writable(output)
+        check_pages(*(output / "report" / name for name in (REPORT, EXPLORER)))
         started = time.monotonic()
         study = _planted(output, workers) if planted else _family(output, fast, workers)
         _report(study, output / "report", workers)

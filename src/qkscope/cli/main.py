@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from qkscope.cli.analyze import analyze_command
+from qkscope.cli.analyze import AnalyzeCommand, analyze_command
 from qkscope.cli.capture import capture_command, plan_command
 from qkscope.cli.checks import doctor_command, verify_command
 from qkscope.cli.common import Version
@@ -39,7 +39,8 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     plan_command: "qkscope plan HuggingFaceTB/SmolLM2-135M --texts books/",
 }
 for _command, _example in _EXAMPLES.items():
-    app.command(_command.__name__.removesuffix("_command"), epilog=f"Example: {_example}")(_command)
+    _class = AnalyzeCommand if _command is analyze_command else None
+    app.command(_command.__name__.removesuffix("_command"), cls=_class, epilog=f"Example: {_example}")(_command)
 
 
 def run() -> None:

@@ -32,12 +32,13 @@ def report_command(
     """Draw all figures and write report.html and explorer.html, each one file that opens from disk."""
     from qkscope.files.atomic import check_writable
     from qkscope.report.gather import gather, sources
-    from qkscope.report.write import EXPLORER, REPORT, TABLES_FOLDER, write_report
+    from qkscope.report.write import EXPLORER, REPORT, TABLES_FOLDER, check_pages, write_report
 
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         check_writable(output)
+        check_pages(output / REPORT, output / EXPLORER)
         found = sources(given)
         with progress() as on_done:
             study = gather(found, output / TABLES_FOLDER, points=not no_points, workers=workers, on_done=on_done)
@@ -62,11 +63,12 @@ def view_command(
     """Write the interactive explorer of one or more runs, and open it in the browser. It needs no server."""
     from qkscope.files.atomic import check_writable
     from qkscope.report.gather import gather, sources
-    from qkscope.report.write import write_explorer
+    from qkscope.report.write import check_pages, write_explorer
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         check_writable(output.parent)
+        check_pages(output)
         found = sources(given)
         with progress() as on_done:
             study = gather(found, output.with_suffix(".tables"), workers=workers, on_done=on_done)

@@ -25,7 +25,7 @@ _PATIENCE = 2.0
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, created if necessary, during the block; a ``HeldError`` names the process that already holds it."""
+    """Hold a folder, created if necessary, during the block; a ``HeldError`` names another process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MOST_TOKENS = 2**24
 """Longest window, in tokens; the memory of the frequency search grows with it."""
+WIDE_WINDOW = 2**20
+"""Up to this, a window may be as much longer than its documents as it likes; a search takes seconds."""
 _Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -96,6 +98,8 @@ def problem(manifest: dict[str, Any]) -> str | None:
     if len(set(numbers)) < len(numbers):
         return f"layers: layer {max(numbers, key=numbers.count)} appears twice"
     longest = max((document.tokens for document in run.documents), default=0)
+    if run.window > max(WIDE_WINDOW, 4 * longest):
+        return f"window: {run.window} tokens, while the longest document has {longest}"
     if longest > run.window:
         return f"documents: the longest has {longest} tokens, more than the window of {run.window}"
     for layer in run.layers:

@@ -160,9 +160,8 @@ class Parts:
             if remove:
                 shutil.rmtree(path)
         # The process was killed after a part was written and before the parts it was merged from were removed.
-        for span in [
-            span for span in self.notes if any(other.count > span.count and span.first in other for other in self.notes)
-        ]:
+        spans = list(self.notes)
+        for span in [span for span in spans if any(o.count > span.count and span.first in o for o in spans)]:
             del self.notes[span]
             if remove:
                 shutil.rmtree(self.place / span.name)

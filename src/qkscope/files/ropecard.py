@@ -50,8 +50,8 @@ class RopeCard:
         start = int(description.get("start", 0))
         if start + 2 * planes > d:
             raise DatasetError(
-                f"the rotary encoding of layer {layer} rotates coordinates {start} to {start + 2 * planes - 1}, but its "
-                f"vectors have length {d}; correct rope in dataset.json, or --rope-theta"
+                f"the rotary encoding of layer {layer} rotates coordinates {start} to {start + 2 * planes - 1}, but "
+                f"its vectors have length {d}; correct rope in dataset.json, or --rope-theta"
             )
         if listed is None:
             frequencies = float(description["theta"]) ** (-2.0 * np.arange(planes) / dims)
@@ -88,7 +88,7 @@ def _checked(description: Any, where: str) -> dict[str, Any]:
         raise DatasetError(f"{where}: expected rope to have exactly one of theta and frequencies")
     numbers = description.get("frequencies", [description.get("theta")])
     if not isinstance(numbers, list) or not 0 < len(numbers) <= 4096 or not all(map(_finite, numbers)):
-        raise DatasetError(f"{where}: expected rope.theta, or every number in rope.frequencies, to be finite")
+        raise DatasetError(f"{where}: expected rope.theta, or each of rope.frequencies, to be a finite number")
     if "theta" in description and description["theta"] <= 1:
         raise DatasetError(f"{where}: expected rope.theta above 1, got {description['theta']}")
     for key, lowest in (("dims", 2), ("start", 0)):

@@ -1,8 +1,8 @@
 """One head's vectors on disk: ``l{LL}h{HH}{q|k}/data.parquet``.
 
 Columns: ``bucket``, ``example_id``, ``position`` (int32), ``vector`` (fixed_size_list of float32 or float16),
-``sliding_window`` (int32 or null), ``token_str`` (string or null). Only ``example_id``, ``position``, ``vector`` and the
-first value of ``sliding_window`` are read.
+``sliding_window`` (int32 or null), ``token_str`` (string or null). Only ``example_id``, ``position``, ``vector`` and
+the first value of ``sliding_window`` are read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def write_rows(
     sliding_window: int | None = None,
     tokens: list[str | None] | None = None,
 ) -> None:
-    """Write a head's rows in the dataset format, atomically, as float16 if they are float16 and as float32 otherwise."""
+    """Write a head's rows in the dataset format, atomically; float16 vectors stay float16, others become float32."""
     for name in ("position", "example_id"):
         numbers = getattr(rows, name)
         if len(numbers) and not -INT32 <= numbers.min() <= numbers.max() < INT32:

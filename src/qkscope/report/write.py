@@ -21,7 +21,18 @@ from qkscope.study.study import Study
 
 REPORT, EXPLORER, FIGURES, TABLES_FOLDER = "report.html", "explorer.html", "figures", "tables"
 RUNS, TRACKS = "runs.csv", "tracks.csv"
+GENERATOR = b'<meta name="generator" content="qkscope">'
+"""By which we know our own pages."""
 OnFigures = Callable[[int, int], None]
+
+
+def check_pages(*pages: Path) -> None:
+    """Raise before the work where a page would replace something that is not a page of ours."""
+    for page in pages:
+        if page.is_dir():
+            raise TableError(f"{page} is a folder; move it away or choose another --output")
+        if page.exists() and GENERATOR not in page.read_bytes()[:4096]:
+            raise TableError(f"{page} was not written by qkscope; move it away or choose another --output")
 
 
 def write_report(

@@ -22,10 +22,12 @@ from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import Sample, ordered_sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.files.dataset import Dataset
-from qkscope.files.manifest import MOST_TOKENS
+from qkscope.files.manifest import MOST_TOKENS, WIDE_WINDOW
 from qkscope.heads import HeadId
 from qkscope.runs.source import Reading
 
+SPARSE = 4096
+"""Tokens of a very wide window per row, at most: with fewer rows there is nothing to search so many frequencies for."""
 TOO_LARGE = 1e60
 """Beyond this, squares and their products leave float64."""
 
@@ -147,6 +149,10 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadM
     window = dataset.window or last + 1
     if window > MOST_TOKENS:
         reason = f"a window of {window:,} tokens is beyond what can be searched for frequencies ({MOST_TOKENS:,})"
+        raise HeadError(query.head, reason, file)
+    if window > WIDE_WINDOW and (window > 4 * (last + 1) or window > SPARSE * min(len(query.rows), len(key.rows))):
+        rows = min(len(query.rows), len(key.rows))
+        reason = f"a window of {window:,} tokens for {rows:,} rows at positions up to {last:,}; give the real --window"
         raise HeadError(query.head, reason, file)
     if last >= window:
         raise HeadError(query.head, f"has positions up to {last}, which a window of {window} does not hold", file)
