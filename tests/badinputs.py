@@ -1,7 +1,7 @@
-"""Bad and hostile inputs: what makes each, the command that meets it, its exit code and every line it says.
+"""Bad and hostile inputs: how each is made, the command that reads it, its exit code and every line of the error.
 
-``python -m tests.badinputs`` writes docs/errors.md from this table; tests/test_badinputs.py holds the program to it.
-In what is said, {place} is the folder everything lies in and … stands for the words of a library.
+``python -m tests.badinputs`` writes docs/errors.md from this table; tests/test_badinputs.py checks it.
+In the messages, {place} is the folder that contains everything, and … stands for the words of a library.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Case:
     """One bad input."""
 
     what: str
-    """In words, for the table in the docs."""
+    """Description, for the table in the docs."""
     breaks: Callable[[Path], object]
-    """Makes it, in a folder that holds a good dataset, run, model, texts and tables."""
+    """Makes the bad input, in a folder with a good dataset, run, model, texts and tables."""
     command: tuple[str, ...]
     code: int
     says: tuple[str, ...]
@@ -92,7 +92,7 @@ def content(path: str, data: str | bytes | Callable[[bytes], bytes]) -> Callable
 
 
 def said(path: str, **changes: object) -> Callable[[Path], None]:
-    """Entries of a JSON file, changed; a name with double underscores leads inside."""
+    """Change entries of a JSON file; double underscores in a name separate nested keys."""
 
     def breaks(place: Path) -> None:
         whole = json.loads((place / path).read_text())
@@ -107,7 +107,7 @@ def said(path: str, **changes: object) -> Callable[[Path], None]:
 
 
 def words_in(path: Path, name: str) -> None:
-    """A column of a parquet file, turned to words."""
+    """Replace a column of a parquet file by text."""
     found = pq.read_table(path)
     words = pa.array(["word"] * len(found))
     pq.write_table(found.set_column(found.column_names.index(name), name, words), path)
@@ -119,7 +119,7 @@ def pipe(place: Path) -> None:
 
 
 def fifo(path: str) -> Callable[[Path], None]:
-    """A named pipe in place of a file."""
+    """A named pipe instead of a file."""
 
     def breaks(place: Path) -> None:
         (place / path).parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def fifo(path: str) -> Callable[[Path], None]:
 
 
 def link(path: str) -> Callable[[Path], None]:
-    """A link in place of a folder of the run that is to be captured."""
+    """A link instead of a folder of the run to be captured."""
 
     def breaks(place: Path) -> None:
         content("new/progress.json", "{}")(place)
@@ -145,7 +145,7 @@ def weights(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) ->
 
 
 def code(place: Path) -> None:
-    """A model that comes with code of its own."""
+    """A model that comes with its own code."""
     said(
         "model/config.json", model_type="unheard-of", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
     )(place)
@@ -199,24 +199,28 @@ HEADS = [
     head(
         "a truncated file",
         content(f"data/{HEAD}/data.parquet", lambda b: b[:-100]),
-        "the file cannot be read as parquet (…); fetch or capture it again [{place}/data/l00h01q/data.parquet]",
+        "the file cannot be read as parquet (…); download or capture it again [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "a file of other bytes",
+        "a file that is not parquet",
         content(f"data/{HEAD}/data.parquet", b"junk"),
-        "the file cannot be read as parquet (…); fetch or capture it again [{place}/data/l00h01q/data.parquet]",
+        "the file cannot be read as parquet (…); download or capture it again [{place}/data/l00h01q/data.parquet]",
     ),
     head(
         "an empty file",
         content(f"data/{HEAD}/data.parquet", b""),
-        "the file cannot be read as parquet (…); fetch or capture it again [{place}/data/l00h01q/data.parquet]",
+        "the file cannot be read as parquet (…); download or capture it again [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "a file whose middle is gone",
+        "a file with its middle overwritten",
         content(f"data/{HEAD}/data.parquet", lambda b: b[:200] + bytes(len(b) - 400) + b[-200:]),
-        "the file cannot be read as parquet (…); fetch or capture it again [{place}/data/l00h01q/data.parquet]",
+        "the file cannot be read as parquet (…); download or capture it again [{place}/data/l00h01q/data.parquet]",
     ),
-    head("a named pipe", pipe, "is no regular file; fetch or capture it again [{place}/data/l00h01q/data.parquet]"),
+    head(
+        "a named pipe",
+        pipe,
+        "the path is not a regular file; download or capture it again [{place}/data/l00h01q/data.parquet]",
+    ),
     head(
         "a file without rows",
         table(lambda t: t.slice(0, 0)),
@@ -228,20 +232,20 @@ HEADS = [
     head(
         "all rows at one position",
         rows(lambda r: Rows(r.x, np.full(len(r), 7), r.example_id)),
-        "all 200 rows stand at position 7; nothing can correlate with it [l00h01q/data.parquet]",
+        "all 200 rows have position 7, so nothing can correlate with position [l00h01q/data.parquet]",
     ),
     head(
-        "vectors of NaN alone",
+        "vectors that are all NaN",
         rows(lambda r: Rows(np.full_like(r.x, np.nan), r.position, r.example_id)),
         "expected at least 2 rows, got 0 after dropping 200 non-finite ones [l00h01q/data.parquet]",
     ),
     head(
-        "vectors of null alone",
+        "vectors that are all null",
         column("vector", lambda t: pa.nulls(len(t), t["vector"].type)),
         "expected at least 2 rows, got 0 after dropping 200 non-finite ones [l00h01q/data.parquet]",
     ),
     head(
-        "vectors of another length than the keys'",
+        "vectors that are shorter than the keys",
         rows(lambda r: Rows(r.x[:, :5], r.position, r.example_id)),
         "its vectors have length 5, those of its key head l00h00k have 8 [l00h01q/data.parquet]",
     ),
@@ -253,55 +257,55 @@ HEADS = [
     head(
         "vectors of different lengths",
         column("vector", lambda t: pa.array([[1.0] * (2 + i % 2) for i in range(len(t))])),
-        "expected vectors of one length, got lengths 2, 3 [{place}/data/l00h01q/data.parquet]",
+        "expected all vectors to have the same length, got lengths 2, 3 [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "vectors of words",
+        "vectors of text",
         column("vector", lambda t: pa.array([["a", "b"]] * len(t))),
-        "expected 'vector' to hold floats, got string [{place}/data/l00h01q/data.parquet]",
+        "expected 'vector' to contain floats, got string [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "vectors of whole numbers",
+        "vectors of integers",
         column("vector", lambda t: pa.array([[1, 2]] * len(t))),
-        "expected 'vector' to hold floats, got int64 [{place}/data/l00h01q/data.parquet]",
+        "expected 'vector' to contain floats, got int64 [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "numbers in place of vectors",
+        "numbers instead of vectors",
         column("vector", lambda t: pa.array(np.ones(len(t)))),
         "expected 'vector' to be a list of floats, got double [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "values that no vector has",
+        "values that are far too large",
         column("vector", lambda t: pa.array([[1e300] * 8] * len(t))),
-        "holds values beyond ±1e+60, which no attention vector does [l00h01q/data.parquet]",
+        "contains values beyond ±1e+60, larger than in any attention vector [l00h01q/data.parquet]",
     ),
     head(
-        "a column that is missing",
+        "a missing column",
         table(lambda t: t.drop_columns("position")),
-        "expected the columns example_id, position, vector; found bucket, example_id, vector, sliding_window, token_str [{place}/data/l00h01q/data.parquet]",
+        "expected the columns example_id, position, vector; got bucket, example_id, vector, sliding_window, token_str [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "a column that is there twice",
+        "a repeated column",
         table(lambda t: t.append_column("position", t["position"])),
-        "has the column position more than once [{place}/data/l00h01q/data.parquet]",
+        "the column position appears more than once [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "positions of 64 bits",
+        "positions of more than 32 bits",
         positions(lambda p: np.where(np.arange(len(p)) == 5, 2**63 - 1, p)),
         "expected 'position' within 32 bits, got 2 to 9223372036854775807 [{place}/data/l00h01q/data.parquet]",
     ),
     head(
         "negative positions",
         positions(lambda p: p - 1000),
-        "expected 'position' of 0 or more, got -998 [{place}/data/l00h01q/data.parquet]",
+        "expected 'position' of at least 0, got -998 [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "positions with fractions",
+        "positions that are fractions",
         positions(lambda p: p + 0.5),
         "expected 'position' to be integers, got double [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "positions of words",
+        "positions that are text",
         positions(lambda p: p.astype(str)),
         "expected 'position' to be integers, got string [{place}/data/l00h01q/data.parquet]",
     ),
@@ -311,12 +315,12 @@ HEADS = [
         "expected 'position' to be integers, got null [{place}/data/l00h01q/data.parquet]",
     ),
     head(
-        "documents named by words",
+        "document numbers that are text",
         column("example_id", lambda t: pa.array(["a"] * len(t))),
         "expected 'example_id' to be integers, got string [{place}/data/l00h01q/data.parquet]",
     ),
     Case(
-        "a head that does not drift at all",
+        "a head without any drift",
         lambda p: [rows(still, h)(p) for h in ("l00h00q", "l00h00k")],
         ANALYZE,
         1,
@@ -328,34 +332,34 @@ HEADS = [
         (HEAD,),
     ),
     key_head(
-        "a key head that is missing",
+        "a missing key head",
         lambda p: shutil.rmtree(p / "data" / "l00h00k"),
         "its key head l00h00k is missing (with 2 query heads per key head; set data.q_per_kv or --q-per-kv if that is wrong)",
         "{}/data.parquet",
     ),
     key_head(
-        "a key head of other bytes",
+        "a key head that is not parquet",
         content("data/l00h00k/data.parquet", b"junk"),
-        "its key head l00h00k cannot be used: the file cannot be read as parquet (…); fetch or capture it again",
+        "its key head l00h00k cannot be used: the file cannot be read as parquet (…); download or capture it again",
         "{{place}}/data/l00h00k/data.parquet",
     ),
     all_heads(
-        "a window that positions go past",
+        "a window shorter than the positions",
         nothing,
         (*ANALYZE, "--window", "100"),
-        "has positions up to {last}, which a window of 100 does not hold",
+        "has positions up to {last}, beyond the window of 100; use a larger window",
     ),
     all_heads(
-        "a window far longer than positions go",
+        "a window far longer than the positions",
         nothing,
         (*ANALYZE, "--window", "16777216"),
         "a window of 16,777,216 tokens for 200 rows at positions up to {last}; give the real --window",
     ),
     all_heads(
-        "a window beyond what can be searched",
+        "a window too long for the frequency search",
         nothing,
         (*ANALYZE, "--window", "99999999"),
-        "a window of 99,999,999 tokens is beyond what can be searched for frequencies (16,777,216)",
+        "a window of 99,999,999 tokens exceeds the limit of 16,777,216 for the frequency search",
     ),
 ]
 DATASETS = [
@@ -366,7 +370,7 @@ DATASETS = [
         "{place}/nowhere does not exist; give a dataset folder, a Hub id or an hf:// URL",
     ),
     error(
-        "a file in place of a folder",
+        "a file instead of a folder",
         content("afile", "x"),
         ("analyze", "{place}/afile", "-o", "{place}/out"),
         "{place}/afile is not a folder; give a dataset folder, a Hub id or an hf:// URL",
@@ -375,74 +379,74 @@ DATASETS = [
         "a folder without heads",
         lambda p: (p / "none").mkdir(),
         ("analyze", "{place}/none", "-o", "{place}/out"),
-        "{place}/none holds no heads; expected files such as l05h13q/data.parquet",
+        "{place}/none contains no heads; expected files such as l05h13q/data.parquet",
     ),
     error(
         "a folder of two datasets",
         lambda p: shutil.copytree(p / "data" / HEAD, p / "data" / "more" / HEAD),
         ANALYZE,
-        "{place}/data holds 2 datasets (., more); name one of them",
+        "{place}/data contains 2 datasets (., more); give the path of one of them",
     ),
     error(
         "two files for one head",
         lambda p: shutil.copytree(p / "data" / HEAD, p / "data" / "l000h001q"),
         ANALYZE,
-        "two files claim the head l00h01q: l000h001q/data.parquet and l00h01q/data.parquet; remove one",
+        "two files for head l00h01q: l000h001q/data.parquet and l00h01q/data.parquet; remove one",
     ),
     all_heads(
-        "queries without any keys",
+        "queries without keys",
         lambda p: [shutil.rmtree(x) for x in (p / "data").glob("*k")],
         ANALYZE,
         "its key head {key} is missing (with 2 query heads per key head; set data.q_per_kv or --q-per-kv if that is wrong)",
     ),
     error(
-        "a card that is no JSON",
+        "a dataset.json that is not JSON",
         content("data/dataset.json", "{"),
         ANALYZE,
         "{place}/data/dataset.json cannot be read as JSON (…); correct or remove it",
     ),
     error(
-        "a pipe in place of a card",
+        "a pipe instead of dataset.json",
         fifo("data/dataset.json"),
         ANALYZE,
-        "{place}/data/dataset.json cannot be read as JSON (it is no regular file); correct or remove it",
+        "{place}/data/dataset.json cannot be read as JSON (it is not a regular file); correct or remove it",
     ),
     error(
-        "a card that is a list",
+        "a dataset.json that is a list",
         content("data/dataset.json", "[]"),
         ANALYZE,
         "{place}/data/dataset.json: expected a JSON object with q_per_kv, window, scaling",
     ),
     error(
-        "a card without end",
+        "a dataset.json nested without end",
         content("data/dataset.json", "[" * 100_000),
         ANALYZE,
         "{place}/data/dataset.json cannot be read as JSON (…); correct or remove it",
     ),
     error(
-        "a card with a negative window",
+        "a dataset.json with a negative window",
         said("data/dataset.json", window=-5),
         ANALYZE,
         "{place}/data/dataset.json: expected window to be a positive int, got -5",
     ),
     error(
-        "a card with a ratio that is true",
+        "a dataset.json with q_per_kv true",
         said("data/dataset.json", q_per_kv=True),
         ANALYZE,
         "{place}/data/dataset.json: expected q_per_kv to be a positive int, got True",
     ),
     error(
-        "a card that leaves the ratio open",
+        "a dataset without a clear q_per_kv",
         lambda p: [
             (p / "data" / "dataset.json").unlink(),
             shutil.rmtree(p / "data" / "l00h00q"),
             shutil.rmtree(p / "data" / "l00h03q"),
         ],
         ANALYZE,
-        "cannot tell how many query heads read one key head: 3 query and 2 key heads by their highest indices; set data.q_per_kv or --q-per-kv; 2 would fit",
+        "cannot determine the number of query heads per key head: the highest indices give 3 query heads and 2 key heads; set data.q_per_kv or --q-per-kv; 2 would fit",
     ),
     error(
-        "a rotary encoding that is no object",
+        "a rotary encoding that is not an object",
         said("data/dataset.json", rope=5),
         ANALYZE,
         "{place}/data: dataset.json: expected rope to be an object, got int",
@@ -454,16 +458,16 @@ DATASETS = [
         "{place}/data: dataset.json: unknown key rope.base; valid keys are theta, dims, frequencies, layout, start, sign, layers",
     ),
     error(
-        "a rotary encoding with two bases",
+        "a rotary encoding with theta and frequencies",
         said("data/dataset.json", rope={"theta": 1e4, "frequencies": [1.0]}),
         ANALYZE,
-        "{place}/data: dataset.json: expected rope to have either theta or frequencies",
+        "{place}/data: dataset.json: expected rope to have exactly one of theta and frequencies",
     ),
     error(
-        "a rotary encoding of infinite frequency",
+        "a rotary encoding with infinite theta",
         content("data/dataset.json", '{"q_per_kv": 2, "rope": {"theta": Infinity}}'),
         ANALYZE,
-        "{place}/data: dataset.json: expected theta, or each of frequencies, to be a finite number",
+        "{place}/data: dataset.json: expected rope.theta, or each of rope.frequencies, to be a finite number",
     ),
 ]
 RUNS = [
@@ -471,52 +475,52 @@ RUNS = [
         "a run without its manifest",
         lambda p: (p / "run" / "run.json").unlink(),
         RUN,
-        "{place}/run is a captured run that lacks its run.json; copy or capture the run again",
+        "{place}/run is a captured run without its run.json; copy or capture the run again",
     ),
     error(
         "a run that is not finished",
         lambda p: (p / "run" / "run.json").rename(p / "run" / "progress.json"),
         RUN,
-        "the capture in {place}/run is not finished; the same command again goes on with it",
+        "capture unfinished in {place}/run; rerun the same capture command to resume",
     ),
     error(
-        "a manifest that is no JSON",
+        "a manifest that is not JSON",
         content("run/run.json", lambda b: b[:100]),
         RUN,
         "{place}/run/run.json cannot be read (…); capture the run again",
     ),
     error(
-        "a pipe in place of a manifest",
+        "a pipe instead of a manifest",
         fifo("run/run.json"),
         ("verify", "{place}/run"),
-        "{place}/run/run.json cannot be read (it is no regular file); capture the run again",
+        "{place}/run/run.json cannot be read (it is not a regular file); capture the run again",
     ),
     error(
-        "a pipe in place of checksums",
+        "a pipe instead of checksums",
         fifo("run/checksums.json"),
         ("verify", "{place}/run"),
-        "{place}/run/checksums.json cannot be read (it is no regular file); copy the run again",
+        "{place}/run/checksums.json cannot be read (it is not a regular file); copy the run again",
     ),
     error(
         "documents longer than the window",
         said("run/run.json", window=16),
         RUN,
-        "{place}/run/run.json is no manifest of a capture (documents: one has 87 tokens, more than the window of 16); capture the run again",
+        "{place}/run/run.json is not a valid manifest (documents: the longest has 87 tokens, more than the window of 16); capture the run again",
     ),
     error(
-        "a head that is there twice",
+        "a repeated head",
         said("run/run.json", layers__0__query_heads=[0, 0, 1, 1]),
         RUN,
-        "{place}/run/run.json is no manifest of a capture (layers: the query heads of layer 0 are not in order, or there twice); capture the run again",
+        "{place}/run/run.json is not a valid manifest (layers: expected the query heads of layer 0 in order, each once, got [0, 0, 1, 1]); capture the run again",
     ),
     error(
         "a manifest of another format",
         said("run/run.json", format=1),
         RUN,
-        "{place}/run/run.json has format 1, this version reads 2; capture the run again",
+        "{place}/run/run.json: expected format 2, got 1; capture the run again",
     ),
     error(
-        "a manifest without end",
+        "a manifest nested without end",
         content("run/run.json", "[" * 100_000),
         RUN,
         "{place}/run/run.json cannot be read (…); capture the run again",
@@ -525,37 +529,37 @@ RUNS = [
         "a window far longer than any document",
         said("run/run.json", window=2**24),
         RUN,
-        "{place}/run/run.json is no manifest of a capture (window: 16777216 tokens, while the longest document has 87); capture the run again",
+        "{place}/run/run.json is not a valid manifest (window: 16777216 tokens, while the longest document has 87); capture the run again",
     ),
     error(
-        "a window that no capture has",
+        "a window above the limit",
         said("run/run.json", window=10**15),
         RUN,
-        "{place}/run/run.json is no manifest of a capture (window: input should be less than or equal to 16777216, got 1000000000000000); capture the run again",
+        "{place}/run/run.json is not a valid manifest (window: input should be less than or equal to 16777216, got 1000000000000000); capture the run again",
     ),
     error(
-        "more buckets than positions allow",
+        "more buckets than the limit",
         said("run/run.json", options__buckets=10**9),
         RUN,
-        "{place}/run/run.json is no manifest of a capture (options.buckets: input should be less than or equal to 4096, got 1000000000); capture the run again",
+        "{place}/run/run.json is not a valid manifest (options.buckets: input should be less than or equal to 4096, got 1000000000); capture the run again",
     ),
     error(
         "frequencies that are not finite",
         said("run/run.json", layers__0__rope__frequencies=[float("inf")]),
         RUN,
-        "{place}/run/run.json is no manifest of a capture (layers.0.rope.frequencies.0: input should be a finite number, got inf); capture the run again",
+        "{place}/run/run.json is not a valid manifest (layers.0.rope.frequencies.0: input should be a finite number, got inf); capture the run again",
     ),
     error(
-        "a layer that is there twice",
+        "a repeated layer",
         said("run/run.json", layers__1__layer=0),
         RUN,
-        "{place}/run/run.json is no manifest of a capture (layers: layer 0 is there twice); capture the run again",
+        "{place}/run/run.json is not a valid manifest (layers: layer 0 appears twice); capture the run again",
     ),
     error(
         "queries without their key head",
         said("run/run.json", layers__0__key_heads=[0]),
         RUN,
-        "{place}/run/run.json is no manifest of a capture (layers: layer 0 lacks key head 1, which one of its query heads reads); capture the run again",
+        "{place}/run/run.json is not a valid manifest (layers: layer 0 is missing key head 1, which one of its query heads reads); capture the run again",
     ),
     layer(
         "a truncated layer",
@@ -563,47 +567,47 @@ RUNS = [
         "cannot be read as a layer's moments (…); capture the run again",
     ),
     layer(
-        "a pipe in place of a layer",
+        "a pipe instead of a layer",
         fifo("run/moments/layer-001.safetensors"),
-        "cannot be read as a layer's moments (it is no regular file); capture the run again",
+        "cannot be read as a layer's moments (it is not a regular file); capture the run again",
     ),
     layer(
         "a rotary encoding beyond the vectors",
         said("run/run.json", layers__1__rope__start=9),
-        "does not fit (its manifest turns coordinates beyond the 12 there are); capture the run again",
+        "is not valid (its manifest rotates coordinates beyond the vector length of 12); capture the run again",
     ),
     layer(
-        "a layer that is gone",
+        "a missing layer",
         lambda p: (p / "run" / "moments" / "layer-001.safetensors").unlink(),
         "cannot be read as a layer's moments (…); capture the run again",
     ),
     layer(
         "a layer of another shape",
         tensors(lambda t: t | {"q.n": t["q.n"][:2]}),
-        "cannot be read as a layer's moments (the shapes of q do not fit together: n (2, 8), mean (4, 8, 13), scatter (4, 8, 13, 13)); capture the run again",
+        "cannot be read as a layer's moments (the shapes of q do not match: n (2, 8), mean (4, 8, 13), scatter (4, 8, 13, 13)); capture the run again",
     ),
     layer(
-        "a layer with a tensor missing",
+        "a layer with a missing tensor",
         tensors(lambda t: {k: v for k, v in t.items() if k != "k.mean"}),
         "cannot be read as a layer's moments (…); capture the run again",
     ),
     layer(
         "a layer in single precision",
         tensors(lambda t: t | {"q.mean": t["q.mean"].astype(np.float32)}),
-        "does not fit (q.mean is float32, moments are float64); capture the run again",
+        "is not valid (q.mean: expected float64, got float32); capture the run again",
     ),
     layer(
         "moments that are not finite",
         tensors(lambda t: t | {"q.mean": t["q.mean"] * np.nan}),
-        "does not fit (q.mean is not finite); capture the run again",
+        "is not valid (q.mean contains non-finite values); capture the run again",
     ),
     layer(
-        "a triangle that is none",
+        "a packed triangle of the wrong size",
         tensors(lambda t: t | {"q.scatter": t["q.scatter"][..., :-1].copy()}),
-        "cannot be read as a layer's moments (the shapes of q do not fit together: n (4, 8), mean (4, 8, 13), scatter (4, 8, 12, 12)); capture the run again",
+        "cannot be read as a layer's moments (the shapes of q do not match: n (4, 8), mean (4, 8, 13), scatter (4, 8, 12, 12)); capture the run again",
     ),
     Case(
-        "a sampled head that is gone",
+        "a missing head of the sample",
         lambda p: shutil.rmtree(p / "run" / "sample" / "l01h00q"),
         RUN,
         1,
@@ -614,39 +618,39 @@ RUNS = [
         changed=("l01h00q",),
     ),
     error(
-        "options that a run answers itself",
+        "options that a captured run fixes",
         nothing,
         (*RUN, "--window", "99"),
-        "{place}/run is a captured run and knows its own window; leave that out",
+        "{place}/run is a captured run, whose window cannot be changed; leave that option out",
     ),
 ]
 OPTIONS = [
     error(
-        "layers that are not there",
+        "layers that do not exist",
         nothing,
         (*ANALYZE, "--layers", "9"),
         "data: none of its 4 query heads is in the chosen layers and heads",
     ),
     error(
-        "layers that are no numbers",
+        "layers that are not numbers",
         nothing,
         (*ANALYZE, "--layers", "x-2"),
         "expected numbers and ranges such as 0,4-7, got 'x-2'",
     ),
     error(
-        "a range that falls",
+        "a descending range",
         nothing,
         (*ANALYZE, "--layers", "5-2"),
         "expected ranges that rise and end below 10000, got '5-2'",
     ),
     error(
-        "a range without end",
+        "a range above the limit",
         nothing,
         (*ANALYZE, "--heads", "0-99999999999"),
         "expected numbers and ranges such as 0,4-7, got '0-99999999999'",
     ),
     error(
-        "an analysis that is none",
+        "an unknown analysis",
         nothing,
         (*ANALYZE, "--only", "magic"),
         "unknown analysis 'magic'; there are pca, rotation, planes, distance, plasticity",
@@ -664,31 +668,31 @@ OPTIONS = [
         "--model was given 1 times for 2 datasets; give it once for each",
     ),
     error(
-        "an engine that is none",
+        "an unknown engine",
         nothing,
         (*ANALYZE, "--engine", "slurm"),
-        "unknown engine 'slurm'; there are local and ray",
+        "unknown engine 'slurm'; use local or ray",
     ),
     error(
-        "a cluster without Ray",
+        "a Ray address without --engine ray",
         nothing,
         (*ANALYZE, "--ray-address", "auto"),
-        "--ray-address is for --engine ray, which was not given",
+        "--ray-address needs --engine ray",
     ),
     error(
-        "points of heads that are not there",
+        "points of heads that do not exist",
         nothing,
         (*ANALYZE, "--points", "l09h09"),
         "expected all, a number or heads of data such as l05h13,l00h02, got 'l09h09'",
     ),
     error(
-        "a file in place of the output folder",
+        "a file instead of the output folder",
         content("afile", "x"),
         (*ANALYZE[:-1], "{place}/afile"),
-        "cannot write to {place}/afile ({place}/afile is no folder that can be written); choose another",
+        "cannot write to {place}/afile ({place}/afile is not a writable directory); choose another",
     ),
     error(
-        "a table that is not ours",
+        "a table that qkscope did not write",
         content("out/qk.csv", "my own"),
         ANALYZE,
         "{place}/out/qk.csv stands there without its qk.parquet, so it is not ours to replace; move it away or write elsewhere",
@@ -700,31 +704,31 @@ OPTIONS = [
         "{place}/out/heads.parquet is not a table of this version (heads: columns do not match their description: active_planes, active_share, amplification and 74 more); move it away or write elsewhere",
     ),
     error(
-        "a table with words for numbers",
+        "a table with text instead of numbers",
         lambda p: [shutil.copytree(p / "tables-data", p / "out"), words_in(p / "out" / "rotated.parquet", "r_k_a")],
         ANALYZE,
         "{place}/out/rotated.parquet is not a table of this version (column r_k_a should hold numbers); move it away or write elsewhere",
     ),
     error(
-        "axes with words for numbers",
+        "axes with text instead of numbers",
         lambda p: [shutil.copytree(p / "tables-data", p / "out"), words_in(p / "out" / "axes.parquet", "layer")],
         ANALYZE,
         "{place}/out/axes.parquet: column layer should hold numbers; it is not a file of ours, move it away",
     ),
     error(
-        "a summary that is no JSON",
+        "a summary that is not JSON",
         content("out/summary.json", "{"),
         ANALYZE,
         "{place}/out/summary.json cannot be read (…); move it away or write elsewhere",
     ),
     error(
-        "a pipe in place of a summary",
+        "a pipe instead of a summary",
         fifo("out/summary.json"),
         ANALYZE,
         "{place}/out/summary.json cannot be read (…); move it away or write elsewhere",
     ),
     error(
-        "a folder where a table goes",
+        "a folder instead of a table",
         lambda p: (p / "out" / "rotated.csv").mkdir(parents=True),
         ANALYZE,
         "{place}/out/rotated.csv or .parquet is a folder; move it away or write elsewhere",
@@ -732,21 +736,23 @@ OPTIONS = [
 ]
 CONFIG = ("pca-analyze", "--config", "{place}/c.yaml")
 CONFIGS = [
-    error("a config that is not there", nothing, CONFIG, "{place}/c.yaml does not exist"),
+    error("a config that does not exist", nothing, CONFIG, "{place}/c.yaml does not exist"),
     error(
         "a folder without configs",
         lambda p: (p / "none").mkdir(),
         (*CONFIG[:-1], "{place}/none"),
         "{place}/none holds no .yaml file",
     ),
-    error("a config that is no YAML", content("c.yaml", "a: [1"), CONFIG, "{place}/c.yaml is not valid YAML (…)"),
+    error("a config that is not YAML", content("c.yaml", "a: [1"), CONFIG, "{place}/c.yaml is not valid YAML (…)"),
     error(
-        "a config that wants to run code",
+        "a config that tries to run code",
         content("c.yaml", "model: !!python/object/apply:os.system [echo]"),
         CONFIG,
         "{place}/c.yaml is not valid YAML (…)",
     ),
-    error("a config of bytes", content("c.yaml", b"\xff\xfe\x00"), CONFIG, "{place}/c.yaml cannot be read (…)"),
+    error(
+        "a config that is not UTF-8", content("c.yaml", b"\xff\xfe\x00"), CONFIG, "{place}/c.yaml cannot be read (…)"
+    ),
     error(
         "a config that is a list",
         content("c.yaml", "- 1"),
@@ -763,7 +769,7 @@ CONFIGS = [
         "{place}/c.yaml: data.dataset: Field required; unknown key 'data.datset'; did you mean 'dataset'?",
     ),
     error(
-        "a config with a word for a number",
+        "a config with text instead of a number",
         content("c.yaml", "model: m\nfamily: f\ndata: {dataset: x, max_samples: many}"),
         CONFIG,
         "{place}/c.yaml: data.max_samples: Input should be a valid integer",
@@ -793,7 +799,7 @@ CONFIGS = [
         "{place}/thesis.html was not written by qkscope; move it away or choose another --output",
     ),
     error(
-        "a study of runs that are not there",
+        "a study of runs that do not exist",
         content("s.yaml", "runs: [{path: nowhere}]"),
         ("report", "{place}/s.yaml", "-o", "{place}/report"),
         "{place}/nowhere does not exist; give a dataset folder, a Hub id or an hf:// URL",
@@ -811,16 +817,16 @@ CONFIGS = [
         "{place}/foreign/rotated.csv has no column layer, head, which a table of heads needs",
     ),
     error(
-        "a table of heads with words for numbers",
+        "a table of heads with text instead of numbers",
         content("foreign/rotated.csv", "model,layer,head,r_q_a\nm,one,two,three\n"),
         ("report", "{place}/foreign", "-o", "{place}/report"),
         "{place}/foreign/rotated.csv: column layer should hold whole numbers (…)",
     ),
     error(
-        "tables of no run to verify",
+        "a folder without tables to verify",
         nothing,
         ("verify", "{place}/run", "--tables", "{place}/texts"),
-        "{place}/texts holds no tables",
+        "{place}/texts contains no tables",
     ),
 ]
 CAPTURES = [
@@ -828,10 +834,10 @@ CAPTURES = [
         "no texts", nothing, ("capture", "{place}/model", "-o", "{place}/new"), "a capture needs a MODEL and --texts"
     ),
     error(
-        "texts that are not there",
+        "texts that do not exist",
         nothing,
         ("capture", "{place}/model", "--texts", "{place}/nowhere", "-o", "{place}/new"),
-        "{place}/nowhere is no file, no folder and no pattern that matches any",
+        "{place}/nowhere matches no file, folder or glob",
     ),
     error(
         "a folder without texts",
@@ -852,7 +858,7 @@ CAPTURES = [
         "{place}/texts/b.jsonl, line 2: expected a JSON object with a field 'text'",
     ),
     error(
-        "a JSON line without end",
+        "a JSON line nested without end",
         content("texts/b.jsonl", "[" * 100_000 + "\n"),
         CAPTURE,
         "{place}/texts/b.jsonl, line 1: expected a JSON object with a field 'text'",
@@ -861,7 +867,7 @@ CAPTURES = [
         "a JSON line whose text is a number",
         content("texts/b.jsonl", '{"text": 5}\n'),
         CAPTURE,
-        "{place}/texts/b.jsonl, line 1: expected text, got int; say with --field which holds it",
+        "{place}/texts/b.jsonl, line 1: expected text, got int; choose the field of the text with --field",
     ),
     error(
         "a JSON line with half a character",
@@ -873,10 +879,10 @@ CAPTURES = [
         "a parquet of texts without its column",
         lambda p: pq.write_table(pa.table({"body": ["w01"]}), p / "texts" / "b.parquet"),
         CAPTURE,
-        "{place}/texts/b.parquet has no one column 'text' (but body); say which with --field",
+        "{place}/texts/b.parquet: expected one column 'text', got body; choose a column with --field",
     ),
     error(
-        "a parquet of texts of other bytes",
+        "a parquet of texts that is not parquet",
         content("texts/b.parquet", b"junk"),
         CAPTURE,
         "{place}/texts/b.parquet cannot be read (…); leave it out",
@@ -885,47 +891,47 @@ CAPTURES = [
         "documents that are too short",
         lambda p: [(p / "texts" / "a.txt").write_text("w01 w02")],
         CAPTURE,
-        "no document has two tokens past the first 4; give longer texts, or a smaller --skip-first",
+        "no document has two tokens after the first 4; use longer texts or a smaller --skip-first",
     ),
     error(
-        "a model that is not there",
+        "a model that does not exist",
         nothing,
         ("capture", "{place}/nowhere", "--texts", "{place}/texts", "-o", "{place}/new"),
         "{place}/nowhere does not exist; give a Hub id, a folder or a GGUF file",
     ),
     error(
-        "a GGUF file that is not there",
+        "a GGUF file that does not exist",
         nothing,
         ("capture", "{place}/no.gguf", "--texts", "{place}/texts", "-o", "{place}/new"),
         "{place}/no.gguf does not exist; give a Hub id, a folder or a GGUF file",
     ),
     error(
-        "a GGUF file of other bytes",
+        "a GGUF file that is not GGUF",
         content("no.gguf", b"junk" * 100),
         ("capture", "{place}/no.gguf", "--texts", "{place}/texts", "-o", "{place}/new"),
         "{place}/no.gguf cannot be loaded (…)",
     ),
     error(
-        "weights of other bytes",
+        "weights that are not safetensors",
         content("model/model.safetensors", b"junk" * 100),
         CAPTURE,
         "{place}/model cannot be loaded (…)",
     ),
     error(
-        "weights that are missing",
+        "missing weights",
         weights(lambda t: {k: v for k, v in t.items() if "layers.1.self_attn.q_proj" not in k}),
         CAPTURE,
-        "{place}/model lacks weights that its config asks for (model.layers.1.self_attn.q_proj.weight); fetch it again, or correct its config or --config-overrides",
+        "{place}/model is missing weights that its config requires (model.layers.1.self_attn.q_proj.weight); download it again, or correct its config or --config-overrides",
     ),
     error(
-        "overrides that ask for weights there are not",
+        "overrides that need missing weights",
         nothing,
         (*CAPTURE, "--config-overrides", "{{num_hidden_layers: 6}}"),
-        "{place}/model lacks weights that its config asks for (…); fetch it again, or correct its config or --config-overrides",
+        "{place}/model is missing weights that its config requires (…); download it again, or correct its config or --config-overrides",
     ),
-    error("a model with code of its own", code, CAPTURE, "{place}/model cannot be loaded (…)"),
+    error("a model with its own code", code, CAPTURE, "{place}/model cannot be loaded (…)"),
     error(
-        "heads that do not divide",
+        "query heads that are not a multiple of key heads",
         said("model/config.json", num_key_value_heads=3),
         CAPTURE,
         "{place}/model cannot be loaded (…)",
@@ -934,10 +940,10 @@ CAPTURES = [
         "a tokenizer of another model",
         said("model/tokenizer.json", model__vocab__w01=5000),
         CAPTURE,
-        "the tokenizer gives token 5000, and the model knows 96; give the model's own with --tokenizer",
+        "the tokenizer gives token 5000, but the model's vocabulary has 96 tokens; give the model's own with --tokenizer",
     ),
     error(
-        "a model's config that is no JSON",
+        "a model's config that is not JSON",
         content("model/config.json", "{"),
         CAPTURE,
         "{place}/model cannot be loaded (…)",
@@ -946,16 +952,16 @@ CAPTURES = [
         "a model of a hundred million layers",
         nothing,
         (*CAPTURE, "--config-overrides", "{{num_hidden_layers: 100000000}}"),
-        "the model's config has num_hidden_layers of 100000000; no model has beyond 10000",
+        "expected at most 10000 for num_hidden_layers in the model's config, got 100000000",
     ),
     error(
-        "overrides of entries that are none",
+        "overrides of entries that do not exist",
         nothing,
         (*CAPTURE, "--config-overrides", "{{nope: 1}}"),
         "the model's config has no entry 'nope'",
     ),
     error(
-        "overrides that are no YAML",
+        "overrides that are not YAML",
         nothing,
         (*CAPTURE, "--config-overrides", "{{a"),
         "--config-overrides is not valid YAML (…)",
@@ -967,31 +973,31 @@ CAPTURES = [
         "the model's weights hold non-finite values, the first of them in norm.weight; use others",
     ),
     error(
-        "a GPU that is not there",
+        "a GPU that does not exist",
         nothing,
         (*CAPTURE, "--device", "cuda"),
-        "--device cuda needs a GPU, and torch sees none here; leave it out to use the CPU",
+        "--device cuda needs a GPU, but torch finds none; leave out --device to use the CPU",
     ),
     error(
-        "a device that is none",
+        "an unknown device",
         nothing,
         (*CAPTURE, "--device", "meta"),
-        "unknown device 'meta'; there are cpu, cuda, cuda:1 …, balanced and auto",
+        "unknown device 'meta'; use cpu, cuda, cuda:1 …, balanced or auto",
     ),
     error(
-        "overrides of entries that are no names",
+        "overrides of entries that are not names",
         nothing,
         (*CAPTURE, "--config-overrides", "{{1: 2}}"),
         "the model's config has no entry 1",
     ),
     error(
-        "a precision that is none",
+        "an unknown dtype",
         nothing,
         (*CAPTURE, "--dtype", "int3"),
-        "unknown dtype 'int3'; there are float32, bfloat16, float16 and auto",
+        "unknown dtype 'int3'; use float32, bfloat16, float16 or auto",
     ),
     error(
-        "a share of vectors above 1",
+        "a rate of vectors above 1",
         nothing,
         (*CAPTURE, "--save-vectors", "2"),
         "expected a rate above 0 and up to 1, got 2.0",
@@ -1000,13 +1006,16 @@ CAPTURES = [
         "layers the model does not have",
         nothing,
         (*CAPTURE, "--layers", "77"),
-        "not all of the layers asked for are there; the model has [0, 1, 2, 3]",
+        "the model has no layers [77]; it has [0, 1, 2, 3]",
     ),
     error(
-        "heads the model does not have", nothing, (*CAPTURE, "--heads", "77"), "layer 0 has query heads 0 to 3, not 77"
+        "heads the model does not have",
+        nothing,
+        (*CAPTURE, "--heads", "77"),
+        "expected query heads 0 to 3 in layer 0, got 77",
     ),
     error(
-        "a share that is none",
+        "a share that does not exist",
         nothing,
         (*CAPTURE, "--shard", "3/2"),
         "expected a share such as 2/8, the second of eight jobs; got '3/2'",
@@ -1018,94 +1027,94 @@ CAPTURES = [
         "these documents make one shard, too few for 99 jobs; use 1 or fewer",
     ),
     error(
-        "a folder that holds other things",
+        "a folder with other files",
         content("new/thesis.tex", "x"),
         CAPTURE,
-        "{place}/new holds other things (thesis.tex); choose another folder",
+        "{place}/new contains other files (thesis.tex); choose another folder",
     ),
     error(
-        "a folder of one's own that is called as ours",
+        "a folder with the name of a run's folder",
         content("new/kept/thesis.tex", "x"),
         CAPTURE,
-        "{place}/new holds other things (kept); choose another folder",
+        "{place}/new contains other files (kept); choose another folder",
     ),
     error(
-        "a link in place of a run's moments",
+        "a link instead of a run's moments",
         link("new/moments"),
         CAPTURE,
-        "{place}/new/moments is a link, which a capture does not make; choose another folder",
+        "{place}/new/moments is a symbolic link, which a capture never creates; choose another folder",
     ),
     error(
-        "a link in place of a run's sample",
+        "a link instead of a run's sample",
         link("new/sample"),
         CAPTURE,
-        "{place}/new/sample is a link, which a capture does not make; choose another folder",
+        "{place}/new/sample is a symbolic link, which a capture never creates; choose another folder",
     ),
     error(
-        "a pipe in place of an unfinished run's progress",
+        "a pipe instead of an unfinished run's progress",
         fifo("new/progress.json"),
         CAPTURE,
-        "{place}/new holds other things (progress.json); choose another folder",
+        "{place}/new contains other files (progress.json); choose another folder",
     ),
     error(
-        "a file in place of the run's folder",
+        "a file instead of the run's folder",
         content("new", "x"),
         CAPTURE,
-        "cannot write to {place}/new ({place}/new is no folder that can be written); choose another",
+        "cannot write to {place}/new ({place}/new is not a writable directory); choose another",
     ),
     error(
-        "the folder of a run of other settings",
+        "the folder of a run with different settings",
         lambda p: shutil.copytree(p / "run", p / "new"),
         CAPTURE,
-        "{place}/new holds a run of other settings (…); choose another folder, or --no-resume to begin again",
+        "{place}/new contains a capture with different settings (…); choose another folder, or --no-resume to start over",
     ),
     error(
-        "an unfinished run whose progress is no JSON",
+        "an unfinished run whose progress is not JSON",
         content("new/progress.json", "{"),
         CAPTURE,
         "{place}/new/progress.json cannot be read (…); choose another folder",
     ),
     error(
-        "a link in place of an unfinished run's parts",
+        "a link instead of an unfinished run's parts",
         lambda p: [(p / "new").mkdir(), (p / "new" / "parts").symlink_to(p / "data")],
         CAPTURE,
-        "{place}/new/parts is a link, which a capture does not make; choose another folder",
+        "{place}/new/parts is a symbolic link, which a capture never creates; choose another folder",
     ),
     error(
-        "a share to be merged into itself",
+        "a share merged into itself",
         lambda p: shutil.copytree(p / "share", p / "new"),
         ("merge", "{place}/new", "-o", "{place}/new/parts/x"),
-        "{place}/new/parts/x lies in {place}/new, which is one of the shares; choose another folder",
+        "{place}/new/parts/x is inside {place}/new, which is one of the shares; choose another folder",
     ),
     error(
-        "a share merged into a folder of other things",
+        "a share merged into a folder with other files",
         content("new/thesis.tex", "x"),
         ("merge", "{place}/share", "-o", "{place}/new"),
-        "{place}/new holds other things (thesis.tex); choose another folder",
+        "{place}/new contains other files (thesis.tex); choose another folder",
     ),
     error(
-        "a part that no capture of this size has",
+        "a part beyond the shards of the capture",
         lambda p: (p / "share" / "parts" / "000000-000001").rename(p / "share" / "parts" / "000000-268435456"),
         ("merge", "{place}/share", "-o", "{place}/new"),
-        "{place}/share/parts/000000-268435456 is no part of this capture, which has 1 shards; remove it",
+        "{place}/share/parts/000000-268435456 is not a part of this capture, which has 1 shards; remove it",
     ),
     error(
-        "a share whose options are none",
+        "a share with options that are not valid",
         said("share/progress.json", manifest__options__documents_per_shard=0),
         ("merge", "{place}/share", "-o", "{place}/new"),
-        "{place}/share/progress.json is no manifest of a capture (options.documents_per_shard: input should be greater than or equal to 1, got 0); choose another folder",
+        "{place}/share/progress.json is not a valid manifest (options.documents_per_shard: input should be greater than or equal to 1, got 0); choose another folder",
     ),
     error(
         "a part without its sums",
         said("share/parts/000000-000001/part.json", layers={}),
         ("merge", "{place}/share", "-o", "{place}/new"),
-        "{place}/share/parts/000000-000001 is damaged (it holds no sums); run its job again",
+        "{place}/share/parts/000000-000001 is damaged (it contains no sums); rerun its job",
     ),
     error(
-        "shares of which one is no share",
+        "a finished run merged as a share",
         nothing,
         ("merge", "{place}/run", "{place}/data", "-o", "{place}/new"),
-        "{place}/run is a finished run; merge takes folders that capture --shard wrote",
+        "{place}/run is a finished run; merge needs folders written by capture --shard",
     ),
 ]
 SECTIONS = {
@@ -1119,7 +1128,7 @@ SECTIONS = {
 
 
 def shown(case: Case) -> str:
-    """What a case says, for the docs: its first line, without the place."""
+    """The message of a case, for the docs: its first line, without the folder."""
     return case.says[0].replace("{place}/", "").replace("|", "\\|")
 
 
@@ -1129,25 +1138,25 @@ def page() -> str:
     parts = [INTRODUCTION.format(count=count)]
     for title, cases in SECTIONS.items():
         rows = [f"| {case.what} | {case.code} | `{shown(case)}` |" for case in cases]
-        parts.append(f"## {title}\n\n| input | exit code | what is said |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+        parts.append(f"## {title}\n\n| input | exit code | message |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
-INTRODUCTION = """# What bad input gets
+INTRODUCTION = """# Errors on bad input
 
 <!-- written by python -m tests.badinputs -->
 
-Every input below is made and met by one test each (`tests/test_badinputs.py`), which holds the program to these words
-and exit codes; {count} of them. A `…` stands for the words of a library. **0** all is well; **1** some of it failed and
-is named, everything else was done and is written; **2** nothing was done, and what was there before is left as it was;
-**130** and **143** stopped by the user or the system.
+Each of the {count} inputs below has a test (`tests/test_badinputs.py`) that checks the message and the exit code. A `…`
+stands for the words of a library. Exit codes: **0** success; **1** some heads failed and are named, all others were
+analysed and written; **2** nothing was done, and existing files are unchanged; **130** and **143** stopped by the user
+or the system.
 
-A head that cannot be used costs no other head its rows. Of a line said for each of several heads, the first is shown.
+A head that fails does not affect the rows of other heads. If a message appears once per head, the first one is shown.
 
-What a file says is never executed: YAML is read by `safe_load`, arrays by safetensors and parquet, never by pickle;
-`trust_remote_code` is off unless `--trust-remote-code` is given, and then it is warned of. Names of heads and models
-cannot lead out of the output folder. Sizes are checked before memory is asked for. The report escapes what it shows,
-and neither it nor the explorer needs a server.
+The content of a file is never executed: YAML is read with `safe_load`, arrays with safetensors and parquet, never with
+pickle; `trust_remote_code` is off unless `--trust-remote-code` is given, which prints a warning. Names of heads and
+models cannot write outside the output folder. Sizes are checked before memory is allocated. The report escapes all text
+that it shows, and neither the report nor the explorer needs a server.
 """
 
 if __name__ == "__main__":

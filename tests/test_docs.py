@@ -1,5 +1,6 @@
 """What the documents say is what the code does."""
 
+import doctest
 import json
 import re
 from pathlib import Path
@@ -18,18 +19,69 @@ def test_columns_and_measurements_are_those_of_the_code(page):
     assert text == updated(text), "run: python -m tools.readme"
 
 
-def test_the_readme_tree_is_the_tree():
-    text = (ROOT / "README.md").read_text()
+def modules_of_the_tree() -> list[str]:
+    """Paths relative to src/qkscope, from names that are indented by two per folder."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
     tree = text.split("<!-- tree -->")[1].split("<!-- end of tree -->")[0]
-    named = set(re.findall(r"([a-z_]+\.py)", tree))
-    there = {p.name for p in (ROOT / "src" / "qkscope").rglob("*.py")} - {"__init__.py", "__main__.py"}
-    assert named == there
+    folders: list[str] = []
+    modules = []
+    for indent, name in re.findall(r"^( *)([\w/]+(?:\.py|/))", tree, re.MULTILINE):
+        folders[len(indent) // 2 :] = [name]
+        if name.endswith(".py"):
+            modules.append("".join(folders[1:]))
+    return modules
+
+
+def test_the_tree_of_the_architecture_page_is_the_tree():
+    named = modules_of_the_tree()
+    source = ROOT / "src" / "qkscope"
+    there = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
+    assert sorted(set(named)) == sorted(named), "a module is named twice"
+    assert set(named) <= there
+    assert {path for path in there - set(named) if not path.endswith("__init__.py")} == set()
+
+
+def pages() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may end in: headings as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_links_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+    for page in pages():
+        for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            target = page.parent / link if link else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {link}#{anchor}"
+
+
+def test_the_readme_leads_to_every_page():
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name}" not in readme] == []
+
+
+def test_pages_stand_alone():
+    for page in pages():
+        assert not re.search(r"(^|[\s(`])(/tmp|/home|/root|/work|/Users|\.\./shared)/", page.read_text()), page.name
+
+
+class _Fenced(doctest.DocTestParser):
+    """Examples in Markdown: a fence ends the output above it."""
+
+    def parse(self, string, name="<string>"):
+        return super().parse(re.sub(r"^```.*$", "", string, flags=re.MULTILINE), name)
+
+
+def test_the_examples_of_the_python_page_run():
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    page = str(ROOT / "docs" / "python.md")
+    failed, attempted = doctest.testfile(page, module_relative=False, parser=_Fenced(), optionflags=flags)
+    assert attempted > 30
+    assert failed == 0
 
 
 def test_the_method_page_defines_every_column():

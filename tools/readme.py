@@ -1,16 +1,19 @@
-"""Rewrite what README.md and docs take from elsewhere: column tables from the code, measurements from results.
+"""Rewrite what README.md and docs take from elsewhere: columns and options from the code, measurements from results.
 
 python -m tools.readme
 """
 
+from dataclasses import MISSING
 from pathlib import Path
 
 from benchmarks import growth, results
 
+from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, TextOptions, VectorSampling
+from qkscope.options import Listed, listed
 from qkscope.results.schema import STATISTICS, SUMMED_UP, TABLES
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/columns.md", "docs/speed.md")
+PAGES = ("README.md", "docs/capture.md", "docs/columns.md", "docs/speed.md")
 
 
 def columns_markdown() -> str:
@@ -32,8 +35,21 @@ def _table(name: str) -> list[str]:
         if column.name not in shared:
             meaning = column.meaning.replace("|", r"\|")
             lines.append(f"| `{column.name}` | {column.unit} | {meaning} |")
-    sets, listed = ", ".join(f"`X{end}`" for end in ends), ", ".join(f"`{x}`" for x in of)
-    return [*lines, "", *([f"and {sets} ({what}) for X in {listed}.", ""] if of else [])]
+    sets, bases = ", ".join(f"`X{end}`" for end in ends), ", ".join(f"`{x}`" for x in of)
+    return [*lines, "", *([f"and {sets} ({what}) for X in {bases}.", ""] if of else [])]
+
+
+def options_markdown() -> str:
+    """Every option of ``qkscope capture`` that a dataclass declares."""
+    classes = (ModelOptions, TextOptions, CaptureOptions, VectorSampling, ExecutionOptions)
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *map(_option, listed(*classes))]) + "\n"
+
+
+def _option(one: Listed) -> str:
+    name = one.name.upper() if one.about.argument else f"--{one.name.replace('_', '-')}"
+    silent = one.default is None or one.default is False or one.default is MISSING
+    default = "" if silent else "yes" if one.default is True else f"`{one.default}`"
+    return f"| `{name}` | {default} | {one.about.help} |"
 
 
 def speed_markdown() -> str:
@@ -47,7 +63,7 @@ def growth_markdown() -> str:
     return growth.markdown(results.load()[0]["growth"]) + "\n"
 
 
-PARTS = {"columns": columns_markdown, "speed": speed_markdown, "growth": growth_markdown}
+PARTS = {"columns": columns_markdown, "options": options_markdown, "speed": speed_markdown, "growth": growth_markdown}
 
 
 def updated(text: str) -> str:

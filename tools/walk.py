@@ -1,6 +1,6 @@
 """The way of one head through the rooms of the house: capture, analyze, report.
 
-python -m tools.walk [capture|analyze|report ...]
+python -m tools.walk [capture|analyze|report ...] [--write]
 
 A room is a folder of src/qkscope or a module directly in it; its level is its place in the layers of pyproject.toml.
 A profiler hook sees every call from a function of one room to a function of another, in one process. Printed are the
@@ -10,6 +10,8 @@ kinds of step (from which room to which), in order of first occurrence, and whic
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qkscope"
+PAGE, START, END = ROOT / "docs" / "architecture.md", "<!-- walk -->", "<!-- end of walk -->"
 LENGTH = 300
 """Tokens of each document: the way is the same for any number."""
 
@@ -27,14 +30,21 @@ LENGTH = 300
 def main() -> None:
     """Walk the ways that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ways", nargs="*", choices=[[], *WAYS], help="by default all")
-    asked = parser.parse_args().ways or list(WAYS)
+    parser.add_argument("ways", nargs="*", help=f"some of {', '.join(WAYS)}; by default all")
+    parser.add_argument("--write", action="store_true", help="put them into docs/architecture.md")
+    given = parser.parse_args()
+    asked, shown = given.ways or list(WAYS), []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for name, command in WAYS.items():
-            steps = walk(command, watched=name in asked)
-            if name in asked:
-                print("\n".join(described(name, steps)), flush=True)
+            if any(name == way or list(WAYS).index(name) < list(WAYS).index(way) for way in asked):
+                steps = walk(command, watched=name in asked)
+                shown += ["\n".join(described(name, steps))] if name in asked else []
+    text = "\n\n".join(shown)
+    print(text)
+    if given.write:
+        before, _, rest = PAGE.read_text().partition(START)
+        PAGE.write_text(f"{before}{START}\n\n```\n{text}\n```\n\n{END}{rest.partition(END)[2]}")
 
 
 def _texts() -> list[str]:
@@ -76,7 +86,8 @@ def walk(command: list[str], *, watched: bool = True) -> list[tuple[str, str]]:
 
     sys.setprofile(hook if watched else None)
     try:
-        app(command, standalone_mode=False)
+        with contextlib.redirect_stdout(io.StringIO()):
+            app(command, standalone_mode=False)
     finally:
         sys.setprofile(None)
     return list(steps)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
+from qkscope.errors import ConfigError
+
 _Options = TypeVar("_Options")
+MOST_TOKENS = 2**24
+"""Tokens of a window, at most; the memory of the frequency search grows with it."""
+MOST_INDICES = 10_000
+"""Layers and heads are numbered below this."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ def listed(*classes: type) -> Iterator[Listed]:
             yield Listed(about.name or one.name, kinds[one.name], default, about)
 
 
-def build(cls: type[_Options], values: Mapping[str, Any], **others: Any) -> _Options:
+def from_values(cls: type[_Options], values: Mapping[str, Any], **others: Any) -> _Options:
     """An instance from the values of its options by name; ``others`` are fields that are no options."""
     found = {}
     for one, about in _options(cls):
@@ -83,3 +90,22 @@ def out_of_range(instance: object) -> str | None:
 
 def _options(cls: Any) -> Iterator[tuple[Field[Any], Option]]:
     return ((one, one.metadata["option"]) for one in fields(cls) if "option" in one.metadata)
+
+
+def parse_indices(text: object) -> tuple[int, ...]:
+    """Numbers and ranges, as text or as a list: ``"0,4-7"`` → (0, 4, 5, 6, 7).
+
+    >>> parse_indices("0,4-7"), parse_indices([3, 1])
+    ((0, 4, 5, 6, 7), (1, 3))
+    """
+    joined = ",".join(map(str, text)) if isinstance(text, list) else str(text)
+    chosen: set[int] = set()
+    for part in joined.split(","):
+        first, _, last = part.strip().partition("-")
+        if re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", part.strip()) is None:
+            raise ConfigError(f"expected numbers and ranges such as 0,4-7, got {joined!r}")
+        low, high = int(first), int(last or first)
+        if not low <= high < MOST_INDICES:
+            raise ConfigError(f"expected ascending ranges that end below {MOST_INDICES}, got {part.strip()!r}")
+        chosen |= set(range(low, high + 1))
+    return tuple(sorted(chosen))

@@ -121,12 +121,12 @@ def test_begin_again_forgets_what_was_there_but_no_finished_run(model, ids, tmp_
     do(model, ids, tmp_path / "whole", skip_first=5)
     interrupted(model, ids, tmp_path / "run", 12)
     with pytest.raises(
-        DatasetError, match=r"options.skip_first: 4 there, 5 now\); choose another folder, or --no-resume"
+        DatasetError, match=r"options.skip_first: expected 5, got 4\); choose another folder, or --no-resume"
     ):
         do(model, ids, tmp_path / "run", skip_first=5)
     do(model, ids, tmp_path / "run", doing={"resume": False}, skip_first=5)
     assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
-    with pytest.raises(DatasetError, match="holds a finished run; choose another folder"):
+    with pytest.raises(DatasetError, match="contains a finished run; choose another folder"):
         do(model, ids, tmp_path / "run", doing={"resume": False}, skip_first=6)
 
 
@@ -137,7 +137,7 @@ def test_parts_of_another_run_are_not_taken_for_this_one(model, ids, tmp_path, c
     shutil.rmtree(tmp_path / "run" / "parts", ignore_errors=True)
     shutil.copytree(tmp_path / "first" / "parts", tmp_path / "run" / "parts")
     do(model, other, tmp_path / "run")
-    assert "000000-000002 is damaged (it is part of another run); what it held is measured again" in caplog.text
+    assert "000000-000002 is damaged (it belongs to another run); its shards are measured again" in caplog.text
     do(model, other, tmp_path / "whole")
     assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
 
@@ -265,7 +265,7 @@ def test_memory_that_runs_out_when_sums_are_brought_together_is_one_line(model, 
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr("qkscope.capture.shardsums.finish", finish)
-    with pytest.raises(CaptureError, match="no memory is left to bring the sums of documents 0 to 1 together"):
+    with pytest.raises(CaptureError, match="out of memory while merging the sums of documents 0 to 1"):
         do(model, ids[:2], tmp_path / "run")
 
 
@@ -291,7 +291,7 @@ def test_a_model_that_leaves_no_room_says_so(model, ids, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(Measurement, "_decode", decode)
-    with pytest.raises(CaptureError, match=r"no memory is left beside the model \(CUDA out of memory.\); try --dtype"):
+    with pytest.raises(CaptureError, match=r"out of memory after the model was loaded \(CUDA out of memory.\); try --dtype"):
         do(model, ids[:2], tmp_path / "run", doing={"keep_going": True})
 
 
@@ -417,7 +417,7 @@ def test_a_damaged_share_is_named(shares, tmp_path):
     next((tmp_path / "job-1" / "parts").rglob("layer-002.safetensors")).write_bytes(b"x")
     code, said = merged(tmp_path, "job-1", str(shares / "job-2"), more=("-o", str(tmp_path / "run")))
     assert code == 2
-    assert "layer-002.safetensors is not what was written); run its job again" in said
+    assert "layer-002.safetensors differs from its checksum); rerun its job" in said
 
 
 def test_one_job_alone_leaves_a_share_too(model, ids, tmp_path):
@@ -453,7 +453,7 @@ def test_a_worker_that_sees_another_model_is_refused(model, ids, tmp_path, monke
     plain = running.ShardSums
     monkeypatch.setattr("qkscope.capture.measure.ShardSums", lambda *parts: plain(*parts[:3], "another"))
     with pytest.raises(
-        CaptureError, match="the worker that measured documents 0 to 1 sees another model, another kind"
+        CaptureError, match="the worker that measured documents 0 to 1 has another model, GPU type"
     ):
         do(model, ids[:2], tmp_path / "run")
 

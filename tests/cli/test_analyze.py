@@ -165,7 +165,7 @@ def test_token_pairing_needs_shared_tokens(tmp_path):
     done = run("--config", path, on=rotate_analyze_app)
     assert done.exit_code == 1
     assert (
-        "l00h02q: pairing by token needs tokens that it shares with l00h01k; use pairing 'independent'" in done.output
+        "l00h02q: pairing by token needs tokens in common with l00h01k; use pairing 'independent'" in done.output
     )
 
 

@@ -246,8 +246,8 @@ def test_a_run_under_another_label_is_reported_under_that_label(dataset, tmp_pat
 
 def test_pictures_need_to_know_which_head(dataset, tmp_path):
     path = config(tmp_path, dataset)
-    assert "say which head" in run("--config", path, on=pca_visualize_app).output
-    assert "has no head in layer 7" in run("--config", path, "--layer", 7, "--random", on=pca_visualize_app).output
+    assert "choose a head with --random" in run("--config", path, on=pca_visualize_app).output
+    assert "has no query head with layer 7" in run("--config", path, "--layer", 7, "--random", on=pca_visualize_app).output
     assert (
         "leave out --collage"
         in run("--config", path, "--complement", "--collage", "--random", on=rotate_visualize_app).output
@@ -280,4 +280,4 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(tmp_path, comma
     (tmp_path / "file").write_text("")
     done = run(*command, "-o", tmp_path / "file" / "out" / "page.html")
     assert done.exit_code == 2
-    assert "is no folder that can be written" in done.output
+    assert "is not a writable directory" in done.output

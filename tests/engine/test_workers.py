@@ -49,7 +49,7 @@ def test_one_that_dies_before_it_is_there_is_replaced_too(tmp_path):
 
 def test_an_item_that_kills_every_worker_is_named(tmp_path):
     with pytest.raises(
-        QkscopeError, match=r"^3 workers died one after the other on 2, most likely for lack of memory; "
+        QkscopeError, match=r"^3 workers died on 2, one after another, most likely out of memory; "
     ):
         list(for_each(Dies(tmp_path, item=2, times=9), range(6), Place(2)))
 
@@ -103,15 +103,15 @@ def test_a_script_without_its_guard_is_told_of_it(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "worker processes cannot start; in a script, what starts workers has to stand behind" in done.stderr
+    assert "worker processes cannot start; in a script, put the code that starts workers under" in done.stderr
 
 
 def test_places_that_are_none():
-    with pytest.raises(ConfigError, match="unknown engine 'slurm'; there are local and ray"):
+    with pytest.raises(ConfigError, match="unknown engine 'slurm'; use local or ray"):
         Place(engine="slurm")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="expected one worker or more, got 0"):
+    with pytest.raises(ConfigError, match="expected at least one worker, got 0"):
         Place(0)
-    with pytest.raises(ConfigError, match="--ray-address is for --engine ray, which was not given"):
+    with pytest.raises(ConfigError, match="--ray-address needs --engine ray"):
         Place(address="auto")
 
 

@@ -32,7 +32,7 @@ def test_what_is_not_installed_is_named_with_the_way_to_it(tmp_path, monkeypatch
 
     monkeypatch.setattr(doctor, "version", found)
     said = lines(tmp_path)
-    assert said["scipy"] == "! scipy                 not installed; pip install qkscope brings it"
+    assert said["scipy"] == "! scipy                 not installed; install it with: pip install qkscope"
     assert said["torch"].endswith("pip install 'qkscope[capture]' for qkscope capture and qkscope demo")
     done = CliRunner().invoke(app, ["doctor", str(tmp_path)])
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (1, "1 problem")
@@ -41,12 +41,12 @@ def test_what_is_not_installed_is_named_with_the_way_to_it(tmp_path, monkeypatch
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_to_is_a_problem(tmp_path):
     tmp_path.chmod(0o500)
-    assert "cannot be written to" in lines(tmp_path)["output folder"]
+    assert "is not a writable directory" in lines(tmp_path)["output folder"]
 
 
 def test_a_file_in_place_of_the_folder_is_a_problem(tmp_path):
     (tmp_path / "file").write_text("")
-    assert lines(tmp_path / "file")["output folder"].endswith("cannot be written to; choose another")
+    assert lines(tmp_path / "file")["output folder"].endswith("is not a writable directory; choose another")
 
 
 def test_little_disk_is_noted(tmp_path, monkeypatch):

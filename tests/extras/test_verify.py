@@ -49,7 +49,7 @@ def test_one_flipped_byte_is_found(run):
     file.write_bytes(content)
     code, lines = invoke("verify", run)
     assert code == 1
-    assert lines[0] == f"{file} is not what was captured; copy or capture the run again"
+    assert lines[0] == f"{file} differs from its checksum; copy or capture the run again"
 
 
 def test_missing_and_foreign_files_are_found(run):
@@ -58,7 +58,7 @@ def test_missing_and_foreign_files_are_found(run):
     code, lines = invoke("verify", run)
     assert code == 1
     assert f"{run / 'sample/l00h00q/data.parquet'} is missing; copy the run again" in lines
-    assert f"{run / 'moments/notes.txt'} is no file of this run" in lines
+    assert f"{run / 'moments/notes.txt'} is not a file of this run; remove it" in lines
 
 
 def test_moments_of_another_shape_are_found_and_stop_an_analysis(run):
@@ -67,7 +67,7 @@ def test_moments_of_another_shape_are_found_and_stop_an_analysis(run):
     save_file({name: value[:1] if name.startswith("q") else value for name, value in found.items()}, file)
     code, lines = invoke("verify", run)
     assert code == 1
-    assert any("layer-000.safetensors does not fit (q.n has shape (1, 8)" in line for line in lines)
+    assert any("layer-000.safetensors is not valid (q.n: expected shape" in line for line in lines)
     code, _ = invoke("analyze", run, "-o", run / "again", "-q", "--only", "pca")
     assert code == 1, "the heads of the other layers were analysed"
 
@@ -129,6 +129,6 @@ def test_what_is_no_run_is_told_from_one_that_is_not_finished(tmp_path):
     def said() -> str:
         return CliRunner().invoke(app, ["verify", str(tmp_path)]).stderr.strip()
 
-    assert said() == f"error: {tmp_path} is no captured run: it holds no run.json; give the folder of one"
+    assert said() == f"error: {tmp_path} is not a captured run: it has no run.json; give the folder of a run"
     (tmp_path / "progress.json").write_text("{}")
-    assert said() == f"error: the capture in {tmp_path} is not finished; the same command again goes on with it"
+    assert said() == f"error: capture unfinished in {tmp_path}; rerun the same capture command to resume"

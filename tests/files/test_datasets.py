@@ -93,11 +93,11 @@ def test_a_bad_card_is_named(tmp_path, card, message):
 
 
 def test_folders_that_hold_no_one_dataset(tmp_path):
-    with pytest.raises(DatasetError, match="holds no heads; expected files such as"):
+    with pytest.raises(DatasetError, match="contains no heads; expected files such as"):
         Dataset.open(tmp_path)
     small_dataset(tmp_path / "a")
     small_dataset(tmp_path / "b")
-    with pytest.raises(DatasetError, match=r"holds 2 datasets \(a, b\); name one of them"):
+    with pytest.raises(DatasetError, match=r"contains 2 datasets \(a, b\); give the path of one of them"):
         Dataset.open(tmp_path)
     with pytest.raises(DatasetError, match="folders have no revisions"):
         Dataset.open(tmp_path / "a", "main")
@@ -112,7 +112,7 @@ def test_two_spellings_of_one_head_are_refused(tmp_path):
     (tmp_path / "l00h00q").rename(tmp_path / "l0h0q")
     assert HeadId(0, 0, "q") in Dataset.open(tmp_path).heads
     small_dataset(tmp_path)
-    with pytest.raises(DatasetError, match="two files claim the head l00h00q"):
+    with pytest.raises(DatasetError, match="two files for head l00h00q"):
         Dataset.open(tmp_path)
 
 

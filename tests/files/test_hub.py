@@ -106,14 +106,14 @@ def test_a_revision_that_does_not_exist_is_named_with_those_that_do(hub, tmp_pat
 def test_a_dataset_that_does_not_exist_is_neither_folder_nor_hub(hub, tmp_path):
     done = client(hub.url, tmp_path / "cache", "analyze", "no/such-thing", "-o", str(tmp_path / "out"))
     assert done.returncode == 2
-    assert done.stderr.startswith("error: there is no folder 'no/such-thing' here and no Hub dataset of that name;")
+    assert done.stderr.startswith("error: 'no/such-thing' is neither a local folder nor a Hub dataset;")
     assert done.stderr.count("\n") == 1
 
 
 def test_no_network_is_one_line_that_says_what_to_do(tmp_path):
     done = client("http://127.0.0.1:9", tmp_path / "cache", "analyze", REPO, "-o", str(tmp_path / "out"))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: the Hub did not deliver the dataset {REPO} (")
+    assert done.stderr.startswith(f"error: cannot read the dataset {REPO} from the Hub (")
     assert done.stderr.rstrip().endswith("or give the path of a local folder")
     assert done.stderr.count("\n") == 1
 

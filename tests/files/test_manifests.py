@@ -96,7 +96,7 @@ def test_two_layers_of_one_number_are_refused():
 def test_opening_says_it_with_the_file(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(GOOD | {"window": 0}))
     with pytest.raises(
-        DatasetError, match=r"run\.json is no manifest of a capture \(window: .*\); capture the run again"
+        DatasetError, match=r"run\.json is not a valid manifest \(window: .*\); capture the run again"
     ):
         RunFolder.open(tmp_path)
 

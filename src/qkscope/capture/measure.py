@@ -230,9 +230,8 @@ class Measurement:
         q, k = attention.q, attention.k
         if self.options.pre_rope and attention.rotary is not None:
             if attention.rotary.before[0].shape[-1] != q.shape[-1]:
-                raise CaptureError(
-                    f"layer {attention.layer} rotates only some coordinates of its vectors; --pre-rope needs all of them rotated"
-                )
+                reason = "rotates only some coordinates of its vectors, which --pre-rope does not support"
+                raise CaptureError(f"layer {attention.layer} {reason}; leave out --pre-rope, or choose other --layers")
             q, k = (by_heads(part, now) for part, now in zip(attention.rotary.before, (q, k), strict=True))
         if self.options.heads is None:
             return replace(attention, q=q, k=k)

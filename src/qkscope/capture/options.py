@@ -13,34 +13,9 @@ from typing import Any, Literal
 
 from qkscope.engine.place import HERE, Place
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.options import build, option, out_of_range
+from qkscope.options import MOST_TOKENS, from_values, option, out_of_range, parse_indices
 
 Sampler = Literal["uniform", "log_uniform", "all"]
-MOST_TOKENS = 2**24
-"""Tokens of a window, at most."""
-
-
-def parse_indices(text: object) -> tuple[int, ...]:
-    """Numbers and ranges, as text or as a list: ``"0,4-7"`` → (0, 4, 5, 6, 7).
-
-    >>> parse_indices("0,4-7"), parse_indices([3, 1])
-    ((0, 4, 5, 6, 7), (1, 3))
-    """
-    joined = ",".join(map(str, text)) if isinstance(text, list) else str(text)
-    chosen: set[int] = set()
-    for part in joined.split(","):
-        first, _, last = part.strip().partition("-")
-        if re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", part.strip()) is None:
-            raise ConfigError(f"expected numbers and ranges such as 0,4-7, got {joined!r}")
-        low, high = int(first), int(last or first)
-        if not low <= high < MOST_INDICES:
-            raise ConfigError(f"expected ascending ranges that end below {MOST_INDICES}, got {part.strip()!r}")
-        chosen |= set(range(low, high + 1))
-    return tuple(sorted(chosen))
-
-
-MOST_INDICES = 10_000
-"""Layers and heads are numbered below this."""
 
 
 def parse_overrides(value: object) -> dict[str, Any]:
@@ -264,5 +239,5 @@ def capture_options(values: dict[str, Any]) -> CaptureOptions:
     """What is measured, from the values of all options."""
     if values["save_vectors"] is None and values["vector_heads"] is not None:
         raise ConfigError("--vector-heads chooses heads for --save-vectors, which was not given")
-    vectors = None if values["save_vectors"] is None else build(VectorSampling, values, seed=values["seed"])
-    return build(CaptureOptions, values, vectors=vectors)
+    vectors = None if values["save_vectors"] is None else from_values(VectorSampling, values, seed=values["seed"])
+    return from_values(CaptureOptions, values, vectors=vectors)

@@ -108,7 +108,7 @@ def _check_token_ids(ids: list[np.ndarray], report: ModelReport) -> None:
     if highest >= report.vocabulary or min(int(tokens.min()) for tokens in ids) < 0:
         advice = "give the model's own with --tokenizer"
         raise CaptureError(
-            f"the tokenizer gives token {highest}, but the model's vocabulary has {report.vocabulary}; {advice}"
+            f"the tokenizer gives token {highest}, but the model's vocabulary has {report.vocabulary} tokens; {advice}"
         )
 
 

@@ -22,7 +22,7 @@ from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, Verbose, bars, errors_as_lines, log, set_up_logging
 from qkscope.cli.options import with_options
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.options import build
+from qkscope.options import from_values
 
 _PLANNED = ("model", "texts", "window", "buckets", "sample", "dtype", "device", "revision")
 
@@ -95,10 +95,10 @@ def _capture(values: dict[str, Any], output: Path) -> int:
     check_writable(output)
     check_capture_folder(output)
     started = time.monotonic()
-    execution = build(ExecutionOptions, values)
+    execution = from_values(ExecutionOptions, values)
     if values["trust_remote_code"]:
         log.warning("running code that comes with %s, as asked", values["model"])
-    model, texts, options = build(ModelOptions, values), build(TextOptions, values), capture_options(values)
+    model, texts, options = from_values(ModelOptions, values), from_values(TextOptions, values), capture_options(values)
     execution.place(models.resolved_device(model.device))  # what cannot be had is said before texts are read
     documents = read_documents(list(texts.texts), texts.field, texts.max_docs)
     log.info("%d documents; loading %s", len(documents), model.model)

@@ -1,4 +1,4 @@
-"""How far a capture is: documents, tokens per second and time left."""
+"""Progress of a capture: documents, tokens per second and time left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def documents_done() -> Iterator[Callable[[Progress], None]]:
-    """Documents, tokens per second and time left: a bar on a terminal, a line now and then in a log."""
+    """Documents, tokens per second and time left: a bar on a terminal, a line every few seconds in a log."""
     start = last = time.monotonic()
 
     def line(now: Progress) -> None:
@@ -51,5 +51,5 @@ def documents_done() -> Iterator[Callable[[Progress], None]]:
 
 
 def _rate(now: Progress, start: float) -> float:
-    """Tokens per second of this attempt; those of an earlier one took no time now."""
+    """Tokens per second of this attempt, without the tokens of an earlier one."""
     return max(now.tokens - now.tokens_before, 1) / max(time.monotonic() - start, 1e-3)

@@ -15,7 +15,7 @@ PROBLEMS = SOME_HEADS_FAILED
 def doctor_command(
     folder: Annotated[Path, typer.Argument(help="Where results are to go.")] = Path(),
 ) -> None:
-    """Print versions, devices, memory and free disk, and what would fail; exit code 1 if something would."""
+    """Print versions, devices, memory and free disk, and what would fail; exit code 1 if anything would."""
     from qkscope.extras.doctor import examine
 
     with errors_as_lines():
@@ -30,25 +30,25 @@ def doctor_command(
 def verify_command(
     run: Annotated[Path, typer.Argument(help="Folder of a captured run.")],
     tables: Annotated[
-        Path | None, typer.Option(help="Tables to compare with what follows from the run; by default RUN/tables.")
+        Path | None, typer.Option(help="Tables to compare with those computed from the run; by default RUN/tables.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Label of the run in those tables.")] = None,
     workers: WorkersOption = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare a run's files with their checksums, and tables with what follows from its moments; 1 if they differ."""
+    """Compare a run's files with their checksums, and tables with those computed from the run; 1 if they differ."""
     from qkscope.extras.verify import check_run, check_tables
 
     set_up_logging(quiet=quiet, verbose=False)
     with errors_as_lines():
-        found = check_run(run)
-        where = tables or run / "tables"
+        problems = check_run(run)
+        tables_folder = tables or run / "tables"
         compared = "no tables to compare"
-        if tables is not None or where.is_dir():
-            found += check_tables(run, where, model, workers)
-            compared = f"tables in {where} compared"
-        for line in found:
+        if tables is not None or tables_folder.is_dir():
+            problems += check_tables(run, tables_folder, model, workers)
+            compared = f"tables in {tables_folder} compared"
+        for line in problems:
             typer.echo(line)
         if not quiet:
-            typer.echo(f"{run}: {len(found)} difference{'' if len(found) == 1 else 's'}; {compared}")
-    raise typer.Exit(PROBLEMS if found else 0)
+            typer.echo(f"{run}: {len(problems)} difference{'' if len(problems) == 1 else 's'}; {compared}")
+    raise typer.Exit(PROBLEMS if problems else 0)

@@ -1,4 +1,4 @@
-"""What all commands share: options, logging, progress, and how an outcome becomes an exit code."""
+"""Shared by all commands: options, logging, progress and exit codes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkscope._version import __version__
-from qkscope.capture.options import parse_indices
 from qkscope.errors import ConfigError, QkscopeError
+from qkscope.options import parse_indices
 
 if TYPE_CHECKING:
     from qkscope.analyses.options import PointOptions
@@ -61,7 +61,7 @@ Version = Annotated[
 
 
 def set_up_logging(*, quiet: bool, verbose: bool) -> None:
-    """Plain lines on standard error: errors only, or what is of interest, or everything."""
+    """Plain lines on standard error: errors only, the usual messages, or everything."""
     level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -72,12 +72,13 @@ def set_up_logging(*, quiet: bool, verbose: bool) -> None:
 
 @contextmanager
 def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
-    """Turn the errors we raise on purpose, and those of the system, into one line and an exit code; let bugs show
-    their traceback. ``stopped`` says what holds when the user, or the system, ends the command.
-    """  # noqa: D205
-    came: list[int] = []
+    """Turn our own errors, and those of the system, into one line and an exit code; bugs show their traceback.
+
+    ``stopped`` is printed when the user, or the system, stops the command.
+    """
+    signals: list[int] = []
     try:
-        with _interrupted_by_sigterm(came):
+        with _interrupted_by_sigterm(signals):
             yield
     except QkscopeError as error:
         log.error("error: %s", error)
@@ -85,28 +86,28 @@ def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
-        where = f" [{error.filename}]" if error.filename else ""
-        full = "free some space; " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        log.error("error: %s%s; %s%s", os.strerror(error.errno).lower(), where, full, stopped)
+        file_text = f" [{error.filename}]" if error.filename else ""
+        advice = "free some space; " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        log.error("error: %s%s; %s%s", os.strerror(error.errno).lower(), file_text, advice, stopped)
         log.debug("", exc_info=error)
         raise typer.Exit(NOTHING_DONE) from None
     except KeyboardInterrupt:
         log.error("stopped; %s", stopped)
-        raise typer.Exit(128 + (came or [signal.SIGINT])[0]) from None
+        raise typer.Exit(128 + (signals or [signal.SIGINT])[0]) from None
 
 
 @contextmanager
-def _interrupted_by_sigterm(came: list[int]) -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, so that what is open is closed and workers end; ``came`` tells them apart.
+def _interrupted_by_sigterm(signals: list[int]) -> Iterator[None]:
+    """Make SIGTERM raise ``KeyboardInterrupt``, as Ctrl-C does, so that files are closed and workers stop.
 
-    No error of our own: what libraries wait in lets only this one through.
+    ``signals`` records that it was SIGTERM. Libraries that wait let no other exception through.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, _: object) -> None:
-        came.append(number)
+        signals.append(number)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
@@ -122,30 +123,30 @@ def chosen_indices(text: str | None) -> frozenset[int] | None:
 
 
 def parse_points(text: str | None, run: Run) -> PointOptions | None:
-    """Of which heads vectors are written: all, a number of them, or names such as l05h13,l00h02."""
+    """The heads whose vectors are written: all, a number of them, or names such as l05h13,l00h02."""
     from qkscope.analyses.options import PointOptions
     from qkscope.heads import HeadId, choose_heads
 
     if text is None or text == "all":
         return None if text is None else PointOptions()
-    there = [(head.layer, head.head) for head in run.heads]
+    heads = [(head.layer, head.head) for head in run.heads]
     if re.fullmatch(r"[0-9]{1,9}", text):
-        return PointOptions(frozenset(choose_heads(there, count=int(text))))
-    named = [HeadId.match(f"{name.strip()}q") for name in text.split(",")]
-    wanted = frozenset((head.layer, head.head) for head in named if head is not None)
-    if None in named or not wanted <= set(there):
+        return PointOptions(frozenset(choose_heads(heads, count=int(text))))
+    names = [HeadId.match(f"{name.strip()}q") for name in text.split(",")]
+    chosen = frozenset((head.layer, head.head) for head in names if head is not None)
+    if None in names or not chosen <= set(heads):
         raise ConfigError(f"expected all, a number or heads of {run.model} such as l05h13,l00h02, got {text!r}")
-    return PointOptions(wanted)
+    return PointOptions(chosen)
 
 
 def bars() -> bool:
-    """Whether progress is shown as a bar: on a terminal, unless nothing is to be said."""
+    """Whether progress is shown as a bar: on a terminal, unless --quiet."""
     return sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
 
 
 @contextmanager
 def progress(what: str = "heads") -> Iterator[OnDone]:
-    """A bar with heads/s and time left on a terminal, a plain line now and then in a log; failures as they come."""
+    """A bar with heads/s and time left on a terminal, a line every few seconds in a log; failures at once."""
     if bars():
         with _bar(what) as on_done:
             yield on_done
@@ -170,7 +171,7 @@ def _lines(what: str) -> Callable[[int, int, list[Failure]], None]:
 
 @contextmanager
 def counted(what: str) -> Iterator[Callable[[int, int], None]]:
-    """The same for anything else that is counted."""
+    """Progress of anything else that is counted."""
     with progress(what) as on_done:
         yield lambda done, total: on_done(done, total, [])
 
@@ -201,7 +202,7 @@ def _bar(what: str) -> Iterator[Callable[[int, int, list[Failure]], None]]:
 
 
 def prepare(jobs: Sequence[Job], folder: Path) -> None:
-    """Find out before the work what would stop it afterwards, and say what is about to be done."""
+    """Raise before the work the errors that would come after it, and log what will be analysed."""
     from qkscope.results.folder import check_results_folder
 
     check_results_folder(folder)
@@ -218,7 +219,7 @@ def log_failures(failures: list[Failure]) -> None:
 
 
 def write_and_exit_code(folder: Path, outcomes: list[Outcome], started: float) -> int:
-    """Write the results, say where they are and return the exit code."""
+    """Write the results, log where they are and return the exit code."""
     from qkscope.pipeline.analyze import write_results
 
     written = write_results(folder, outcomes, wall_seconds=time.monotonic() - started)

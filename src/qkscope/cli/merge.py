@@ -1,4 +1,4 @@
-"""``qkscope merge``: the shares of several jobs become one run."""
+"""``qkscope merge``: merge the shares of several jobs into one run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def merge_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Put the shares of several jobs together; the run has the bytes of one that a single job captured."""
+    """Merge the shares of several jobs into one run, byte for byte the run that a single job would capture."""
     from qkscope.capture.assemble import merge as merge_shares
     from qkscope.files.atomic import check_writable
 
     set_up_logging(quiet=quiet, verbose=verbose)
-    with errors_as_lines("the same command again goes on where it stopped"):
+    with errors_as_lines("rerun the same command to resume"):
         check_writable(output)
         with counted("layers") as on_done:
             missing = merge_shares(folders, output, partial=partial, on_done=on_done)

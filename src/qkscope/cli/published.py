@@ -89,12 +89,12 @@ def _analyze(
     analysis: str,
     paths: list[Path],
     choices: dict[str, str | int | None],
-    where: tuple[int | None, str, str | None],
+    engine_options: tuple[int | None, str, str | None],
     *,
     intervals: bool,
     strict: bool,
 ) -> None:
-    """Analyse the configs, those that share a results folder together."""
+    """Analyse the configs; those that share a results folder are written together."""
     from qkscope.config import load_configs
     from qkscope.engine import Place
     from qkscope.pipeline.analyze import analyze
@@ -110,7 +110,7 @@ def _analyze(
         codes = []
         for folder, jobs in work.items():
             started = time.monotonic()
-            workers, engine, address = where
+            workers, engine, address = engine_options
             count = workers or next((c.workers for c in by_folder[folder] if c.workers != "auto"), None)
             place = Place(count, engine, address)  # type: ignore[arg-type]
             with progress() as on_done:
@@ -120,12 +120,12 @@ def _analyze(
 
 
 def _override(config: Config, choices: dict[str, str | int | None]) -> Config:
-    """The config with what the command line says instead."""
-    given: dict[str, Any] = {key: value for key, value in choices.items() if value is not None}
+    """The config with the overrides of the command line."""
+    overrides: dict[str, Any] = {key: value for key, value in choices.items() if value is not None}
     for key in ("layers", "heads"):
-        if key in given:
-            given[key] = sorted(chosen_indices(str(given[key])) or ())
-    return config.model_copy(update={"data": config.data.model_copy(update=given)})
+        if key in overrides:
+            overrides[key] = sorted(chosen_indices(str(overrides[key])) or ())
+    return config.model_copy(update={"data": config.data.model_copy(update=overrides)})
 
 
 def run_pca_analyze() -> None:

@@ -62,8 +62,8 @@ def pca_visualize(
         job = replace(job, pca=replace(job.pca, n_components=max(job.pca.n_components, pc_x + 1, pc_y + 1)))
         points = PointOptions(rows=MOST_POINTS, pcs=tuple(sorted({0, 1, pc_x, pc_y})))
         study = _study(job, chosen, ("pca",), points)
-        drawn = components_figure(study, chosen, (pc_x, pc_y), "qk" if qk else "q")
-        _save(drawn, output, job, f"pc{pc_x}-pc{pc_y}{'-qk' if qk else ''}", chosen, seed if random else None)
+        figure = components_figure(study, chosen, (pc_x, pc_y), "qk" if qk else "q")
+        _save(figure, output, job, f"pc{pc_x}-pc{pc_y}{'-qk' if qk else ''}", chosen, seed if random else None)
 
 
 @rotate_visualize_app.command(
@@ -73,7 +73,7 @@ def rotate_visualize(
     config: ConfigFile,
     random: Random = False,
     collage: Collage = False,
-    complement: Annotated[bool, typer.Option("--complement", help="What is left of one head off a and b.")] = False,
+    complement: Annotated[bool, typer.Option("--complement", help="The complement of a and b, of one head.")] = False,
     qk: Annotated[bool, typer.Option("--qk", help="Queries and keys together, as always here.")] = False,
     seed: SeedOf = 42,
     layer: _Layer = None,
@@ -95,67 +95,68 @@ def rotate_visualize(
         job, chosen = _choose(config, random, 4 if collage else 1, seed, layer, head)
         if complement:
             study = _study(job, chosen, ("planes",), PointOptions(rows=MOST_POINTS))
-            drawn = complement_figure(study, chosen[0])
+            figure = complement_figure(study, chosen[0])
         else:
             study = _study(job, chosen, ("rotation",), PointOptions(rows=MOST_POINTS))
-            drawn = plane_figure(study, chosen)
-        _save(drawn, output, job, "complement" if complement else "ab-plane", chosen, seed if random else None)
+            figure = plane_figure(study, chosen)
+        _save(figure, output, job, "complement" if complement else "ab-plane", chosen, seed if random else None)
 
 
 def _choose(
     config: Path, random: bool, count: int, seed: int, layer: int | None, head: int | None
 ) -> tuple[Job, list[tuple[int, int]]]:
-    """The config's run, and the heads that the options name."""
+    """The config's run, and the heads that the options select."""
     from qkscope.config import load_configs
     from qkscope.heads import choose_heads
     from qkscope.pipeline.job import Job
 
     configs = load_configs([config])
     if len(configs) != 1:
-        raise ConfigError(f"{config} holds {len(configs)} configs; a picture is of one")
+        raise ConfigError(f"expected one config, got {len(configs)} in {config}")
     job = Job.from_config(configs[0])
     targets = [(h.layer, h.head) for h in job.selection.of(job.run)]
     targets = [t for t in targets if (layer is None or t[0] == layer) and (head is None or t[1] == head)]
     if not targets:
+        named = [f"{name} {number}" for name, number in (("layer", layer), ("head", head)) if number is not None]
         raise ConfigError(
-            f"{job.run.model} has no head in layer {layer}, head {head}; see the config's layers and heads"
+            f"{job.run.model} has no query head with {' and '.join(named)}; see the config's layers and heads"
         )
     if not random and len(targets) > count:
-        raise ConfigError("say which head: --random, or --layer and --head")
-    # Four are drawn even where one is shown, so that it is the first of the collage.
+        raise ConfigError("choose a head with --random, or with --layer and --head")
+    # Four heads are drawn even if one is shown, so that it is the first one of the collage.
     return job, (choose_heads(targets, seed)[:count] if random else sorted(targets)[:count])
 
 
 def _study(job: Job, heads: list[tuple[int, int]], analyses: tuple[str, ...], points: PointOptions) -> Study:
-    """Tables of the heads; their points, all coordinates of them, go through points.parquet in the results folder."""
+    """Tables of the heads; their points are written to points.parquet in the results folder and read back."""
     from qkscope.plot import heads_study
     from qkscope.results.points import read_points, write_points
 
     folder = _folder(job)
-    log.info("reading %d of %s", len(heads), job.run.source)
+    log.info("reading %d heads of %s", len(heads), job.run.source)
     study = heads_study(job, heads, analyses, points)
     if "points" not in study.tables:
-        raise TableError(f"{job.run.model}: too few vectors of {heads[0]} for a picture")
+        raise TableError(f"{job.run.model}: too few vectors of {heads[0]} for a figure")
     write_points(folder, study.tables["points"])
-    kept = read_points(folder)
-    return study if kept is None else replace(study, tables=study.tables | {"points": kept})
+    points_table = read_points(folder)
+    return study if points_table is None else replace(study, tables=study.tables | {"points": points_table})
 
 
 def _folder(job: Job) -> Path:
-    said = job.config.get("output")
-    return Path(said["results_dir"]) if isinstance(said, dict) else Path("results")
+    output = job.config.get("output")
+    return Path(output["results_dir"]) if isinstance(output, dict) else Path("results")
 
 
 def _save(
-    drawn: Figure, output: Path | None, job: Job, what: str, heads: list[tuple[int, int]], seed: int | None
+    figure: Figure, output: Path | None, job: Job, kind: str, heads: list[tuple[int, int]], seed: int | None
 ) -> None:
     from qkscope.figures.style import house_style
     from qkscope.figures.write import save
 
-    which = f"seed{seed}" if seed is not None else "-".join(f"l{a:02d}h{b:02d}" for a, b in heads)
-    path = output or _folder(job) / "figures" / f"{job.run.model.replace('/', '_')}-{what}-{which}.png"
+    heads_text = f"seed{seed}" if seed is not None else "-".join(f"l{a:02d}h{b:02d}" for a, b in heads)
+    path = output or _folder(job) / "figures" / f"{job.run.model.replace('/', '_')}-{kind}-{heads_text}.png"
     with house_style():
-        save(drawn, path)
+        save(figure, path)
     typer.echo(str(path.resolve()))
 
 

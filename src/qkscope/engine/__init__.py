@@ -1,7 +1,7 @@
-"""Where work runs: in this process, in local worker processes, or in actors of Ray; no result depends on which.
+"""Where work runs: in this process, in local worker processes, or in Ray actors; no result depends on which.
 
-A pool ships its work to each worker once and then hands out items one by one. A worker that dies is replaced, and its
-item is given out again; results come back as they are done, with the number of their item, for the caller to order.
+A pool sends its work function to each worker once and then the items one by one. A worker that dies is replaced, and
+its item is sent again; results are yielded as they are done, with the index of their item, for the caller to order.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Item_contra = TypeVar("Item_contra", contravariant=True)
 Result_co = TypeVar("Result_co", covariant=True)
 
 ITEMS_PER_WORKER = 8
-"""With fewer items than this per worker, starting it costs more than it saves; unless they are large ones."""
+"""With fewer items per worker, starting it costs more time than it saves, unless items are large."""
 
 
 class Pool(Protocol[Item_contra, Result_co]):
-    """Workers that have been given their work."""
+    """Workers that have received their work function."""
 
     def map(self, items: Sequence[Item_contra]) -> Iterator[tuple[int, Result_co]]:
         """Yield (index, result) of each item as it is done."""
@@ -51,7 +51,7 @@ def pool(
         return
     count = resolve_workers(place.workers, most, per_worker)
     if count == 1:
-        yield _Here(work)
+        yield _ThisProcess(work)
         return
     from qkscope.engine.workers import Workers
 
@@ -62,13 +62,13 @@ def pool(
 def for_each(
     work: Callable[[_Item], _Result], items: Sequence[_Item], place: Place, per_worker: int = ITEMS_PER_WORKER
 ) -> Iterator[tuple[int, _Result]]:
-    """Yield (index, result) of each item as it is done, from workers that are started for it."""
+    """Yield (index, result) of each item as it is done, from workers that are started for this call."""
     with pool(work, place, len(items), per_worker) as workers:
         yield from workers.map(items)
 
 
 def resolve_workers(workers: int | None, n_items: int, per_worker: int = ITEMS_PER_WORKER) -> int:
-    """How many workers to use: as asked, or as many as there are cores and enough work for.
+    """Number of workers to use: as requested, or one per core if there is enough work.
 
     >>> resolve_workers(4, 2), resolve_workers(None, 3)
     (2, 1)
@@ -79,7 +79,7 @@ def resolve_workers(workers: int | None, n_items: int, per_worker: int = ITEMS_P
 
 
 @dataclass(frozen=True)
-class _Here(Generic[_Item, _Result]):
+class _ThisProcess(Generic[_Item, _Result]):
     """A pool of one: this process."""
 
     work: Callable[[_Item], _Result]

@@ -1,4 +1,4 @@
-"""Where work runs, and what is said when it cannot go on there."""
+"""Where work runs, and the error when its workers keep dying."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from qkscope.errors import ConfigError, QkscopeError
 
 TRIES = 3
-"""How often an item is given out whose worker dies."""
+"""How many times an item is tried whose worker dies."""
 
 EngineName = Literal["local", "ray"]
 
@@ -19,21 +19,21 @@ class Place:
     """Where work runs."""
 
     workers: int | None = None
-    """Workers; None: as many as there are cores and enough work for."""
+    """Number of workers; None: one per core if there is enough work."""
     engine: EngineName = "local"
-    """Processes of this machine, or actors of Ray."""
+    """Processes of this machine, or Ray actors."""
     address: str | None = None
-    """Address of a Ray cluster; None: one that is started on this machine and ends with the work."""
+    """Address of a Ray cluster; None: start one on this machine and stop it after the work."""
     gpus: int = 0
-    """GPUs of each worker, for Ray to know."""
+    """GPUs that Ray reserves for each worker."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"expected one worker or more, got {self.workers}")
+            raise ConfigError(f"expected at least one worker, got {self.workers}")
         if self.engine not in ("local", "ray"):
-            raise ConfigError(f"unknown engine {self.engine!r}; there are local and ray")
+            raise ConfigError(f"unknown engine {self.engine!r}; use local or ray")
         if self.address is not None and self.engine != "ray":
-            raise ConfigError("--ray-address is for --engine ray, which was not given")
+            raise ConfigError("--ray-address needs --engine ray")
 
 
 HERE = Place(workers=1)
@@ -46,8 +46,7 @@ def cores() -> int:
 
 
 def gave_up(item: object) -> QkscopeError:
-    """The error of an item whose workers die one after the other."""
+    """The error for an item on which every worker died."""
     return QkscopeError(
-        f"{TRIES} workers died one after the other on {item}, most likely for lack of memory; "
-        "use fewer of them (--workers), or one"
+        f"{TRIES} workers died on {item}, one after another, most likely out of memory; use fewer --workers"
     )

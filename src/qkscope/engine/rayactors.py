@@ -1,6 +1,6 @@
-"""The same pool made of Ray's actors: on this machine, or on a cluster where one machine is not enough.
+"""A pool of Ray actors: on this machine, or on a cluster if one machine is not enough.
 
-Ray is imported here alone. Its usage reports are off unless RAY_USAGE_STATS_ENABLED says otherwise.
+Only this file imports Ray. Its usage reports are off unless RAY_USAGE_STATS_ENABLED is set.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from qkscope.engine.workers import single_threaded
 from qkscope.errors import ConfigError, QkscopeError
 
 _PATIENCE = 300.0
-"""Seconds in which a first actor has to be there; a cluster may have to start machines for it."""
+"""Seconds to wait for a first actor; a cluster may have to start machines for it."""
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 @contextmanager
 def ray_pool(work: Callable[[_Item], _Result], place: Place, most: int) -> Iterator[RayPool[_Item, _Result]]:
-    """Actors on the cluster at ``place.address``, or on one of this machine that ends with the block."""
+    """Actors on the cluster at ``place.address``, or on a cluster of this machine that ends with the block."""
     ray = _ray()
-    ours = not ray.is_initialized()
-    if ours:
+    started_here = not ray.is_initialized()
+    if started_here:
         _connect(ray, place)
     pool: RayPool[_Item, _Result] | None = None
     try:
@@ -37,16 +37,16 @@ def ray_pool(work: Callable[[_Item], _Result], place: Place, most: int) -> Itera
     finally:
         if pool is not None:
             pool.end()
-        if ours:
+        if started_here:
             ray.shutdown()
 
 
 class RayPool(Generic[_Item, _Result]):
-    """Actors that have been given their work."""
+    """Actors that have received their work function."""
 
     def __init__(self, ray: Any, work: Callable[[_Item], _Result], count: int, gpus: int) -> None:
         self._ray, self._work = ray, ray.put(work)
-        # Not restarted by Ray: a new actor is as good, and the item has to be given out again in any case.
+        # Not restarted by Ray: a new actor does the same, and the item has to be sent again in any case.
         self._kind = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(_Actor)
         self._actors, self._free, self._starting = list[Any](), list[Any](), dict[Any, Any]()
         self._failed = 0
@@ -54,7 +54,7 @@ class RayPool(Generic[_Item, _Result]):
             self._start()
 
     def map(self, items: Sequence[_Item]) -> Iterator[tuple[int, _Result]]:
-        """Yield (index, result) as items are done; actors get items once they are there, one that dies is replaced."""
+        """Yield (index, result) as items are done; actors get items once they have started, dead ones are replaced."""
         waiting, deaths, running = deque(range(len(items))), Counter[int](), dict[Any, tuple[Any, int]]()
         while waiting or running:
             while waiting and self._free:
@@ -84,11 +84,13 @@ class RayPool(Generic[_Item, _Result]):
     def _next(self, expected: list[Any], *, none_yet: bool) -> Any:
         done, _ = self._ray.wait(expected, num_returns=1, timeout=_PATIENCE if none_yet else None)
         if not done:
-            raise QkscopeError(f"Ray found no room for an actor in {_PATIENCE:.0f} s; use fewer --workers, or wait")
+            raise QkscopeError(
+                f"Ray started no actor within {_PATIENCE:.0f} s; use fewer --workers, or wait for free resources"
+            )
         return done[0]
 
     def _arrived(self, ready: Any) -> None:
-        """Take an actor that is there; one that died before it could answer is replaced as any other."""
+        """Use an actor that has started; one that died before that is replaced."""
         actor, errors = self._starting.pop(ready), self._ray.exceptions
         try:
             self._ray.get(ready)
@@ -96,13 +98,15 @@ class RayPool(Generic[_Item, _Result]):
             self._failed += 1
             if self._failed == TRIES:
                 reason = " ".join(str(error).split())[:300]
-                raise QkscopeError(f"actors of Ray cannot start ({reason}); is qkscope installed there?") from None
+                raise QkscopeError(
+                    f"Ray actors cannot start ({reason}); check that qkscope is installed on the cluster"
+                ) from None
             self._start()
             return
         self._free.append(actor)
 
     def _answer(self, done: Any) -> tuple[_Result] | None:
-        """The result; None if its actor is gone."""
+        """The result; None if its actor died."""
         errors = self._ray.exceptions
         try:
             return (self._ray.get(done),)
@@ -112,7 +116,7 @@ class RayPool(Generic[_Item, _Result]):
             return None
 
     def end(self) -> None:
-        """End the actors, whatever they are doing."""
+        """Stop the actors, even in the middle of an item."""
         for actor in self._actors:
             self._ray.kill(actor)
 
@@ -125,7 +129,7 @@ class _Actor:
         self._work = work
 
     def ready(self) -> None:
-        """Answer, once it is there."""
+        """Return once the actor has started."""
 
     def do(self, item: Any) -> Any:
         return self._work(item)
@@ -143,7 +147,7 @@ def _ray() -> Any:
 
 def _connect(ray: Any, place: Place) -> None:
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
-    main = threading.current_thread() is threading.main_thread()
+    is_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
         if place.address is None:
@@ -152,17 +156,17 @@ def _connect(ray: Any, place: Place) -> None:
             ray.init(address=place.address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        what = "Ray could not start" if place.address is None else f"there is no Ray cluster at {place.address}"
-        raise ConfigError(f"{what} ({reason})") from None
+        problem = "Ray could not start" if place.address is None else f"no Ray cluster found at {place.address}"
+        raise ConfigError(f"{problem} ({reason})") from None
     finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)  # Ray puts its own in place, which ends the process without a word
+        if is_main_thread:
+            signal.signal(signal.SIGTERM, before)  # Ray installs its own handler, which ends the process silently
 
 
 def _count(ray: Any, place: Place, most: int) -> int:
-    """Actors: as asked, or as many as the cluster has room for; never more than there are items."""
-    has = ray.cluster_resources()
-    there = min(int(has.get("CPU", 0)), int(has.get("GPU", 0)) // place.gpus if place.gpus else 10**9)
-    if not there:
+    """Number of actors: as requested, or as many as the cluster can run; at most one per item."""
+    resources = ray.cluster_resources()
+    available = min(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)) // place.gpus if place.gpus else 10**9)
+    if not available:
         raise ConfigError(f"the Ray cluster has no {'GPU' if place.gpus else 'CPU'} to run on")
-    return max(1, min(place.workers or there, there, most))
+    return max(1, min(place.workers or available, available, most))

@@ -1,8 +1,7 @@
-"""Local worker processes, each at the end of a pipe of its own.
+"""Local worker processes, each with its own pipe.
 
-One pipe per worker, so that a worker killed in the middle of an answer breaks no pipe but its own; its end of the pipe
-closes with it, which is how its death is seen. Workers are spawned rather than forked: Arrow, BLAS and torch keep
-threads that do not survive a fork.
+A worker that is killed while it sends an answer breaks only its own pipe, and the closed pipe shows that it died.
+Workers are spawned, not forked: Arrow, BLAS and torch have threads that do not survive a fork.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 SECONDS_BETWEEN_LOOKS = 1.0
-"""How often a worker looks whether its parent is still there."""
+"""How often a worker checks that its parent is still alive."""
 SECONDS_TO_END = 5.0
-"""How long a worker that is free may take to end."""
+"""How long an idle worker may take to exit."""
 _number: int | None = None
 _limits: object = None  # kept alive: the limit ends with the object
 
 
 def worker_number() -> int | None:
-    """Which worker this process is, from 0; None where it is none. One that replaces another has its number."""
+    """Number of this worker process, from 0; None in any other process. A replacement worker has the same number."""
     return _number
 
 
 class Workers(Generic[_Item, _Result]):
-    """A pool of local processes; leaving the block ends them, whatever they are doing."""
+    """A pool of local processes; leaving the block stops them, even in the middle of an item."""
 
     def __init__(self, work: Callable[[_Item], _Result], count: int) -> None:
         self._work, self._count = work, count
@@ -54,7 +53,7 @@ class Workers(Generic[_Item, _Result]):
 
     def __enter__(self) -> Workers[_Item, _Result]:
         self._workers = [_Worker(self._work, number) for number in range(self._count)]
-        atexit.register(self._end)  # for an iterator that nobody closes
+        atexit.register(self._end)  # for an iterator that is never closed
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -66,7 +65,7 @@ class Workers(Generic[_Item, _Result]):
             worker.end()
 
     def map(self, items: Sequence[_Item]) -> Iterator[tuple[int, _Result]]:
-        """Yield (index, result) as items are done; an item whose worker dies is given out again."""
+        """Yield (index, result) as items are done; an item whose worker dies is sent to another worker."""
         waiting, deaths = deque(range(len(items))), Counter[int]()
         while waiting or any(worker.item is not None for worker in self._workers):
             for worker in self._workers:
@@ -79,7 +78,7 @@ class Workers(Generic[_Item, _Result]):
                 if isinstance(answer, _Died):
                     deaths[index] += 1
                     if deaths[index] == TRIES:
-                        raise gave_up(items[index]) if answer.ready else _cannot_start()
+                        raise gave_up(items[index]) if answer.ready else _start_error()
                     waiting.appendleft(index)
                     self._workers[worker.number] = _Worker(self._work, worker.number)
                 elif not isinstance(answer, _Ready):
@@ -88,28 +87,28 @@ class Workers(Generic[_Item, _Result]):
 
 @dataclass(frozen=True)
 class _Ready:
-    """The first thing a worker says."""
+    """The first message of a worker."""
 
 
 @dataclass(frozen=True)
 class _Died:
-    """What a worker says by no longer being there."""
+    """Stands for the message of a worker that died."""
 
     ready: bool
-    """Whether it ever was."""
+    """Whether the worker had started."""
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came of an item: a result, or an error and where it was raised."""
+    """The answer for an item: a result, or an error and its traceback."""
 
     value: Any
     error: BaseException | None = None
-    place: str = ""
+    trace: str = ""
 
 
 class _Worker:
-    """One process, and the item it is at."""
+    """One process, and the item it is working on."""
 
     def __init__(self, work: Callable[[Any], Any], number: int) -> None:
         context = get_context("spawn")
@@ -122,27 +121,27 @@ class _Worker:
         far_end.close()
 
     def give(self, index: int, items: Sequence[Any]) -> None:
-        """Hand out an item; that the process died meanwhile is seen when its answer is waited for."""
+        """Send an item; if the process has died, ``receive`` will notice."""
         self.item = index
         with suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send(items[index])
 
     def receive(self) -> _Ready | _Died | _Answer:
-        """What the worker has to say; with an answer it is free again."""
+        """The next message of the worker; after an answer it is free again."""
         try:
-            said: _Ready | _Answer = self.pipe.recv()
+            message: _Ready | _Answer = self.pipe.recv()
         except (EOFError, OSError, UnpicklingError):
             self._process.kill()
             self.end()
             return _Died(self._ready)
-        if isinstance(said, _Ready):
+        if isinstance(message, _Ready):
             self._ready = True
         else:
             self.item = None
-        return said
+        return message
 
     def end(self) -> None:
-        """End the process: one that is free ends by itself when its pipe closes, any other is killed."""
+        """Stop the process: an idle one exits when its pipe closes, a busy one is killed."""
         self.pipe.close()
         if self.item is None:
             self._process.join(SECONDS_TO_END)
@@ -150,10 +149,10 @@ class _Worker:
         self._process.join()
 
 
-def _cannot_start() -> QkscopeError:
+def _start_error() -> QkscopeError:
     return QkscopeError(
-        "worker processes cannot start; in a script, what starts workers has to stand behind "
-        "if __name__ == '__main__'; or use one worker"
+        "worker processes cannot start; in a script, put the code that starts workers under if __name__ == '__main__', "
+        "or use one worker"
     )
 
 
@@ -161,13 +160,13 @@ def _result(answer: _Answer) -> Any:
     if answer.error is None:
         return answer.value
     if not isinstance(answer.error, QkscopeError):
-        answer.error.add_note(f"in a worker process:\n{answer.place}")
+        answer.error.add_note(f"in a worker process:\n{answer.trace}")
     raise answer.error
 
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """A process that starts now ignores Ctrl-C from its first moment on; the parent answers for all."""
+    """A process that starts in this block ignores Ctrl-C from the beginning; the parent handles it for all."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -185,37 +184,37 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], number: int) -> None:
     global _number
     _number = number
     for interrupt in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(interrupt, signal.SIG_IGN)  # the parent answers for all, and ends its workers
+        signal.signal(interrupt, signal.SIG_IGN)  # the parent handles signals, and stops its workers
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     single_threaded()
-    with suppress(EOFError, OSError):  # the other end has gone
+    with suppress(EOFError, OSError):  # the parent has closed the pipe
         pipe.send(_Ready())
         while True:
-            pipe.send(_done(work, pipe.recv()))
+            pipe.send(_answer(work, pipe.recv()))
 
 
-def _done(work: Callable[[Any], Any], item: Any) -> _Answer:
+def _answer(work: Callable[[Any], Any], item: Any) -> _Answer:
     try:
         return _Answer(work(item))
     except Exception as error:
-        place = traceback.format_exc()
+        trace = traceback.format_exc()
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # an error of a library that cannot travel goes as its text
+        except Exception:  # an error that cannot be pickled is sent as text
             error = RuntimeError(f"{type(error).__name__}: {error}")
-        return _Answer(None, error, place)
+        return _Answer(None, error, trace)
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent is gone, even in the middle of an item."""
+    """Exit when the parent process has died, even in the middle of an item."""
     while os.getppid() == parent:
         time.sleep(SECONDS_BETWEEN_LOOKS)
     os._exit(1)
 
 
 def single_threaded() -> None:
-    """One thread of linear algebra in this process, from now on."""
-    import scipy.linalg  # noqa: F401  a limit holds only for what is loaded when it is set
+    """Use one thread for linear algebra in this process, from now on."""
+    import scipy.linalg  # noqa: F401  a limit applies only to libraries that are already loaded
 
     global _limits
     _limits = threadpool_limits(1, user_api="blas")

@@ -1,1 +1,1 @@
-"""What is in the box besides: the demonstration, the bundled family, verify, doctor."""
+"""Extras: the planted demonstration dataset, the bundled model family, verify and doctor."""

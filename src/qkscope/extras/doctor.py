@@ -1,4 +1,4 @@
-"""What this installation can do, and what would fail: versions, devices, memory, disk."""
+"""Checks of this installation: versions, devices, memory and disk, and what would fail."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EXTRAS = {
     "ray": ("ray", "--engine ray"),
 }
 LITTLE_DISK, LITTLE_MEMORY = 2.0, 4.0
-"""GiB below which a note is made."""
+"""GiB below which a note is printed."""
 
 Level = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)
 class _Finding:
-    """One line of the examination."""
+    """One line of the report."""
 
     level: Level
     what: str
@@ -42,26 +42,27 @@ class _Finding:
 
 
 def examine(folder: Path) -> list[_Finding]:
-    """Everything that can be told without reading a model, a dataset or the network; ``folder`` is where results go."""
+    """All checks that need no model, dataset or network; ``folder`` is where results go."""
     return [*_software(), *_machine(), *_gpus(), *_disk(folder), *_hub()]
 
 
 def _software() -> Iterator[_Finding]:
     yield _Finding("ok", "qkscope", __version__)
-    good = sys.version_info >= (3, 11)
-    yield _Finding("ok" if good else "problem", "python", platform.python_version(), "" if good else "3.11 is needed")
+    supported = sys.version_info >= (3, 11)
+    advice = "" if supported else "install 3.11 or newer"
+    yield _Finding("ok" if supported else "problem", "python", platform.python_version(), advice)
     for name in NEEDED:
-        found = _version(name)
-        if found is None:
-            yield _Finding("problem", name, "not installed", "pip install qkscope brings it")
+        installed = _version(name)
+        if installed is None:
+            yield _Finding("problem", name, "not installed", "install it with: pip install qkscope")
         else:
-            yield _Finding("ok", name, found)
+            yield _Finding("ok", name, installed)
     for name, (extra, purpose) in EXTRAS.items():
-        found = _version(name)
-        if found is None:
+        installed = _version(name)
+        if installed is None:
             yield _Finding("note", name, "not installed", f"pip install 'qkscope[{extra}]' for {purpose}")
         else:
-            yield _Finding("ok", name, found)
+            yield _Finding("ok", name, installed)
 
 
 def _machine() -> Iterator[_Finding]:
@@ -71,13 +72,13 @@ def _machine() -> Iterator[_Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield _Finding("ok", "cores", f"{cores} ({platform.machine()})")
     np.ones((2, 2)) @ np.ones((2, 2))
-    blas = [f"{one['internal_api']} {one['version']}" for one in threadpool_info() if one["user_api"] == "blas"]
+    blas = [f"{lib['internal_api']} {lib['version']}" for lib in threadpool_info() if lib["user_api"] == "blas"]
     yield _Finding("ok", "linear algebra", ", ".join(blas) or "unknown")
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        little = memory < LITTLE_MEMORY
-        hint = "use --workers 1" if little else ""
-        yield _Finding("note" if little else "ok", "memory", f"{memory:.1f} GiB", hint)
+        is_little = memory < LITTLE_MEMORY
+        hint = "use --workers 1" if is_little else ""
+        yield _Finding("note" if is_little else "ok", "memory", f"{memory:.1f} GiB", hint)
 
 
 def _gpus() -> Iterator[_Finding]:
@@ -86,14 +87,14 @@ def _gpus() -> Iterator[_Finding]:
     try:
         from qkscope.capture.devices import gpus
 
-        there = gpus()
+        devices = gpus()
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         yield _Finding("problem", "torch", f"cannot be used ({reason[:120]})", "install it again")
         return
-    if not there:
+    if not devices:
         yield _Finding("ok", "gpu", "none; captures run on the CPU")
-    for number, gpu in enumerate(there):
+    for number, gpu in enumerate(devices):
         yield _Finding("ok", f"cuda:{number}", f"{gpu.name}, {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free")
         if gpu.kernel:
             yield _Finding("ok", "  reduction kernel", "agrees with torch")
@@ -102,12 +103,12 @@ def _gpus() -> Iterator[_Finding]:
 
 
 def _disk(folder: Path) -> Iterator[_Finding]:
-    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        yield _Finding("problem", "output folder", f"{nearest} cannot be written to", "choose another")
+        yield _Finding("problem", "output folder", f"{nearest} is not a writable directory", "choose another")
         return
     free = shutil.disk_usage(nearest).free / 2**30
-    hint = "qkscope plan says what a capture needs" if free < LITTLE_DISK else ""
+    hint = "qkscope plan shows what a capture needs" if free < LITTLE_DISK else ""
     yield _Finding("note" if free < LITTLE_DISK else "ok", "free disk", f"{free:.1f} GiB at {nearest}", hint)
     from qkscope.files.locks import can_be_held
 

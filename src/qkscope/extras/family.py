@@ -1,4 +1,4 @@
-"""The model family in the box: tinyrope, ten checkpoints of one small language model and texts it has not seen.
+"""The bundled model family: tinyrope, ten checkpoints of one small language model, and texts it was not trained on.
 
 Trained by examples/tinyrope/train.py; the weights, the tokenizer and the texts are package data.
 """
@@ -22,11 +22,11 @@ class Checkpoint:
     step: int
     window: int
     documents: int
-    """How many of the bundled texts are read: the same ones for every checkpoint, one per group of the jackknife."""
+    """Number of bundled texts to read: the same for every checkpoint, one per document group of the jackknife."""
 
     @property
     def folder(self) -> Path:
-        """Where its weights are."""
+        """Folder of its weights."""
         return data() / "checkpoints" / self.name
 
 
@@ -44,9 +44,9 @@ def data() -> Path:
 
 
 def fast_checkpoints() -> tuple[Checkpoint, ...]:
-    """An early one, the end of pre-training and the last, on fewer documents."""
+    """An early checkpoint, the end of pre-training and the last one, on fewer documents."""
     chosen = (CHECKPOINTS[1], CHECKPOINTS[5], CHECKPOINTS[9])
-    return tuple(replace(one, documents=4) for one in chosen)
+    return tuple(replace(checkpoint, documents=4) for checkpoint in chosen)
 
 
 def texts() -> Path:
@@ -55,7 +55,7 @@ def texts() -> Path:
 
 
 def some_texts(count: int) -> list[Path]:
-    """So many of them, evenly spaced over the years."""
+    """Paths of ``count`` texts, evenly spaced over the years."""
     files = sorted(texts().iterdir())
     return [files[i * len(files) // count] for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""The embedded default: a planted dataset of a few dozen heads, one of each kind the taxonomy knows."""
+"""The demonstration dataset: 48 planted heads, with heads of every class of the taxonomy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _heads(seed: int) -> Iterator[tuple[HeadId, Rows]]:
     for layer in range(N_LAYERS):
         for key in range(N_QUERY_HEADS // Q_PER_KV):
             rng = np.random.default_rng([seed, layer, key])
-            # One seed for the group: its query heads share planes and keys, as grouped-query heads do.
+            # One seed per key head: its query heads share planes and keys, as in grouped-query attention.
             group = int(rng.integers(2**31))
             drift = 2.0 ** -rng.uniform(0, 1.2 * layer)
             key_drift = drift * rng.choice([1.0, 1.0, 0.15])

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-MOST_TOKENS = 2**24
-"""Longest window, in tokens; the memory of the frequency search grows with it."""
+from qkscope.options import MOST_TOKENS
+
 WIDE_WINDOW = 2**20
 """Up to this, a window may be as much longer than its documents as it likes; a search takes seconds."""
 _Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]

@@ -1,1 +1,1 @@
-"""What can be analysed: runs, their heads, where their vectors come from."""
+"""What can be analysed: runs, their heads, and the sources of their vectors."""

@@ -41,7 +41,7 @@ class CapturedSource:
 
     @property
     def q_per_kv(self) -> int:
-        """As the model has it."""
+        """Query heads per key head of the model."""
         return int(self.run.manifest["q_per_kv"])
 
     @property
@@ -51,11 +51,11 @@ class CapturedSource:
 
     @property
     def buckets(self) -> int | None:
-        """As the capture had it."""
+        """Position buckets of the capture."""
         return int(self.run.manifest["options"]["buckets"])
 
     def key_head(self, head: HeadId) -> HeadId:
-        """The key head; captured with every query head that reads it."""
+        """The key head that a query head reads; always captured with it."""
         return head.key_head(self.q_per_kv)
 
     def file(self, head: HeadId) -> str | None:
@@ -63,15 +63,15 @@ class CapturedSource:
         return str(self.run.folder / MOMENTS / layer_file(head.layer))
 
     def layer_notes(self, head: HeadId) -> LayerNotes:
-        """As the model showed it during the capture."""
-        said = self._layers[head.layer]
-        return LayerNotes(said["rope"] is None, said["sliding_window"])
+        """From the manifest of the capture."""
+        layer = self._layers[head.layer]
+        return LayerNotes(layer["rope"] is None, layer["sliding_window"])
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
-        """Take the heads out of their layer's moments, and vectors from the sample."""
+        """Select the heads from their layer's moments, and read vectors from the sample."""
         if reading.paired or reading.max_samples is not None:
-            what = "pairing by token" if reading.paired else "max_samples"
-            reason = f"{what} needs vectors, and a captured run holds moments; analyse its vectors instead"
+            feature = "pairing by token" if reading.paired else "max_samples"
+            reason = f"{feature} needs vectors, but a captured run contains moments; analyse its vectors instead"
             return [], [HeadError(head, reason, self.file(head)) for head in heads]
         try:
             moments = _layer_moments(str(self.run.folder), heads[0].layer, bool(reading.buckets))
@@ -83,7 +83,7 @@ class CapturedSource:
         failed: list[HeadError] = []
         for head in heads:
             query, key = layer["query_heads"].index(head.head), layer["key_heads"].index(self.key_head(head).head)
-            of_head = moments.head(query, key, int(self.run.manifest["window"]), layer["scaling"])
+            head_moments = moments.head(query, key, int(self.run.manifest["window"]), layer["scaling"])
             try:
                 vectors = (
                     Pair(self._sampled(head, reading.sample), keys(self.key_head(head))) if reading.sample else None
@@ -95,8 +95,8 @@ class CapturedSource:
             rotary = (
                 None if rope is None or self.run.manifest["stage"] != "post-rope" else moments.rotary(query, key, rope)
             )
-            noted = vars(self.layer_notes(head))
-            loaded.append(HeadData(head, self.key_head(head), of_head, vectors, rotary, **noted))
+            notes = vars(self.layer_notes(head))
+            loaded.append(HeadData(head, self.key_head(head), head_moments, vectors, rotary, **notes))
         return loaded, failed
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
@@ -111,30 +111,30 @@ class CapturedSource:
         return ordered_sample(self.rows(head, WHOLE), size)
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:  # noqa: ARG002
-        """Documents of the manifest, and their tokens, but for those that were left out."""
-        left_out = {one["document"] for one in self.run.manifest.get(LEFT_OUT, [])}
-        documents = [one for number, one in enumerate(self.run.manifest["documents"]) if number not in left_out]
-        return Extent(len(documents), sum(int(one["tokens"]) for one in documents))
+        """Number of documents in the manifest, and of their tokens, without those that were left out."""
+        left_out = {entry["document"] for entry in self.run.manifest.get(LEFT_OUT, [])}
+        documents = [entry for number, entry in enumerate(self.run.manifest["documents"]) if number not in left_out]
+        return Extent(len(documents), sum(int(entry["tokens"]) for entry in documents))
 
     def identity(self) -> dict[str, str]:
         """Folder, model and corpus."""
         model = self.run.manifest["model"]
-        place = {"kind": "run", "path": str(self.run.folder.resolve()), "stage": str(self.run.manifest["stage"])}
-        return place | {"model": str(model.get("id")), "corpus": str(self.run.manifest["corpus"])}
+        run_identity = {"kind": "run", "path": str(self.run.folder.resolve()), "stage": str(self.run.manifest["stage"])}
+        return run_identity | {"model": str(model.get("id")), "corpus": str(self.run.manifest["corpus"])}
 
     def __str__(self) -> str:
         return str(self.run.folder)
 
 
 def _rope(layer: dict[str, Any]) -> Rope | None:
-    """The rotary encoding as the manifest describes it."""
-    said = layer["rope"]
-    if said is None:
+    """The rotary encoding of a layer of the manifest."""
+    rope = layer["rope"]
+    if rope is None:
         return None
-    return Rope(np.array(said["frequencies"], dtype=float), said["layout"], int(said["start"]), int(said["sign"]))
+    return Rope(np.array(rope["frequencies"], dtype=float), rope["layout"], int(rope["start"]), int(rope["sign"]))
 
 
 @lru_cache(maxsize=2)
 def _layer_moments(folder: str, layer: int, buckets: bool) -> LayerMoments:
-    """The heads of a layer are asked for group by group; its file is read once."""
+    """The moments of a layer; cached, since the heads of a layer are loaded in several calls."""
     return RunFolder.open(Path(folder)).layer(layer, buckets=buckets)

@@ -32,21 +32,21 @@ class DatasetSource:
 
     @property
     def q_per_kv(self) -> int:
-        """As the dataset says or its heads tell."""
+        """Query heads per key head, from dataset.json or derived from the heads."""
         return self.dataset.q_per_kv
 
     @property
     def window(self) -> int | None:
-        """As the dataset says, if it does."""
+        """Context length, if dataset.json states it."""
         return self.dataset.window
 
     @property
     def buckets(self) -> int | None:
-        """As the analysis wants."""
+        """None: the analysis chooses the number of buckets."""
         return None
 
     def key_head(self, head: HeadId) -> HeadId:
-        """The key head, if its file is there."""
+        """The key head that a query head reads, if its file exists."""
         return self.dataset.key_head(head)
 
     def file(self, head: HeadId) -> str | None:
@@ -54,17 +54,17 @@ class DatasetSource:
         return self.dataset.heads.get(head)
 
     def layer_notes(self, head: HeadId) -> LayerNotes:
-        """As the dataset's card and the file of this head say, if they do."""
+        """From dataset.json and the file of this head, if they state it."""
         try:
             window = _sliding_window(str(self.dataset.path(head)))
         except (DatasetError, HeadError):
-            window = None  # whoever reads the head will hear why
+            window = None  # the error is reported when the head is read
         return LayerNotes(self.dataset.rotary.nope(head.layer), window)
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
-        """Read each file once and reduce it."""
+        """Read each file once and compute its moments."""
         loaded, failed = load_key_group(self.dataset, heads, reading)
-        return [one._replace(**vars(self.layer_notes(one.head))) for one in loaded], failed
+        return [head_data._replace(**vars(self.layer_notes(head_data.head))) for head_data in loaded], failed
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """All finite rows of the head."""

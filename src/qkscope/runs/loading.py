@@ -1,4 +1,4 @@
-"""From the files of a dataset to the moments of its heads; what is wrong with a head is said of that head."""
+"""From the files of a dataset to the moments of its heads; errors name the head."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import Sample, ordered_sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.files.dataset import Dataset
-from qkscope.files.manifest import MOST_TOKENS, WIDE_WINDOW
+from qkscope.files.manifest import WIDE_WINDOW
 from qkscope.heads import HeadId
+from qkscope.options import MOST_TOKENS
 from qkscope.runs.source import Reading
 
 SPARSE = 4096
 """Tokens of a very wide window per row, at most: with fewer rows there is nothing to search so many frequencies for."""
 TOO_LARGE = 1e60
-"""Beyond this, squares and their products leave float64."""
+"""Beyond this, products of squares exceed the range of float64."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,19 @@ class _Kind:
     _sample: list[Rows] = field(default_factory=list)
 
     def cells(self, window: int) -> BucketMeans:
-        """Means by document group and position bucket; the query heads of a group nearly always share the window."""
+        """Means by document group and position bucket; cached, since the query heads of a key head share them."""
         if window not in self._cells:
             self._cells[window] = cell_means(self.rows, window)
         return self._cells[window]
 
     def sample(self, size: int) -> Rows:
-        """Rows that are analysed one by one; the query heads of a group share those of their keys."""
+        """The sampled rows; cached, since the query heads of a key head share them."""
         if not self._sample:
             self._sample.append(ordered_sample(self.rows, size))
         return self._sample[0]
 
     def unrotated(self, rope: Rope) -> np.ndarray:
-        """Mean of the rows with their rotation undone; all heads of a layer share it."""
+        """Mean of the rows with their rotation undone; cached, since the query heads of a key head share it."""
         if not self._unrotated:
             self._unrotated.append(rope.unrotated(self.rows.x, self.rows.position).mean(0))
         return self._unrotated[0]
@@ -66,7 +67,7 @@ class _Kind:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """The finite rows of a head in canonical order, how many were not finite, and the last position among all."""
+    """The finite rows of a head in canonical order, the number of non-finite rows, and the last position of all."""
 
     rows: Rows
     dropped: int
@@ -74,12 +75,12 @@ class HeadRows:
 
 
 def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> HeadRows:
-    """Read a head and put its rows in order."""
+    """Read a head, drop its non-finite rows and sort the others."""
     rows = dataset.read(head)
     finite = rows.finite()
     dropped = len(rows) - len(finite)
     if len(finite) and float(max(finite.x.max(), -finite.x.min())) > TOO_LARGE:
-        reason = f"holds values beyond ±{TOO_LARGE:g}, which no attention vector does"
+        reason = f"contains values beyond ±{TOO_LARGE:g}, larger than in any attention vector"
         raise HeadError(head, reason, dataset.heads.get(head))
     if reading.max_samples is not None:
         finite = Sample.from_rows(finite, reading.max_samples, reading.seed).rows
@@ -89,7 +90,7 @@ def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> HeadRows:
 def load_key_group(
     dataset: Dataset, heads: Sequence[HeadId], reading: Reading
 ) -> tuple[list[HeadData], list[HeadError]]:
-    """Moments of the query heads that read one key head, whose file is read once; and the heads that failed."""
+    """Moments of the query heads that read one key head, and the heads that failed; the key file is read once."""
     loaded: list[HeadData] = []
     failed: list[HeadError] = []
     key: _Kind | HeadError | None = None
@@ -125,19 +126,19 @@ def _attempt(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind | HeadEr
 def _load(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind:
     file = dataset.heads.get(head)
     try:
-        found = read_head(dataset, head, reading)
+        head_rows = read_head(dataset, head, reading)
     except DatasetError as error:
         raise HeadError(head, str(error), file) from None
-    rows, dropped = found.rows, found.dropped
+    rows, dropped = head_rows.rows, head_rows.dropped
     if len(rows) < 2:
-        lost = f" after dropping {dropped} non-finite ones" if dropped else ""
-        raise HeadError(head, f"expected at least 2 rows, got {len(rows)}{lost}", file)
+        dropped_text = f" after dropping {dropped} non-finite ones" if dropped else ""
+        raise HeadError(head, f"expected at least 2 rows, got {len(rows)}{dropped_text}", file)
     if rows.position.min() == rows.position.max():
-        reason = f"all {len(rows)} rows stand at position {rows.position[0]}; nothing can correlate with it"
+        reason = f"all {len(rows)} rows have position {rows.position[0]}, so nothing can correlate with position"
         raise HeadError(head, reason, file)
     if rows.d < 2:
         raise HeadError(head, f"expected vectors of length 2 or more, got {rows.d}", file)
-    return _Kind(head, rows, group_moments(rows), dropped, found.last)
+    return _Kind(head, rows, group_moments(rows), dropped, head_rows.last)
 
 
 def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadMoments:
@@ -148,17 +149,19 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadM
     last = max(query.last, key.last)
     window = dataset.window or last + 1
     if window > MOST_TOKENS:
-        reason = f"a window of {window:,} tokens is beyond what can be searched for frequencies ({MOST_TOKENS:,})"
+        reason = f"a window of {window:,} tokens exceeds the limit of {MOST_TOKENS:,} for the frequency search"
         raise HeadError(query.head, reason, file)
     if window > WIDE_WINDOW and (window > 4 * (last + 1) or window > SPARSE * min(len(query.rows), len(key.rows))):
         rows = min(len(query.rows), len(key.rows))
         reason = f"a window of {window:,} tokens for {rows:,} rows at positions up to {last:,}; give the real --window"
         raise HeadError(query.head, reason, file)
     if last >= window:
-        raise HeadError(query.head, f"has positions up to {last}, which a window of {window} does not hold", file)
+        raise HeadError(
+            query.head, f"has positions up to {last}, beyond the window of {window}; use a larger window", file
+        )
     cross = cross_moments(query.rows, key.rows) if reading.paired else None
     if cross is not None and cross.n.sum() < 2:
-        reason = f"pairing by token needs tokens that it shares with {key.head}; use pairing 'independent'"
+        reason = f"pairing by token needs tokens in common with {key.head}; use pairing 'independent'"
         raise HeadError(query.head, reason, file)
     return HeadMoments(
         q=query.groups,

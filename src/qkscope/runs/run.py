@@ -43,7 +43,7 @@ class Run:
         return self.source.query_heads
 
     def moments(self, head: HeadId) -> HeadMoments:
-        """Sufficient statistics of a query head and its key head; a ``HeadError`` if there are none."""
+        """Sufficient statistics of a query head and its key head; a ``HeadError`` if they cannot be loaded."""
         loaded, failed = self.source.load([head], self.reading)
         if failed:
             raise failed[0]
@@ -80,7 +80,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Head:
-    """One query head: its moments, axes and projections, computed when first asked for."""
+    """One query head: its moments, axes and projections, computed on first use."""
 
     run: Run
     id: HeadId
@@ -97,7 +97,7 @@ class Head:
 
     @cached_property
     def rotation(self) -> Rotation:
-        """Axes a and b and what is measured along them."""
+        """Axes a and b and the measurements along them."""
         return rotation_model(self.moments.total_q, self.moments.total_k)
 
     @property
@@ -161,7 +161,7 @@ def open_run(
     """
     source = _source(location, revision, q_per_kv, window, rope)
     label = model or revision or Path(location).absolute().name
-    label = os.fsencode(label).decode("utf-8", "replace")  # what is not UTF-8 could not be written into tables
+    label = os.fsencode(label).decode("utf-8", "replace")  # text that is not UTF-8 cannot be written into tables
     return Run(source, label, family, Reading(max_samples, seed))
 
 
@@ -177,12 +177,14 @@ def _source(
         raise DatasetError(UNFINISHED.format(folder))
     if not (folder / MANIFEST).is_file():
         if (folder / MOMENTS).is_dir() or (folder / CHECKSUMS).is_file():
-            raise DatasetError(f"{folder} is a captured run that lacks its {MANIFEST}; copy or capture the run again")
+            raise DatasetError(f"{folder} is a captured run without its {MANIFEST}; copy or capture the run again")
         return DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window, rope=rope))
-    given = {"revision": revision, "q_per_kv": q_per_kv, "window": window, "rope": rope}
-    extra = [name for name, value in given.items() if value is not None]
+    options = {"revision": revision, "q_per_kv": q_per_kv, "window": window, "rope": rope}
+    extra = [name for name, value in options.items() if value is not None]
     if extra:
-        raise ConfigError(f"{folder} is a captured run and knows its own {', '.join(extra)}; leave that out")
+        raise ConfigError(
+            f"{folder} is a captured run, whose {', '.join(extra)} cannot be changed; leave that option out"
+        )
     return CapturedSource(RunFolder.open(folder))
 
 

@@ -1,4 +1,4 @@
-"""Where moments and vectors come from: what a dataset and the folder of a captured run both offer."""
+"""A source of moments and vectors: the interface of a dataset and of the folder of a captured run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from qkscope.heads import HeadId
 
 @dataclass(frozen=True)
 class Reading:
-    """How the rows of a head are taken from its file."""
+    """How the rows of a head are read from its file."""
 
     max_samples: int | None = None
     """Keep at most this many rows of each head, chosen by a hash of (seed, document, position)."""
     seed: int = 0
     """Seed of that choice."""
     paired: bool = False
-    """Also take moments of (q, k) at the same token."""
+    """Also compute moments of (q, k) at the same token."""
     sample: int = 0
-    """Also keep this many vectors of each kind, or all there are."""
+    """Also keep this many queries and keys, or all if there are fewer."""
     buckets: int = 0
-    """Also take moments of the queries in this many position buckets."""
+    """Also compute moments of the queries in this many position buckets."""
     rotary: bool = False
-    """Also take means with the rotation undone, where it is known."""
+    """Also compute means with the rotation undone, if the rotary encoding is known."""
 
 
 WHOLE = Reading()
@@ -36,12 +36,12 @@ WHOLE = Reading()
 
 @dataclass(frozen=True)
 class LayerNotes:
-    """What sets a layer apart; None where it is not known."""
+    """Properties of a layer; None if unknown."""
 
     nope: bool | None = None
-    """Without rotary encoding."""
+    """Whether the layer has no rotary encoding."""
     sliding_window: int | None = None
-    """Tokens that a query sees, where it does not see them all."""
+    """Tokens that a query sees, if it does not see all earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Extent:
 
 
 class Source(Protocol):
-    """Where a run's moments and vectors come from."""
+    """The source of a run's moments and vectors."""
 
     @property
     def query_heads(self) -> list[HeadId]:
@@ -65,29 +65,29 @@ class Source(Protocol):
 
     @property
     def window(self) -> int | None:
-        """Context length, where it is known for all heads."""
+        """Context length, if it is known for all heads."""
 
     @property
     def buckets(self) -> int | None:
-        """Position buckets that queries were reduced in; None where that is yet to be chosen."""
+        """Number of position buckets of the queries' moments; None if the analysis chooses it."""
 
     def key_head(self, head: HeadId) -> HeadId:
         """The key head that a query head reads; a ``HeadError`` if there is none."""
 
     def file(self, head: HeadId) -> str | None:
-        """The file that a message about this head should name."""
+        """The file to name in messages about this head."""
 
     def layer_notes(self, head: HeadId) -> LayerNotes:
-        """What sets the layer of a query head apart from full attention with rotary encoding."""
+        """Properties of the layer of a query head."""
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
         """Moments of query heads that read one key head, and the heads that failed."""
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
-        """Vectors of a query or key head: all there are, or the run's sample of them."""
+        """Vectors of a query or key head: all of them, or the run's sample."""
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:
-        """How much was measured, by the first of these heads that can be read."""
+        """Documents and tokens, from the first of these heads that can be read."""
 
     def identity(self) -> dict[str, str]:
         """What exactly was read, for the record."""

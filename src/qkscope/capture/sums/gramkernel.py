@@ -1,7 +1,7 @@
-"""Two small GPU kernels: xxᵀ of each head and bucket from the vectors where they lie, and the adding of it to totals.
+"""Two small GPU kernels: the first forms xxᵀ of each head and bucket without copying x, the second adds it to totals.
 
-Each program of the first forms one tile for one head and bucket; each of the second adds one stretch of them to the
-totals, bucket after bucket. No two programs write to one place, so the order of additions never changes.
+Each program of the first forms one tile for one head and bucket; each program of the second adds one stretch of entries
+to the totals, bucket after bucket. No two programs write to the same address, so the order of additions never changes.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ def _squares(  # type: ignore[no-untyped-def]
     tiles: tl.constexpr = (D + TILE - 1) // TILE
     left = (tile // tiles) * TILE + tl.arange(0, TILE)
     right = (tile % tiles) * TILE + tl.arange(0, TILE)
-    found = tl.zeros((TILE, TILE), tl.float32)
+    product = tl.zeros((TILE, TILE), tl.float32)
     base = x_ptr + head * stride_h
     last = tl.minimum((bucket + 1) * width, end)
     for start in range(bucket * width, last, ROWS):
         row = start + tl.arange(0, ROWS)
         counts = (row >= begin) & (row < last)
-        at = base + row[:, None].to(tl.int64) * stride_t
+        rows_ptr = base + row[:, None].to(tl.int64) * stride_t
         if D == TILE:
-            some = tl.load(at + left[None, :], mask=counts[:, None], other=0.0)
-            found = tl.dot(tl.trans(some), some, found)
+            left_rows = tl.load(rows_ptr + left[None, :], mask=counts[:, None], other=0.0)
+            product = tl.dot(tl.trans(left_rows), left_rows, product)
         else:
-            some = tl.load(at + left[None, :], mask=counts[:, None] & (left < D)[None, :], other=0.0)
-            other = tl.load(at + right[None, :], mask=counts[:, None] & (right < D)[None, :], other=0.0)
-            found = tl.dot(tl.trans(some), other, found)
-    to = out_ptr + (bucket * heads + head) * D * D + left[:, None] * D + right[None, :]
-    tl.store(to, found, mask=(left < D)[:, None] & (right < D)[None, :])
+            left_rows = tl.load(rows_ptr + left[None, :], mask=counts[:, None] & (left < D)[None, :], other=0.0)
+            right_rows = tl.load(rows_ptr + right[None, :], mask=counts[:, None] & (right < D)[None, :], other=0.0)
+            product = tl.dot(tl.trans(left_rows), right_rows, product)
+    target_ptr = out_ptr + (bucket * heads + head) * D * D + left[:, None] * D + right[None, :]
+    tl.store(target_ptr, product, mask=(left < D)[:, None] & (right < D)[None, :])
 
 
 @jit
 def _add(  # type: ignore[no-untyped-def]
-    found_ptr, bucket_ptr, group_ptr, n, heads, first, buckets, groups, size,
+    product_ptr, bucket_ptr, group_ptr, n, heads, first, buckets, groups, size,
     BY_BUCKET: tl.constexpr, STRETCH: tl.constexpr,
 ):  # fmt: skip
-    head, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * STRETCH + tl.arange(0, STRETCH)
-    inside = at < size
+    head, entry = tl.program_id(1).to(tl.int64), tl.program_id(0) * STRETCH + tl.arange(0, STRETCH)
+    inside = entry < size
     total = tl.zeros((STRETCH,), tl.float32)
     for bucket in range(n):
-        found = tl.load(found_ptr + (bucket * heads + head) * size + at, mask=inside, other=0.0)
-        total += found
+        product = tl.load(product_ptr + (bucket * heads + head) * size + entry, mask=inside, other=0.0)
+        total += product
         if BY_BUCKET:
-            to = bucket_ptr + (head * buckets + first + bucket) * size + at
-            tl.store(to, tl.load(to, mask=inside, other=0.0) + found, mask=inside)
-    to = group_ptr + head * groups * size + at
-    tl.store(to, tl.load(to, mask=inside, other=0.0) + total, mask=inside)
+            target_ptr = bucket_ptr + (head * buckets + first + bucket) * size + entry
+            tl.store(target_ptr, tl.load(target_ptr, mask=inside, other=0.0) + product, mask=inside)
+    target_ptr = group_ptr + head * groups * size + entry
+    tl.store(target_ptr, tl.load(target_ptr, mask=inside, other=0.0) + total, mask=inside)
 
 
 def add_squares(
@@ -76,22 +76,22 @@ def add_squares(
     by_group: torch.Tensor,
     by_bucket: torch.Tensor | None,
 ) -> None:
-    """Add Σ xxᵀ of vectors x (H, T, d) within bounds to one group's totals (H, d, d) and those of buckets (H, B, d, d).
+    """Add Σ xxᵀ of vectors x (H, T, d) within bounds to the totals of a group (H, d, d) and of buckets (H, B, d, d).
 
-    The first column is where bucket ``first`` begins; ``by_group`` is one group of (H, groups, d, d).
+    The first token of x is the first of bucket ``first``; ``by_group`` is a view of one group of (H, groups, d, d).
     """
     heads, length, d = x.shape
     n, tile = triton.cdiv(length, width), 128 if d > 64 else 64
-    found = torch.empty(n, heads, d, d, dtype=torch.float32, device=x.device)
+    products = torch.empty(n, heads, d, d, dtype=torch.float32, device=x.device)
     begin, end = max(bounds[0], 0), min(bounds[1], length)
     grid = (heads, n, triton.cdiv(d, tile) ** 2)
-    # One stage: with two, a buffer was seen to be overwritten while it was still read.
+    # One stage: with two, a buffer was overwritten while it was still being read.
     _squares[grid](
-        x, x.stride(0), x.stride(1), found, begin, end, width, heads,
+        x, x.stride(0), x.stride(1), products, begin, end, width, heads,
         D=d, TILE=tile, ROWS=_ROWS, num_warps=4, num_stages=1,
     )  # fmt: skip
     buckets, groups = 0 if by_bucket is None else by_bucket.shape[1], by_group.stride(0) // (d * d)
     _add[(triton.cdiv(d * d, STRETCH), heads)](
-        found, by_group if by_bucket is None else by_bucket, by_group, n, heads, first, buckets, groups, d * d,
+        products, by_group if by_bucket is None else by_bucket, by_group, n, heads, first, buckets, groups, d * d,
         BY_BUCKET=by_bucket is not None, STRETCH=STRETCH, num_warps=2,
     )  # fmt: skip

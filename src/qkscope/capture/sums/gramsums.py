@@ -1,7 +1,7 @@
-"""Half-precision sums from vectors where they lie: squares by a kernel of our own, the rest in one product.
+"""Half-precision sums without copying the vectors: squares by the reduction kernel, the rest in one product.
 
 Σ x with a, b, 1 of each bucket and with cosines and sines are one product xᵀ·table, of which the matching coordinates
-and planes are taken in the end. The kernel is used only where it has just been seen to give what torch gives.
+and planes are selected at the end. The kernel is used only if a test at the start shows that it agrees with torch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from qkscope.core.headmoments import N_GROUPS
 _log = logging.getLogger("qkscope")
 
 _ALIGNED = 128
-"""Columns of the table are padded to a multiple of this, as matrix units like it."""
+"""Columns of the table are padded to a multiple of this, which makes matrix units fast."""
 AGREES = 1e-5
-"""Largest error of the kernel, as a share of the largest square, with which it is trusted."""
+"""Largest error of the kernel, relative to the largest square, at which it is trusted."""
 
 
 class GramSums(HalfSums):
-    """Sums of one layer, vectors read where they lie."""
+    """Sums of one layer, without copying its vectors."""
 
     tokens_at_once = 2**31
 
@@ -52,7 +52,7 @@ class GramSums(HalfSums):
                 first = (tokens.first + part.start) // width
                 by_bucket = self.by_bucket if heads.start == 0 else None
                 _add_squares(x, (begin, end), width, first, self.by_group[heads, group], by_bucket)
-                if begin < end:  # what does not count may not even be finite
+                if begin < end:  # tokens that do not count may not be finite
                     _add_product(self.with_table[heads, group], x[:, begin:end].transpose(1, 2), counted)
 
     def _table(self, q: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None) -> torch.Tensor:
@@ -69,7 +69,7 @@ class GramSums(HalfSums):
         return table
 
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
-        """Squares with the sums beside them, and what matches of the table."""
+        """Squares with the sums next to them, and the matching entries of the table."""
         d, buckets = self.d, self.plan.buckets
         squares, products = (x[heads].double().cpu().numpy() for x in (self.by_group, self.with_table))
         beside = products[..., 2 * self.planes : 2 * self.planes + 3 * buckets].reshape(*squares.shape[:3], 3, buckets)
@@ -89,10 +89,10 @@ class GramSums(HalfSums):
 
 
 def _with_columns(squares: np.ndarray, beside: np.ndarray, d: int) -> np.ndarray:
-    """Σ z zᵀ as far as it is used: squares (…, d, d), and x with a, b and 1 (…, d, 3)."""
-    found = np.zeros((*squares.shape[:-2], d + 3, d + 3))
-    found[..., :d, :d], found[..., :d, d:] = squares, beside
-    return found
+    """The used part of Σ z zᵀ: squares (…, d, d), and x with a, b and 1 (…, d, 3)."""
+    products = np.zeros((*squares.shape[:-2], d + 3, d + 3))
+    products[..., :d, :d], products[..., :d, d:] = squares, beside
+    return products
 
 
 def _add_squares(
@@ -103,15 +103,15 @@ def _add_squares(
     by_group: torch.Tensor,
     by_bucket: torch.Tensor | None,
 ) -> None:
-    """Add Σ xxᵀ of vectors (H, T, d) within bounds to totals; on a GPU by the kernel."""
+    """Add Σ xxᵀ of vectors (H, T, d) within bounds to the totals; on a GPU with the kernel."""
     if x.is_cuda:
         from qkscope.capture.sums import gramkernel
 
         gramkernel.add_squares(x, bounds, width, first, by_group, by_bucket)
         return
     for bucket, start in enumerate(range(0, x.shape[1], width)):
-        some = x[:, max(start, bounds[0]) : max(min(start + width, bounds[1]), 0)].float()
-        squares = some.transpose(1, 2) @ some
+        rows = x[:, max(start, bounds[0]) : max(min(start + width, bounds[1]), 0)].float()
+        squares = rows.transpose(1, 2) @ rows
         by_group += squares
         if by_bucket is not None:
             by_bucket[:, first + bucket] += squares
@@ -127,30 +127,34 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, table: torch.Tensor) -
 
 @lru_cache(maxsize=64)
 def trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
-    """Whether the kernel runs here and agrees with torch, on vectors that lie as a model's do."""
+    """Whether the kernel runs on this device and agrees with torch, on vectors with the memory layout of a model's."""
     if device.type != "cuda" or d < 16:
         return False
     try:
         import triton  # noqa: F401
     except ImportError:
         return False
-    made = torch.Generator(device).manual_seed(0)
-    x = (torch.randn(700, 5, d, generator=made, device=device) + 0.5).to(dtype).transpose(0, 1)
-    kernel, plain = (
+    generator = torch.Generator(device).manual_seed(0)
+    x = (torch.randn(700, 5, d, generator=generator, device=device) + 0.5).to(dtype).transpose(0, 1)
+    kernel, reference = (
         [torch.zeros(5, 8, d, d, device=where), torch.zeros(5, 6, d, d, device=where)] for where in (device, "cpu")
     )
     try:
         for bounds in ((3, 690), (0, 128)):
-            for vectors, totals in ((x, kernel), (x.cpu(), plain)):
+            for vectors, totals in ((x, kernel), (x.cpu(), reference)):
                 with torch.cuda.device(device):
                     _add_squares(vectors, bounds, 128, 0, totals[0][:, 2], totals[1])
-        apart = max(float((a.cpu() - b).abs().max() / b.abs().max()) for a, b in zip(kernel, plain, strict=True))
-    except Exception as error:  # a compiler that is not there fails in ways of its own
+        largest_error = max(
+            float((a.cpu() - b).abs().max() / b.abs().max()) for a, b in zip(kernel, reference, strict=True)
+        )
+    except Exception as error:  # a missing compiler raises errors of many kinds
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         _log.warning(
             "the reduction kernel does not run on %s (%s); vectors are copied, which is slower", device, reason
         )
         return False
-    if apart > AGREES:
-        _log.warning("the reduction kernel is off by %.1e on %s; vectors are copied, which is slower", apart, device)
-    return apart <= AGREES
+    if largest_error > AGREES:
+        _log.warning(
+            "the reduction kernel is off by %.1e on %s; vectors are copied, which is slower", largest_error, device
+        )
+    return largest_error <= AGREES

@@ -1,10 +1,10 @@
-"""The sums of reduce.py from half-precision vectors, at a cost that a forward pass hardly notices.
+"""The sums of layersums.py from half-precision vectors, at a small fraction of the cost of a forward pass.
 
-Products of half-precision numbers are exact in float32, and 256·a + b is the position within its bucket, in two parts
-that half precision holds exactly. Squares xxᵀ are summed by head and bucket, and x itself with a, b, 1 and with the
-cosines and sines of its position; on a GPU beside the forward pass, on a stream of its own. Counts and sums of
-positions need no vectors and are kept on the host. How the sums are formed is left to gramsums.py (vectors where they
-lie) and rowsums.py (vectors copied into rows first).
+Products of half-precision numbers are exact in float32, and the position within a bucket is 256·a + b, two parts that
+half precision represents exactly. Squares xxᵀ are summed by head and bucket, and x itself with a, b, 1 and with the
+cosines and sines of its position; on a GPU in parallel to the forward pass, on a separate stream. Counts and sums of
+positions need no vectors and are computed on the host. gramsums.py forms the sums without copying the vectors,
+rowsums.py copies them into rows first.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from qkscope.capture.sums.undonerotation import UndoneRotation
 from qkscope.core.headmoments import N_GROUPS
 
 LOW = 256
-"""Whole numbers up to this are exact in half precision."""
+"""Integers up to this are exact in half precision."""
 SHIFT_TOKENS = 256
-"""The shift is the mean of so many vectors."""
+"""The shift is the mean of this many vectors."""
 FAR = 8.0
-"""Means beyond so many standard deviations are shifted to zero."""
+"""Means of more than this many standard deviations are shifted to zero."""
 
 
 def takes(q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether these vectors are reduced here: half precision on a GPU."""
+    """Whether these vectors can be reduced here: half precision on a GPU."""
     return (
         q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.dtype == k.dtype and q.shape[-1] == k.shape[-1]
     )
 
 
 def far_means(q: torch.Tensor, k: torch.Tensor, begin: int) -> torch.Tensor:
-    """Mean of some vectors of queries and keys (H, d) from a column on, and 0 where that is near enough to zero."""
+    """Mean of the first queries and keys (H, d) from column ``begin`` on, or 0 where that is close enough to zero."""
     return torch.cat([_far_mean(x[0, :, begin : begin + SHIFT_TOKENS].float()) for x in (q, k)]).to(q.dtype)
 
 
-def _far_mean(some: torch.Tensor) -> torch.Tensor:
-    if some.shape[1] < 2:
-        return torch.zeros_like(some[:, :1].sum(1))
-    mean, spread = some.mean(1), some.std(1)
+def _far_mean(vectors: torch.Tensor) -> torch.Tensor:
+    if vectors.shape[1] < 2:
+        return torch.zeros_like(vectors[:, :1].sum(1))
+    mean, spread = vectors.mean(1), vectors.std(1)
     return torch.where(mean.abs() > FAR * spread, mean, torch.zeros_like(mean))
 
 
 @dataclass(frozen=True)
 class RawSums:
-    """What was summed of some heads, in float64; z = (x − shift, a, b, 1), further columns mean nothing."""
+    """The sums of some heads, in float64; z = (x − shift, a, b, 1), further columns are padding."""
 
     by_group: np.ndarray
-    """Σ z zᵀ (H, 8, d + 3 …, d + 3 …); of the last rows only what x has in common with them."""
+    """Σ z zᵀ (H, 8, d + 3 …, d + 3 …); of the rows of a, b and 1, only the products with x are used."""
     by_bucket: np.ndarray | None
     """(H, buckets, d + 3 …, d + 3 …); queries only."""
     by_cell: np.ndarray
@@ -72,7 +72,7 @@ class HostSums:
     by_group: np.ndarray
     """(H, 8, d + 2, d + 2)."""
     by_cell: np.ndarray
-    """(H, 8, buckets, d + 2): sums alone."""
+    """(H, 8, buckets, d + 2): sums only, no products."""
     by_bucket: np.ndarray | None
     """(H, buckets, d + 2, d + 2); queries only."""
     unrotated: np.ndarray
@@ -80,10 +80,10 @@ class HostSums:
 
 
 class HalfSums(ABC):
-    """Sums of one layer, query heads first and key heads after them."""
+    """Sums of one layer; query heads first, then key heads."""
 
     tokens_at_once: int
-    """Columns of a call that are reduced at a time."""
+    """Columns of a call that are reduced at once."""
 
     def __init__(
         self, q: torch.Tensor, k: torch.Tensor, shift: torch.Tensor, plan: Plan, rope: LayerRope | None
@@ -92,14 +92,14 @@ class HalfSums(ABC):
         self.heads, self.planes = q.shape[1] + k.shape[1], 0 if rope is None else rope.planes
         self.shift, self.device = shift, q.device
         self.angles: list[tuple[int, torch.Tensor]] = []
-        """Σ of cosines and sines by bucket, and of what the table rounds off, for each document, with its group."""
+        """Group of each document, and its Σ of cosines, sines and the rounding errors of their table, by bucket."""
         self.places = np.zeros((N_GROUPS, plan.buckets, 3))
         self.reserve()
         if q.is_cuda:
             _side(q.device).wait_stream(torch.cuda.current_stream(q.device))
 
     def zeros(self, *shape: int) -> torch.Tensor:
-        """Room for sums."""
+        """A tensor for sums."""
         return torch.zeros(shape, dtype=torch.float32, device=self.device)
 
     def add(self, q: torch.Tensor, k: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None) -> None:
@@ -118,13 +118,13 @@ class HalfSums(ABC):
 
     @abstractmethod
     def reserve(self) -> None:
-        """Make room for the sums."""
+        """Allocate the sums."""
 
     @abstractmethod
     def add_part(
         self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: BatchTokens, turning: UndoneRotation | None
     ) -> None:
-        """Add some columns of a call, whole buckets of them."""
+        """Add some columns of a call, in whole buckets."""
 
     @abstractmethod
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
@@ -166,7 +166,8 @@ class HalfSums(ABC):
         cos, sin = np.moveaxis(angles[..., :2].sum(1), -1, 0)
         first, second = self.rope.coordinates
         u, v = shift[:, None, first], shift[:, None, second]
-        # What the table rounds off meets vectors that within a bucket are their mean, or turn so fast that it cancels.
+        # The rounding errors of the table are corrected with the mean vector of each bucket: within a bucket, vectors
+        # are close to it, or turn so fast that the errors cancel.
         mean = cells / np.maximum(self.places[..., :1], 1.0)
         lost = [np.einsum("hgbp,gbp->hgp", mean[..., rows], angles[..., which])
                 for which in (2, 3) for rows in (first, second)]  # fmt: skip
@@ -178,30 +179,30 @@ class HalfSums(ABC):
 
 def _places(tokens: BatchTokens, plan: Plan) -> np.ndarray:
     """Count, Σ t and Σ t² of the tokens that count, by row and bucket (B, buckets, 3); t from the bucket's middle."""
-    found = np.zeros((len(tokens.lengths), plan.buckets, 3))
+    sums = np.zeros((len(tokens.lengths), plan.buckets, 3))
     for row, (begin, end) in enumerate(tokens.counted(plan)):
         position = tokens.first + np.arange(begin, end)
         t = (position % plan.width - plan.width // 2).astype(float)
         for power in range(3):
-            found[row, :, power] = np.bincount(position // plan.width, t**power, minlength=plan.buckets)
-    return found
+            sums[row, :, power] = np.bincount(position // plan.width, t**power, minlength=plan.buckets)
+    return sums
 
 
 def _assembled(products: np.ndarray, moved: np.ndarray, places: np.ndarray, d: int) -> np.ndarray:
-    """Z zᵀ for z = (x, t, 1) out of that for (x, a, b, 1): t = 256a + b + the bucket's middle, ``moved`` its part."""
-    found = np.empty((*products.shape[:-2], d + 2, d + 2))
+    """Z zᵀ for z = (x, t, 1) from that for (x, a, b, 1): t = 256a + b + the bucket's middle; ``moved`` = Σ middle·x."""
+    full = np.empty((*products.shape[:-2], d + 2, d + 2))
     with_t = LOW * products[..., :d, d] + products[..., :d, d + 1] + moved[..., :d]
-    found[..., :d, :d] = products[..., :d, :d]
-    found[..., :d, d] = found[..., d, :d] = with_t
-    found[..., :d, d + 1] = found[..., d + 1, :d] = products[..., :d, d + 2]
-    found[..., d, d] = places[..., 2]
-    found[..., d, d + 1] = found[..., d + 1, d] = places[..., 1]
-    found[..., d + 1, d + 1] = places[..., 0]
-    return found
+    full[..., :d, :d] = products[..., :d, :d]
+    full[..., :d, d] = full[..., d, :d] = with_t
+    full[..., :d, d + 1] = full[..., d + 1, :d] = products[..., :d, d + 2]
+    full[..., d, d] = places[..., 2]
+    full[..., d, d + 1] = full[..., d + 1, d] = places[..., 1]
+    full[..., d + 1, d + 1] = places[..., 0]
+    return full
 
 
 def _beside(x: torch.Tensor) -> AbstractContextManager[object]:
-    """On a GPU, a stream beside the forward pass that begins where that now is."""
+    """On a GPU, a stream parallel to the forward pass, starting after the work it has queued so far."""
     if not x.is_cuda:
         return nullcontext()
     side = _side(x.device)

@@ -1,8 +1,8 @@
-"""Queries and keys of one layer, as they pass, into sums on the layer's own device.
+"""Sums over the queries and keys of one layer during a forward pass, on the layer's own device.
 
 Each vector becomes a row z = (x − shift, t − bucket centre, 1), zero where the token does not count; one product
-zᵀz per document and position bucket then holds counts, sums and squares at once. Products are float32 over rows that
-were shifted first; everything beyond one document and bucket is added in float64. Nothing here waits for the device.
+zᵀz per document and position bucket then gives counts, sums and squares at once. Products are float32 over shifted
+rows; sums over several documents or buckets are float64. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class KindSums:
         self.unrotated.index_add_(1, groups, torch.stack(undone, -1).transpose(0, 1))
 
     def host(self) -> HostSums:
-        """The same on the host."""
+        """The same sums on the host."""
         unrotated = np.zeros((len(self.by_group), N_GROUPS, 0, 2))
         return HostSums(
             self.shift.double().cpu().numpy(),
@@ -77,56 +77,59 @@ class KindSums:
 
 @dataclass
 class LayerSums:
-    """Everything gathered of one layer within one shard of documents."""
+    """All sums and kept vectors of one layer within one shard of documents."""
 
     plan: Plan
     rope: LayerRope | None
     q: KindSums | None = None
     k: KindSums | None = None
     temperature: torch.Tensor | None = None
-    """Σ of the factor on queries, and count, at each position (2, window), float64, where the layer has one."""
+    """Σ of the temperature factor on queries, and count, at each position (2, window), float64; None without one."""
     kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """(queries, keys) of the kept tokens, (n, H, d) each, in order."""
     half: HalfSums | None = None
-    """In place of q and k, where vectors come in half precision on a GPU."""
+    """Used instead of q and k if vectors are in half precision on a GPU."""
 
-    def add(self, seen: Attention, tokens: BatchTokens, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+    def add(self, attention: Attention, tokens: BatchTokens, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Add one attention call; ``angles`` are those of the layer's embedding at the call's positions."""
-        self._keep(seen, tokens)
-        turned = self.rope is not None and self.rope.temperature
-        if takes(seen.q, seen.k) and not turned:
+        self._keep(attention, tokens)
+        has_temperature = self.rope is not None and self.rope.temperature
+        if takes(attention.q, attention.k) and not has_temperature:
             if self.half is None:
-                self.half = _half_sums(seen, tokens, self.plan, self.rope)
-            both = None if self.rope is None or angles is None else angles
-            turning = None if both is None else tokens.once(("turning", id(both[0])), lambda: UndoneRotation(*both))
-            self.half.add(seen.q, seen.k, tokens, turning)
+                self.half = _half_sums(attention, tokens, self.plan, self.rope)
+            rope_angles = None if self.rope is None or angles is None else angles
+            rotation = None
+            if rope_angles is not None:
+                rotation = tokens.once(("rotation", id(rope_angles[0])), lambda: UndoneRotation(*rope_angles))
+            self.half.add(attention.q, attention.k, tokens, rotation)
             return
-        device = seen.q.device
-        weights = tokens.once(("weights", device), lambda: tokens.weights(self.plan, seen.q.shape[2], device))
+        device = attention.q.device
+        weights = tokens.once(("weights", device), lambda: tokens.weights(self.plan, attention.q.shape[2], device))
         if self.q is None or self.k is None:
             planes = None if self.rope is None else self.rope.planes
-            self.q = _empty(seen.q, weights, self.plan, planes, full_buckets=True)
-            self.k = _empty(seen.k, weights, self.plan, planes, full_buckets=False)
-        self.q.add(seen.q, tokens, self.plan)
-        self.k.add(seen.k, tokens, self.plan)
+            self.q = _empty(attention.q, weights, self.plan, planes, full_buckets=True)
+            self.k = _empty(attention.k, weights, self.plan, planes, full_buckets=False)
+        self.q.add(attention.q, tokens, self.plan)
+        self.k.add(attention.k, tokens, self.plan)
         if self.rope is not None and angles is not None:
-            factor, d, rope = temperature(seen, self.rope), seen.q.shape[-1], self.rope
-            # The angles are kept with what was made of them, so that no others can take their place.
-            made = tokens.once(
+            factor, d, rope = temperature(attention, self.rope), attention.q.shape[-1], self.rope
+            # The angles are kept with their waves, so that no other tensor gets the same id.
+            cached = tokens.once(
                 ("waves", id(angles[0]), d, *rope.planar), lambda: (angles, waves(angles, weights, rope, d))
             )
-            shared = of_queries = made[1]
+            shared = of_queries = cached[1]
             if factor is not None:
                 self._add_temperature(factor, weights, tokens)
                 of_queries = waves(angles, weights / factor, rope, d)
-            self.q.add_unrotated(seen.q, tokens, rope, of_queries)
-            self.k.add_unrotated(seen.k, tokens, rope, shared)
+            self.q.add_unrotated(attention.q, tokens, rope, of_queries)
+            self.k.add_unrotated(attention.k, tokens, rope, shared)
 
-    def _keep(self, seen: Attention, tokens: BatchTokens) -> None:
+    def _keep(self, attention: Attention, tokens: BatchTokens) -> None:
         for row, columns in enumerate(tokens.kept):
             if len(columns):
-                index = torch.from_numpy(columns).to(seen.q.device, non_blocking=True)
-                self.kept.append(tuple(x[row].index_select(1, index).transpose(0, 1) for x in (seen.q, seen.k)))  # type: ignore[arg-type]
+                index = torch.from_numpy(columns).to(attention.q.device, non_blocking=True)
+                q, k = (x[row].index_select(1, index).transpose(0, 1) for x in (attention.q, attention.k))
+                self.kept.append((q, k))
 
     def _add_temperature(self, factor: torch.Tensor, weights: torch.Tensor, tokens: BatchTokens) -> None:
         if self.temperature is None:
@@ -135,15 +138,15 @@ class LayerSums:
         self.temperature[:, span] += torch.stack([(factor * weights).sum(0), weights.sum(0)]).double()
 
 
-def _half_sums(seen: Attention, tokens: BatchTokens, plan: Plan, rope: LayerRope | None) -> HalfSums:
-    """Vectors are read where they lie, unless their mean has to be taken off first or the kernel cannot be trusted."""
-    shift = far_means(seen.q, seen.k, tokens.counted(plan)[0][0])
-    where_they_lie = trusted(seen.q.device, seen.q.dtype, seen.q.shape[-1]) and not bool(shift.any())
-    return (GramSums if where_they_lie else RowSums)(seen.q, seen.k, shift, plan, rope)
+def _half_sums(attention: Attention, tokens: BatchTokens, plan: Plan, rope: LayerRope | None) -> HalfSums:
+    """Sums without copying the vectors, unless their mean has to be subtracted or the kernel is not trusted."""
+    shift = far_means(attention.q, attention.k, tokens.counted(plan)[0][0])
+    in_place = trusted(attention.q.device, attention.q.dtype, attention.q.shape[-1]) and not bool(shift.any())
+    return (GramSums if in_place else RowSums)(attention.q, attention.k, shift, plan, rope)
 
 
 def layer_moments(sums: LayerSums) -> LayerMoments:
-    """Bring one shard's sums of a layer to the host, as moments."""
+    """Copy one shard's sums of a layer to the host, as moments."""
     q, k = _host_sums(sums)
     assert q.by_bucket is not None
     q_shift, k_shift = (_with_time(kind.shift, sums.plan) for kind in (q, k))
@@ -168,7 +171,7 @@ def _host_sums(sums: LayerSums) -> tuple[HostSums, HostSums]:
 
 
 def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | None, *, full_buckets: bool) -> KindSums:
-    """Sums of nothing; the shift is the mean of the first vectors, which keeps the products small."""
+    """Empty sums; the shift is the mean of the first vectors, which keeps the products small."""
     heads, d = x.shape[1], x.shape[-1]
     total = weights.sum().clamp_min(1.0)
     shift = (x.float() * weights[:, None, :, None]).sum((0, 2)) / total
@@ -200,7 +203,7 @@ def _products(x: torch.Tensor, shift: torch.Tensor, tokens: BatchTokens, plan: P
         z[row, :, end:] = 0.0
     flat = z.view(batch * heads * n, plan.width, d + 2)
     products = torch.bmm(flat.transpose(1, 2), flat).view(batch, heads, n, d + 2, d + 2).double()
-    # From the bucket's centre to the middle of the window, the same for all buckets.
+    # Move the origin of t from the bucket's centre to the middle of the window, the same for all buckets.
     centre = (torch.arange(first, first + n, device=x.device) + 0.5) * plan.width - 0.5 - plan.window / 2
     products[..., d, :] += centre.double()[:, None] * products[..., d + 1, :]
     products[..., :, d] += centre.double()[:, None] * products[..., :, d + 1]
@@ -210,25 +213,25 @@ def _products(x: torch.Tensor, shift: torch.Tensor, tokens: BatchTokens, plan: P
 def waves(angles: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor, rope: LayerRope, d: int) -> Waves:
     """Cosines and sines on both coordinates of their planes, by token (B, T, d); 0 on what is not rotated.
 
-    Weights (B, T) leave tokens out, and may divide by a temperature.
+    Weights (B, T) are 0 for tokens that do not count, and may be divided by a temperature.
     """
-    found = []
+    tables = []
     for wave, sign in zip(angles, (1, rope.sign), strict=True):
         table = torch.zeros(*weights.shape, d, device=weights.device)
         for coordinates in rope.coordinates:
             table[..., coordinates] = sign / rope.attention_factor * wave * weights[..., None]
-        found.append(table)
-    return found[0], found[1]
+        tables.append(table)
+    return tables[0], tables[1]
 
 
 @lru_cache(maxsize=4)  # queries and keys
 def _scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Memory that all layers use in turn; asking for it anew each time costs as much as the product."""
+    """Memory that all layers use in turn; allocating it each time would take as long as the product."""
     return torch.empty(shape, device=device)
 
 
 def _with_time(shift: np.ndarray, plan: Plan) -> np.ndarray:
-    """The shift of (x, t) that the sums are about."""
+    """The shift of (x, t) in the sums."""
     return np.concatenate([shift, np.full((len(shift), 1), plan.window / 2)], -1)
 
 

@@ -1,10 +1,10 @@
-"""Half-precision sums over rows: queries and keys are copied into rows z = (x − shift, a, b, 1, 0 …) first.
+"""Half-precision sums over rows: queries and keys are first copied into rows z = (x − shift, a, b, 1, 0 …).
 
-One product zᵀz per head and bucket, with float32 out, holds all sums of squares; a second one, with a table of cosines
-and sines, holds the sums with the rotation undone (all coordinates with all planes, of which the matching ones are
-taken: a matrix unit does that faster than anything does the sum alone). Coordinates are shifted only where their mean
-is so far from zero that float32 sums would feel it; there the difference is exact for nearly every vector (Sterbenz),
-while a small shift would be lost to rounding.
+One product zᵀz per head and bucket, with float32 output, gives all sums of squares; a second one, with a table of
+cosines and sines, gives the sums with the rotation undone (of all coordinates with all planes; the matching ones are
+then selected, since a matrix unit computes all faster than other units compute the matching ones). Coordinates are
+shifted only if their mean is so far from zero that float32 sums would lose precision; there the difference is exact for
+nearly every vector (Sterbenz), while a small shift would be lost to rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qkscope.capture.sums.undonerotation import UndoneRotation
 from qkscope.core.headmoments import N_GROUPS
 
 _ALIGNED = 8
-"""Columns are padded to a multiple of this, as matrix units like it."""
+"""Columns are padded to a multiple of this, which makes matrix units fast."""
 
 
 class RowSums(HalfSums):
@@ -70,22 +70,22 @@ class RowSums(HalfSums):
         assert self.rope is not None
         batch = z.shape[0]
         flat = z.reshape(batch * self.heads, *z.shape[2:]) if batch > 1 else z[0]
-        found = _product(flat.transpose(1, 2), table.expand(len(flat), *table.shape))
-        tables = found[..., : self.planes], found[..., self.planes :]
+        products = _product(flat.transpose(1, 2), table.expand(len(flat), *table.shape))
+        tables = products[..., : self.planes], products[..., self.planes :]
         parts = [torch.diagonal(at[:, rows], 0, 1, 2) for at in tables for rows in self.rope.coordinates]
         both = torch.stack(parts, -1).view(batch, self.heads, self.planes, 4)
         for row, group in enumerate(tokens.groups.tolist()):
             self.turned[:, group] += both[row]
 
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
-        """As they are."""
+        """The sums as they are stored."""
         groups, cells, turned = (x[heads].double().cpu().numpy() for x in (self.by_group, self.by_cell, self.turned))
         return RawSums(groups, self.by_bucket.double().cpu().numpy() if queries else None, cells, turned)
 
 
 @dataclass
 class _Rows:
-    """Memory for z that all layers use in turn; the columns beside the vectors are the same for all of them."""
+    """Memory for z that all layers use in turn; the columns next to the vectors are the same for all layers."""
 
     z: torch.Tensor
     beside: torch.Tensor
@@ -94,7 +94,7 @@ class _Rows:
     zeroed: list[tuple[int, int, int]] = field(default_factory=list)
 
     def uncounted(self, bounds: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Rows (document, first, end) that do not count, their columns beside the vectors set to zero."""
+        """Rows (document, first, end) that do not count; sets their columns next to the vectors to zero."""
         total, columns = self.z.shape[2], slice(self.d, self.d + 3)
         ranges = [(row, a, b) for row, (begin, end) in enumerate(bounds) for a, b in ((0, begin), (end, total))]
         wanted = [(row, max(a, 0), min(b, total)) for row, a, b in ranges if max(a, 0) < min(b, total)]
@@ -118,7 +118,7 @@ def _rows(shape: tuple[int, int, int, int], d: int, width: int, dtype: torch.dty
 
 
 def _copy(x: torch.Tensor, place: torch.Tensor) -> None:
-    """Copy vectors, eight bytes at a time where they lie so: two at a time leaves most of the memory's speed unused."""
+    """Copy vectors, eight bytes at a time if they are aligned, which is much faster than two bytes at a time."""
     wide = all(t.stride(-1) == 1 and all(s % 4 == 0 for s in t.stride()[:-1]) for t in (x, place))
     if wide and x.shape[-1] % 4 == 0 and x.storage_offset() % 4 == 0:
         place.view(torch.float64).copy_(x.view(torch.float64))

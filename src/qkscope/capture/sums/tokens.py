@@ -1,4 +1,4 @@
-"""The tokens of one forward pass: which of them count, and what all layers of the pass share."""
+"""The tokens of one forward pass: which of them count, and the values that all layers of the pass share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Plan:
-    """What all layers and forward passes of a run have in common."""
+    """Settings that all layers and forward passes of a run share."""
 
     window: int
     buckets: int
@@ -40,14 +40,14 @@ class BatchTokens:
     """Document group of each row."""
     kept: list[np.ndarray]
     """Columns of each row whose vectors are kept."""
-    _known: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+    _shared: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def once(self, name: object, make: Callable[[], Made]) -> Made:
-        """What all layers of the pass share, made by the first that asks."""
-        if name not in self._known:
-            self._known[name] = make()
-        found: Made = self._known[name]
-        return found
+    def once(self, key: object, make: Callable[[], Made]) -> Made:
+        """A value that all layers of the pass share, computed on first use."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        value: Made = self._shared[key]
+        return value
 
     def counted(self, plan: Plan) -> list[tuple[int, int]]:
         """First column that counts and the one after the last, for each row."""

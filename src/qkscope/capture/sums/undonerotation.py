@@ -12,7 +12,7 @@ from qkscope.capture.sums.tokens import BatchTokens, Plan
 
 @dataclass
 class UndoneRotation:
-    """Cosines and sines (T, planes) at the positions of a pass, which all layers with one embedding share."""
+    """Cosines and sines (T, planes) at the positions of a forward pass, shared by all layers with one embedding."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -20,7 +20,7 @@ class UndoneRotation:
     _sums: torch.Tensor | None = None
 
     def table(self, dtype: torch.dtype) -> torch.Tensor:
-        """Both beside each other (T, 2·planes), in the precision of the vectors."""
+        """Cosines and then sines (T, 2·planes), in the precision of the vectors."""
         if self._table is None or self._table.dtype != dtype:
             self._table = torch.cat([self.cos, self.sin], -1).to(dtype)
         return self._table
@@ -28,15 +28,15 @@ class UndoneRotation:
     def sums(self, tokens: BatchTokens, plan: Plan, dtype: torch.dtype) -> torch.Tensor:
         """Sums over the tokens of each row that count, by bucket (B, buckets, planes, 4), in float64.
 
-        Of cosines, sines, and what the table rounds off of each.
+        The four are cosines, sines, and the rounding errors of the table for each.
         """
         if self._sums is None:
             exact = torch.stack([self.cos, self.sin], -1).double()
             coarse = torch.stack(self.table(dtype).double().chunk(2, -1), -1)
-            both = torch.cat([exact, exact - coarse], -1)
+            values = torch.cat([exact, exact - coarse], -1)
             edges = [bucket * plan.width - tokens.first for bucket in range(plan.buckets + 1)]
             rows = [
-                [both[max(a, begin) : max(min(b, end), 0)].sum(0) for a, b in pairwise(edges)]
+                [values[max(a, begin) : max(min(b, end), 0)].sum(0) for a, b in pairwise(edges)]
                 for begin, end in tokens.counted(plan)
             ]
             self._sums = torch.stack([torch.stack(row) for row in rows])

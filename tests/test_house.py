@@ -1,0 +1,122 @@
+"""The house: few doors in the hall, imports without cycles, one name for one thing, commands that load little."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import grimp
+import pytest
+from tools import walk
+
+import qkscope
+from tests.capture.conftest import save
+from tests.capture.families import families
+from tests.helpers import small_dataset
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "qkscope"
+MOST_MODULES = 8
+MOST_STEPS, MOST_UPWARD = 40, 12
+
+
+def test_few_modules_stand_in_the_hall():
+    assert len(list(SOURCE.glob("*.py"))) <= MOST_MODULES
+
+
+def test_no_package_is_named_like_a_public_function():
+    packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    assert not packages & set(qkscope.__all__)
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports for types alone count too."""
+    graph = grimp.build_graph("qkscope")
+    reached = {module: graph.find_upstream_modules(module) for module in graph.modules}
+    assert not [module for module, others in reached.items() if module in others]
+    assert not [(a, b) for a, others in reached.items() for b in others if a in reached.get(b, ())]
+
+
+def test_a_public_name_is_defined_once():
+    where: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(SOURCE.rglob("*.py")):
+        for name in public_names(ast.parse(path.read_text())):
+            where[name].append(str(path.relative_to(SOURCE)))
+    assert not {name: paths for name, paths in where.items() if len(paths) > 1}
+
+
+def public_names(module: ast.Module) -> list[str]:
+    names: list[str] = []
+    for node in module.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.append(node.name)
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            names += [part.id for part in parts if isinstance(part, ast.Name)]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_")]
+
+
+def loaded_by(folder: Path, *command: object) -> set[str]:
+    """Top-level packages, and rooms of ours, that a command has loaded when it is done."""
+    code = (
+        "import json, sys; from qkscope.cli.main import app\n"
+        f"app({list(map(str, command))!r}, standalone_mode=False)\n"
+        "names = {'.'.join(name.split('.')[: 2 if name.startswith('qkscope.') else 1]) for name in sys.modules}\n"
+        "print(json.dumps(sorted(names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_captures_load_no_analysis(tmp_path):
+    model = save(families()["llama"], tmp_path / "model")
+    (tmp_path / "a.txt").write_text("w01 w02 w03 w04 w05 w06 w07 w08 w09 w10 " * 5)
+    unwanted = {"qkscope.analyses", "qkscope.results", "qkscope.pipeline", "qkscope.figures", "matplotlib", "plotly"}
+    captured = loaded_by(tmp_path, "capture", model, "--texts", "a.txt", "--shard", "1/1", "-o", "share", "--quiet")
+    assert "torch" in captured
+    assert not captured & unwanted
+    merged = loaded_by(tmp_path, "merge", "share", "-o", "run", "--quiet")
+    assert not merged & (unwanted | {"torch", "transformers"})
+
+
+def test_analyses_load_nothing_that_draws(tmp_path):
+    small_dataset(tmp_path / "data", layers=1)
+    loaded = loaded_by(tmp_path, "analyze", "data", "-o", "out", "--workers", "1", "--points", "2", "--quiet")
+    assert "qkscope.analyses" in loaded
+    assert not loaded & {"matplotlib", "plotly", "jinja2", "torch", "transformers", "qkscope.figures", "qkscope.report"}
+
+
+@pytest.fixture(scope="module")
+def walked() -> str:
+    command = [sys.executable, "-m", "tools.walk", "capture", "analyze"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_way_of_a_head_is_short_and_goes_down(walked):
+    line = next(line for line in walked.splitlines() if line.startswith("analyze: "))
+    steps, upward = (int(word) for word in line.replace(",", "").split() if word.isdecimal())
+    assert steps <= MOST_STEPS
+    assert upward <= MOST_UPWARD
+
+
+def test_the_page_shows_the_way_as_it_is(walked):
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for name in ("capture", "analyze"):
+        way = walked[walked.index(f"{name}: ") :].split("\n\n")[0].strip()
+        assert way in page, "write it again with: python -m tools.walk --write"
+
+
+def test_levels_are_those_of_the_contract():
+    assert max(walk.levels().values()) + 1 == 9
+    rooms = {path.name.removesuffix(".py") for path in SOURCE.iterdir() if path.suffix in ("", ".py")}
+    assert rooms - {"data", "__pycache__", "py.typed", "__init__", "__main__", "_version"} == set(walk.levels())
