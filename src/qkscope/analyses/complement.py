@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from qkscope.analyses.spectrum import Circle, Turning, fit_circles, token_positions, turning
-from qkscope.core.linalg import eigh_descending, ratio
+from qkscope.core.linalg import eigh_descending, fisher_direction, ratio
 from qkscope.core.rows import Coordinates, Pair, Rows
 
 _MOST_PLANES = 30
@@ -94,7 +94,7 @@ def line_accuracy(
     """Share of rows on their own side of Fisher's line, mean of the two classes, plane by plane."""
     mean_q, mean_k = q.mean(1), k.mean(1)
     within = _scatter(q, mean_q) + _scatter(k, mean_k)
-    w = np.einsum("pij,pj->pi", np.linalg.pinv(within, hermitian=True), mean_q - mean_k)
+    w = fisher_direction(within, mean_q - mean_k)
     threshold = (w * (mean_q + mean_k)).sum(-1) / 2
     right_q = np.einsum("pni,pi->pn", q, w) > threshold[:, None]
     right_k = np.einsum("pni,pi->pn", k, w) <= threshold[:, None]

@@ -20,6 +20,7 @@ from qkscope.core.linalg import (
     canonical_signs,
     eigh_descending,
     eigh_leading,
+    fisher_direction,
     ratio,
     sign_is_anchored_on_k,
 )
@@ -209,9 +210,7 @@ def lda_accuracy_gaussian(on_q: Moments, on_k: Moments) -> PerHead:
     """
     within = ratio(on_q.scatter[..., :-1, :-1] + on_k.scatter[..., :-1, :-1], (on_q.n + on_k.n)[..., None, None])
     apart = on_q.mean_x - on_k.mean_x
-    still = np.trace(within, axis1=-2, axis2=-1) == 0
-    w = np.einsum("...ij,...j->...i", np.linalg.pinv(within, hermitian=True), apart)
-    w = np.where(still[..., None], apart, w)
+    w = fisher_direction(within, apart)
     half = (w * apart).sum(-1) / 2
 
     def correct(on: Moments) -> PerHead:

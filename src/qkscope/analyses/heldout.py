@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32, Int
 
 from qkscope.analyses.rotationmodel import Centering, drift_covariance
 from qkscope.core.headmoments import DELETE_ONE, HALVES, N_GROUPS, HeadMoments
-from qkscope.core.linalg import PerHead, unit
+from qkscope.core.linalg import PerHead, fisher_direction, unit
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Coordinates, Pair, Rows
 
@@ -84,8 +84,7 @@ class _Lines:
         q, k = on_q.merged(_FITTED), on_k.merged(_FITTED)
         apart = q.mean_x - k.mean_x
         within = q.scatter[..., :-1, :-1] + k.scatter[..., :-1, :-1]
-        w = np.einsum("lij,lj->li", np.linalg.pinv(within, hermitian=True), apart)
-        w = np.where(np.trace(within, axis1=-2, axis2=-1)[:, None] > 0, w, apart)
+        w = fisher_direction(within, apart)
         threshold = (w * (q.mean_x + k.mean_x)).sum(-1) / 2
         return cls(w, np.where(np.minimum(q.n, k.n) < 2, np.nan, threshold))
 

@@ -154,3 +154,15 @@ def householder(axis: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batc
     v[..., :1] += sign
     reflection = np.eye(axis.shape[-1]) - (2.0 / (v * v).sum(-1))[..., None, None] * v[..., :, None] * v[..., None, :]
     return -sign[..., None] * reflection
+
+
+def fisher_direction(
+    within: Float[np.ndarray, "*batch m m"], apart: Float[np.ndarray, "*batch m"]
+) -> Float[np.ndarray, "*batch m"]:
+    """Fisher's direction W⁺(μ_Q − μ_K) between two classes; their difference itself where neither varies.
+
+    >>> fisher_direction(np.diag([1.0, 4.0]), np.array([1.0, 1.0])).tolist()
+    [1.0, 0.25]
+    """
+    w = np.einsum("...ij,...j->...i", np.linalg.pinv(within, hermitian=True), apart)
+    return np.where(np.trace(within, axis1=-2, axis2=-1)[..., None] > 0, w, apart)
