@@ -28,10 +28,10 @@ from qkscope.engine import Place, for_each
 from qkscope.files.dataset import Dataset, write_dataset
 from qkscope.heads import HeadId
 from qkscope.pipeline.analyze import analyze
-from qkscope.pipeline.job import Analysis, Job, Selection
+from qkscope.pipeline.job import Job, Selection
 
 Q_PER_KV = 4
-BOTH: tuple[Analysis, ...] = ("pca", "rotation")
+BOTH: tuple[str, ...] = ("pca", "rotation")
 
 
 def make_dataset(folder: Path, n_heads: int, n_rows: int, d: int, documents: int = 40) -> None:

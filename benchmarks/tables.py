@@ -30,9 +30,9 @@ from qkscope.engine import HERE
 from qkscope.files.layerfiles import layer_file, write_layer
 from qkscope.files.runfolder import FORMAT, MANIFEST, MOMENTS
 from qkscope.pipeline.analyze import analyze
-from qkscope.pipeline.job import Analysis, Job, Selection
+from qkscope.pipeline.job import Job, Selection
 
-BOTH: tuple[Analysis, ...] = ("pca", "rotation")
+BOTH: tuple[str, ...] = ("pca", "rotation")
 WINDOW, BUCKETS, QUERIES, KEYS = 131_072, 16, 32, 8
 
 

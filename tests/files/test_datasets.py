@@ -52,12 +52,12 @@ def test_the_ratio_needs_the_highest_indices_of_any_layer_only():
 @pytest.mark.parametrize(
     ("present", "message"),
     [
-        (heads(0, [0, 22], [0, 7]), r"23 query and 8 key heads .* set data.q_per_kv or --q-per-kv; 3 would fit"),
-        (heads(0, [0], [0, 3]), "1 query and 4 key heads"),
+        (heads(0, [0, 22], [0, 7]), r"23 query heads and 8 key heads; set data.q_per_kv or --q-per-kv; 3 would fit"),
+        (heads(0, [0], [0, 3]), "1 query heads and 4 key heads"),
         # 8/2 = 4 asks for key head 0 of layer 1, which is not there; 5 … 7 read what is.
-        (heads(0, [7], [1]) + heads(1, [4], [0]), "8/2 = 4 leaves key heads missing; .* 5 or 6 or 7 would fit"),
-        (heads(0, [0, 1], []), "holds no key heads"),
-        (heads(0, [], [0]), "holds no query heads"),
+        (heads(0, [7], [1]) + heads(1, [4], [0]), "8/2 = 4, key heads are missing; .* 5 or 6 or 7 would fit"),
+        (heads(0, [0, 1], []), "contains no key heads"),
+        (heads(0, [], [0]), "contains no query heads"),
     ],
 )
 def test_a_ratio_that_cannot_be_told_is_an_error_that_says_what_to_set(present, message):

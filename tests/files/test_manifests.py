@@ -48,7 +48,7 @@ BAD = [
     (("layers", 0, "layer"), 10**6, "layers.0.layer: input should be less than 10000, got 1000000"),
     (("layers", 0, "query_heads"), "all", "layers.0.query_heads: input should be a valid list, got 'all'"),
     (("layers", 0, "query_heads", 1), -1, "layers.0.query_heads.1: input should be greater than or equal to 0, got -1"),
-    (("layers", 0, "key_heads"), [0], "layers: layer 0 lacks key head 1, which one of its query heads reads"),
+    (("layers", 0, "key_heads"), [0], "layers: layer 0 is missing key head 1, which one of its query heads reads"),
     (("layers", 0, "scaling"), float("nan"), "layers.0.scaling: input should be a finite number, got nan"),
     (("layers", 0, "sliding_window"), 0, "layers.0.sliding_window: input should be greater than 0, got 0"),
     (
@@ -90,7 +90,7 @@ def test_what_is_missing_is_said(key):
 
 
 def test_two_layers_of_one_number_are_refused():
-    assert problem(GOOD | {"layers": GOOD["layers"] * 2}) == "layers: layer 0 is there twice"
+    assert problem(GOOD | {"layers": GOOD["layers"] * 2}) == "layers: layer 0 appears twice"
 
 
 def test_opening_says_it_with_the_file(tmp_path):

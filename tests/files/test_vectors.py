@@ -84,13 +84,13 @@ GOOD = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(4, dtype=np.float32)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (table(pa.array([[1.0], [1.0, 2.0]])), "expected vectors of one length, got lengths 1, 2"),
-        (table(pa.array([[1], [2]], pa.list_(pa.int32()))), "expected 'vector' to hold floats, got int32"),
+        (table(pa.array([[1.0], [1.0, 2.0]])), "expected all vectors to have the same length, got lengths 1, 2"),
+        (table(pa.array([[1], [2]], pa.list_(pa.int32()))), "expected 'vector' to contain floats, got int32"),
         (table(pa.array(["a", "b"])), "expected 'vector' to be a list of floats, got string"),
-        (table(GOOD, position=pa.array([0, -3])), "expected 'position' of 0 or more, got -3"),
+        (table(GOOD, position=pa.array([0, -3])), "expected 'position' of at least 0, got -3"),
         (table(GOOD, position=pa.array([0.0, 1.0])), "expected 'position' to be integers, got double"),
         (table(GOOD, example_id=pa.array([0, None])), "expected 'example_id' in every row, got 1 nulls"),
-        (table(GOOD).drop_columns(["position"]), "expected the columns example_id, position, vector; found"),
+        (table(GOOD).drop_columns(["position"]), "expected the columns example_id, position, vector; got"),
         (table(GOOD).slice(0, 0), "the file has no rows"),
         (b"PAR1 and then nothing", "the file cannot be read as parquet"),
         (b"", "the file cannot be read as parquet"),

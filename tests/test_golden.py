@@ -1,0 +1,74 @@
+"""Tables of a small planted dataset against stored values: what no change of the code may move by more than rounding.
+
+``python -m tests.test_golden`` stores them again, which a commit has to give a reason for. Bytes are compared with an
+earlier commit, on one machine, by ``python -m tools.golden COMMIT``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qkscope.core.planted import Ring, plant
+from qkscope.engine import HERE
+from qkscope.files.dataset import write_dataset
+from qkscope.heads import HeadId
+from qkscope.pipeline.analyze import analyze, write_results
+from qkscope.pipeline.job import Job
+from qkscope.runs.run import open_run
+
+STORED = Path(__file__).parent / "golden"
+TOLERANCE = 1e-9
+"""Of the largest value of a column, or of the value itself."""
+WINDOW, D = 512, 8
+
+
+def compute(folder: Path) -> Path:
+    """All tables of four heads in one layer, two per key head."""
+    heads = []
+    for number in range(4):
+        planted = plant(
+            D, n=240, documents=8, window=WINDOW, sigma=np.linspace(0.5, 1.5, D), sigma_document=0.3,
+            rings=[Ring(0.05, 1.0, 1.0)], mu_q=(1.0 + number, 2.0), mu_k=(-1.0, -2.0), alpha_q=2e-3, alpha_k=4e-3,
+            seed=number // 2,
+        )  # fmt: skip
+        heads.append((HeadId(0, number, "q"), planted.q))
+        heads += [(HeadId(0, number // 2, "k"), planted.k)] if number % 2 == 0 else []
+    dataset = write_dataset(folder / "data", heads, q_per_kv=2, window=WINDOW, rope={"theta": 100.0})
+    outcomes = analyze([Job(open_run(dataset, model="golden", family="planted"))], place=HERE)
+    write_results(folder / "tables", outcomes, wall_seconds=0.0)
+    return folder / "tables"
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> Path:
+    return compute(tmp_path_factory.mktemp("golden"))
+
+
+def test_no_table_is_missing_or_new(tables):
+    assert {path.name for path in tables.glob("*.csv")} == {path.name for path in STORED.glob("*.csv")}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in STORED.glob("*.csv")))
+def test_values_are_those_that_were_stored(tables, name):
+    computed, stored = pd.read_csv(tables / name), pd.read_csv(STORED / name)
+    assert list(computed.columns) == list(stored.columns)
+    assert len(computed) == len(stored)
+    for column in stored.columns:
+        a, b = computed[column], stored[column]
+        if not pd.api.types.is_float_dtype(b):
+            pd.testing.assert_series_equal(a, b)
+            continue
+        largest = b.abs().max() if b.notna().any() else 0.0
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * largest, err_msg=f"{name}: {column}")
+
+
+if __name__ == "__main__":
+    STORED.mkdir(exist_ok=True)
+    with TemporaryDirectory() as place:
+        for path in compute(Path(place)).glob("*.csv"):
+            (STORED / path.name).write_bytes(path.read_bytes())
