@@ -11,9 +11,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from qkscope.core.planted import Ring, plant
+from qkscope.core.rows import Rows
 from qkscope.engine import HERE
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
@@ -24,6 +27,8 @@ from qkscope.runs.run import open_run
 STORED = Path(__file__).parent / "golden"
 TOLERANCE = 1e-9
 """Of the largest value of a column, or of the value itself."""
+ROUNDING = 1e-12
+"""What is zero but for rounding, as residual_pos_r is, stays below this."""
 WINDOW, D = 512, 8
 
 
@@ -34,14 +39,23 @@ def compute(folder: Path) -> Path:
         planted = plant(
             D, n=240, documents=8, window=WINDOW, sigma=np.linspace(0.5, 1.5, D), sigma_document=0.3,
             rings=[Ring(0.05, 1.0, 1.0)], mu_q=(1.0 + number, 2.0), mu_k=(-1.0, -2.0), alpha_q=2e-3, alpha_k=4e-3,
-            seed=number // 2,
+            seed=number,
         )  # fmt: skip
         heads.append((HeadId(0, number, "q"), planted.q))
         heads += [(HeadId(0, number // 2, "k"), planted.k)] if number % 2 == 0 else []
     dataset = write_dataset(folder / "data", heads, q_per_kv=2, window=WINDOW, rope={"theta": 100.0})
+    for head, rows in heads:
+        widen(dataset / str(head) / "data.parquet", rows)
     outcomes = analyze([Job(open_run(dataset, model="golden", family="planted"))], place=HERE)
     write_results(folder / "tables", outcomes, wall_seconds=0.0)
     return folder / "tables"
+
+
+def widen(path: Path, rows: Rows) -> None:
+    """Store vectors in double precision: sums in single precision depend on the processor."""
+    table = pq.read_table(path, partitioning=None)
+    values = pa.FixedSizeListArray.from_arrays(pa.array(rows.x.reshape(-1)), rows.d)
+    pq.write_table(table.set_column(table.column_names.index("vector"), "vector", values), path)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +78,7 @@ def test_values_are_those_that_were_stored(tables, name):
             pd.testing.assert_series_equal(a, b)
             continue
         largest = b.abs().max() if b.notna().any() else 0.0
-        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * largest, err_msg=f"{name}: {column}")
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=max(TOLERANCE * largest, ROUNDING), err_msg=f"{name}: {column}")
 
 
 if __name__ == "__main__":

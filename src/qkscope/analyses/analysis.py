@@ -1,7 +1,7 @@
 """What an analysis is: its tables, their columns, and a function from a batch of heads to values.
 
 Index columns, intervals, flags, csv and parquet, summary, ``--only``, ``--columns``, docs/columns.md, the explorer's
-colours and the reader of results all follow from the declaration.
+colours and the reader of results are all derived from the declaration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import Scale
 
 HEAD_KEY = ["model", "layer", "head"]
-"""What identifies a query head in every table."""
+"""The columns that identify a query head in every table."""
 ENDS = ("_se", "_low", "_high")
 _ColumnType = Literal["", "text", "boolean", "Int64"]
 
@@ -33,17 +33,17 @@ class Column:
     meaning: str
     section: str
     scale: Scale | None = None
-    """The scale its interval is built on; without one it has no interval."""
+    """The scale its interval is built on; None: no interval."""
     signed: bool = False
-    """Whether zero is a middle, about which it is coloured."""
+    """Whether zero is the middle of its colour scale."""
     dtype: _ColumnType = ""
-    """Text, or what may be empty although it holds no fractions; otherwise as the values are."""
+    """Text, or a nullable boolean or integer; otherwise the dtype of the values."""
     per_token: str = ""
-    """The column that this one is, times the window; its interval too."""
+    """If set, this column is that column times the window, and so is its interval."""
     headline: bool | None = None
-    """Whether the summary gives its mean over heads; by default where it has an interval of its own."""
+    """Whether the summary gives its mean over heads; by default if it has an interval of its own."""
     interval_note: str = ""
-    """What the columns of its interval say beyond that."""
+    """Appended to the meaning of its interval columns."""
 
     @property
     def in_summary(self) -> bool:
@@ -53,7 +53,7 @@ class Column:
 
     @property
     def is_metric(self) -> bool:
-        """Whether it is a number that describes a head, rather than an index, a count of rows or a label."""
+        """Whether it is a number that describes a head, not an index, a row count or a label."""
         return self.dtype != "text" and self.unit not in ("index", "rows", "tokens", "true/false")
 
     def ends(self) -> list[Column]:
@@ -99,55 +99,55 @@ COUNTS = (
 
 
 def with_ends(columns: Iterable[Column]) -> list[Column]:
-    """The columns, and those of their intervals behind them."""
+    """The columns, followed by those of their intervals."""
     columns = list(columns)
     return [*columns, *(end for column in columns for end in column.ends())]
 
 
 def one_per_head(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row of each head; where a table has several, what they say of the head as a whole is the same in all."""
+    """The first row of each head; columns that describe the whole head are equal in all its rows."""
     return frame.drop_duplicates(["layer", "head"])
 
 
 Means = dict[str, tuple[pd.Series, Float[np.ndarray, "heads groups"] | None]]
-"""Numbers per head by name, with replicates where they have any."""
+"""Numbers per head by name, with replicates if there are any."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table of an analysis: its columns beyond those that name a head."""
+    """One table of an analysis: its columns besides those that name a head."""
 
     name: str
     columns: tuple[Column, ...]
     keys: tuple[str, ...] = ()
-    """Columns that tell the rows of a head apart."""
+    """Columns that distinguish the rows of a head."""
     about_heads: bool = True
-    """Whether rows belong to heads; otherwise it declares all its columns itself."""
+    """Whether rows belong to heads; otherwise the table declares all its columns itself."""
     notes: bool = False
-    """Whether it says what kind of layer a head is in."""
+    """Whether it has the columns NOTES: what kind of layer a head is in."""
     flags: bool = False
-    """Whether it says what qualifies a row."""
+    """Whether it has the column ``flags``."""
     interval_order: tuple[str, ...] = ()
-    """The order of its intervals, where it is not that of the columns."""
+    """The order of its intervals, if it differs from that of the columns."""
     in_runs: tuple[str, ...] = ()
-    """Columns that sum a run up, in the table ``runs``."""
+    """Columns whose mean over heads goes into the table ``runs``."""
     needed: tuple[str, ...] = ()
-    """Columns without which somebody else's table says nothing."""
+    """Columns, besides the keys, that a table from another program must have."""
     merge: Callable[[pd.DataFrame], pd.DataFrame] | None = None
-    """Adds up rows of different heads that agree in their keys."""
+    """Merges rows of different heads that have equal keys."""
     whole_heads: Callable[[pd.DataFrame], pd.DataFrame] = one_per_head
-    """The rows that describe heads as wholes."""
+    """Selects the rows that describe whole heads."""
     further_means: Callable[[pd.DataFrame, Columns], Means] | None = None
-    """Numbers per head that are no columns, whose means the summary gives too."""
+    """Numbers per head that are not columns but whose means the summary gives too."""
 
     @property
     def row_keys(self) -> list[str]:
-        """What identifies a row within its model; rows stand in this order."""
+        """The columns that identify a row within its model; rows are sorted by them."""
         return [*(("layer", "head") if self.about_heads else ()), *self.keys]
 
     @property
     def required(self) -> list[str]:
-        """Columns without which a table of somebody else's cannot be used."""
+        """Columns that a table from another program must have."""
         texts = {column.name for column in self.columns if column.dtype == "text"}
         return [*(key for key in self.row_keys if key not in texts), *self.needed]
 
@@ -167,19 +167,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Scalars:
-    """What an analysis says of heads as wholes: columns of its table that ``heads`` has too."""
+    """What an analysis says about whole heads: columns of its table that ``heads`` has too."""
 
     columns: tuple[Column, ...]
     table: str
-    """Where they come from."""
+    """The table they come from."""
     in_runs: tuple[str, ...] = ()
     of: Callable[[pd.DataFrame], pd.DataFrame] | None = None
-    """How they follow from the table, where they are no columns of it: one row per head."""
+    """Computes them from the table if they are not columns of it: one row per head."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """What was found of a batch, for one table.
+    """The results for a batch, for one table.
 
     Either one value per head, or per head and anything else (``heads *rest``); or, with ``head``, rows of any number
     per head.
@@ -187,22 +187,22 @@ class Values:
 
     columns: Columns
     left_out: Columns = field(default_factory=dict)
-    """The same with each document group left out (``heads groups *rest``); NaN where that says nothing."""
+    """Replicates: the same with each document group left out (``heads groups *rest``); NaN where undefined."""
     per_head: Columns = field(default_factory=dict)
     """One value per head, the same in all its rows."""
     head: Int[np.ndarray, "rows"] | None = None
     """Which head of the batch each row belongs to, in order."""
     rows: Bool[np.ndarray, "heads *rest"] | None = None
-    """Which rows there are; by default all."""
+    """Which rows exist; None: all."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Everything that an analysis found of a batch."""
+    """All results of an analysis for a batch."""
 
     tables: dict[str, Values] = field(default_factory=dict)
     complete: dict[str, Columns | pd.DataFrame] = field(default_factory=dict)
-    """Tables that are not about heads, and what stands beside tables, with all their columns."""
+    """Tables that are not about heads, and data that is not a table of the catalogue, with all their columns."""
 
 
 @dataclass(frozen=True)
@@ -211,19 +211,19 @@ class Analysis:
 
     name: str
     about: str
-    """What it is, in a line."""
+    """What it computes, in one line."""
     tables: tuple[Table, ...]
     compute: Callable[[Batch], Found]
     scalars: Scalars | None = None
     """What goes into ``heads``."""
     axes: bool = False
-    """Whether it needs the axes a and b; heads without any drift have none and are left out."""
+    """Whether it needs the axes a and b; heads without any drift have no such axes and are left out."""
     buckets: bool = False
     """Whether it needs moments of the queries in position buckets."""
     rotary: bool = False
     """Whether it needs means with the rotation undone."""
     summary: Callable[[dict[str, pd.DataFrame]], dict[str, object]] | None = None
-    """What the summary says beyond means."""
+    """Entries of the summary besides means over heads."""
 
     def table(self, name: str) -> Table:
         """Its table of that name."""

@@ -1,4 +1,4 @@
-"""Some heads of one run, loaded together, and what several analyses need of them, computed once."""
+"""Heads of one run that are loaded together, and quantities that several analyses need, computed once."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class HeadCoordinates(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Some heads of one run; everything is computed when it is first asked for, and then kept."""
+    """Heads of one run; everything is computed at first use and then cached."""
 
     model: str
     family: str
     heads: tuple[HeadData, ...]
     wanted: frozenset[str]
-    """Names of the analyses that will ask."""
+    """Names of the analyses that will use this batch."""
     axes: bool
-    """Whether any of them will ask for the axes a and b, which heads without any drift do not have."""
+    """Whether any of them needs the axes a and b, which heads without any drift do not have."""
     options: AnalysisOptions
 
     def __len__(self) -> int:
@@ -57,20 +57,20 @@ class Batch:
         return {
             "model": np.full(len(self), self.model),
             "family": np.full(len(self), self.family),
-            "layer": np.array([one.head.layer for one in self.heads]),
-            "head": np.array([one.head.head for one in self.heads]),
-            "k_head": np.array([one.key_head.head for one in self.heads]),
+            "layer": np.array([head.head.layer for head in self.heads]),
+            "head": np.array([head.head.head for head in self.heads]),
+            "k_head": np.array([head.key_head.head for head in self.heads]),
         }
 
     @cached_property
     def moments(self) -> HeadMoments:
         """Moments of all heads side by side."""
-        return HeadMoments.stack([one.moments for one in self.heads])
+        return HeadMoments.stack([head.moments for head in self.heads])
 
     @property
     def vectors(self) -> list[Pair | None]:
-        """The sampled queries and keys of each head, where there are any."""
-        return [one.vectors for one in self.heads]
+        """The sampled queries and keys of each head; None where there is no sample."""
+        return [head.vectors for head in self.heads]
 
     @cached_property
     def usable(self) -> Float[np.ndarray, "heads 8"]:
@@ -79,7 +79,7 @@ class Batch:
 
     @cached_property
     def drifts(self) -> Bool[np.ndarray, "heads"]:
-        """Which heads drift with position at all, and so have an axis a."""
+        """Which heads drift with position at all and therefore have an axis a."""
         return np.asarray(has_drift(self.moments.total_q, self.moments.total_k, self.options.rotation.centering))
 
     @cached_property
@@ -123,7 +123,7 @@ class Batch:
 
     @cached_property
     def coordinates(self) -> list[HeadCoordinates]:
-        """All coordinates of a head in one product; none where only one kind is wanted, or there are no vectors."""
+        """All coordinates of a head in one product; None if only one kind is wanted or there are no vectors."""
         both = "pca" in self.wanted and self.axes
         return [
             HeadCoordinates(None, None) if pair is None or not both else self._coordinates(i, pair)
@@ -137,7 +137,7 @@ class Batch:
 
     @cached_property
     def plane_vectors(self) -> list[PlaneVectors | None]:
-        """Each head's vectors beside its axes a and b; None where there are none."""
+        """Each head's vectors and its axes a and b; None where there are no vectors."""
         a, b, windows = self.rotation.a, self.rotation.b, self.moments.window.tolist()
         return [
             None if pair is None else PlaneVectors(pair, a[i], b[i], int(windows[i]), self.coordinates[i].plane)
@@ -146,10 +146,10 @@ class Batch:
 
     @cached_property
     def mean_fields(self) -> list[MeanField | None]:
-        """The mean-field score of each head that knows its rotation."""
+        """The mean-field score of each head whose rotation is known; None for the others."""
         return [
             None
-            if one.rotary is None
-            else mean_field(one.rotary, one.moments.total_q, one.moments.total_k, float(one.moments.scaling))
-            for one in self.heads
+            if head.rotary is None
+            else mean_field(head.rotary, head.moments.total_q, head.moments.total_k, float(head.moments.scaling))
+            for head in self.heads
         ]

@@ -1,4 +1,4 @@
-"""All analyses, in order. A new one is a file of its own and a line here."""
+"""All analyses, in order. To add one: a new file and a line here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODULES = (
     "distance",
     "plasticity",
 )
-"""The file ``x.py`` of this folder declares the analysis ``X``."""
+"""The file ``x.py`` in this folder declares the analysis ``X``."""
 
 ANALYSES: tuple[Analysis, ...] = tuple(
     getattr(import_module(f"qkscope.analyses.{name}"), name.upper()) for name in _MODULES
@@ -28,7 +28,7 @@ SCALARS: dict[str, Scalars] = {a.scalars.table: a.scalars for a in ANALYSES if a
 
 
 def described(name: str) -> list[Column]:
-    """All columns of a table in order; ``heads`` has what other analyses say of whole heads too."""
+    """All columns of a table in order; ``heads`` also has what other analyses say about whole heads."""
     more = (
         [column for scalars in SCALARS.values() for column in with_ends(scalars.columns)]
         if name == HEADS_TABLE.name
@@ -38,6 +38,6 @@ def described(name: str) -> list[Column]:
 
 
 def named(names: Iterable[str]) -> list[Analysis]:
-    """The analyses of these names, in the order of the catalogue."""
+    """The analyses with these names, in the order of the catalogue."""
     wanted = set(names)
     return [analysis for analysis in ANALYSES if analysis.name in wanted]

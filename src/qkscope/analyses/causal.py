@@ -1,8 +1,8 @@
-"""The recency bias over pairs that attention really scores: how the score of earlier keys changes with their position.
+"""The recency bias over the pairs that attention scores: how the score of earlier keys changes with their position.
 
 For each query i the slope of q_i·k_j on j over the keys j < i of its document; the slopes of all queries are pooled,
 each weighted by the spread of its keys: bias_causal = Σ_i Σ_j s_ij (j − j̄_i) / Σ_i Σ_j (j − j̄_i)².
-The upper sum is Σ_i q_i·p_i with p_i = Σ_j (j − j̄_i) k_j, which all query heads of a key head share.
+The numerator is Σ_i q_i·p_i with p_i = Σ_j (j − j̄_i) k_j, which all query heads of a key head share.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair
 
 BLOCK = 128
-"""Keys that are weighted one by one; those before them in the document enter as two sums."""
+"""Keys that are weighted one by one; earlier keys of the document enter as two sums."""
 
 
 def bias_causal(pair: Pair, sliding_window: int | None = None) -> tuple[float, Float[np.ndarray, "8"]]:
     """The slope per token, and with each document group left out; NaN where no query has two keys before it."""
     if not len(pair.q) or not len(pair.k):
         return float("nan"), np.full(N_GROUPS, np.nan)
-    seen = _seen(pair.q.tokens, pair.k.tokens, sliding_window)
-    drawn = pair.k.once(("drawn", pair.q.tokens, sliding_window), lambda: _drawn(pair.k.x, seen))
-    top = np.where(seen.spread > 0, np.vecdot(pair.q.x, drawn), 0.0)
-    tops, bottoms = (np.bincount(seen.group, part, minlength=N_GROUPS) for part in (top, seen.spread))
-    return _slope(tops.sum(), bottoms.sum()), np.array([_slope(tops @ kept, bottoms @ kept) for kept in DELETE_ONE])
+    visible = _visible_keys(pair.q.tokens, pair.k.tokens, sliding_window)
+    sums = pair.k.once(("drawn", pair.q.tokens, sliding_window), lambda: _weighted_sums(pair.k.x, visible))
+    top = np.where(visible.spread > 0, np.vecdot(pair.q.x, sums), 0.0)
+    tops, bottoms = (np.bincount(visible.group, values, minlength=N_GROUPS) for values in (top, visible.spread))
+    return _slope(tops.sum(), bottoms.sum()), np.array([_slope(tops @ keep, bottoms @ keep) for keep in DELETE_ONE])
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """For each query the range of keys that it sees before itself, and how those are spread; from tokens alone."""
+class _VisibleKeys:
+    """For each query the range of earlier keys that it sees, and their spread; depends on token positions only."""
 
     first: Int[np.ndarray, "n_q"]
     """Where the keys of its document begin."""
@@ -43,16 +43,16 @@ class _Seen:
     mean: Float[np.ndarray, "n_q"]
     """j̄_i, counted from the mean position of all keys."""
     spread: Float[np.ndarray, "n_q"]
-    """Σ_j (j − j̄_i)²; 0 where it is no more than rounding."""
+    """Σ_j (j − j̄_i)²; 0 where it is only rounding error."""
     group: Int[np.ndarray, "n_q"]
     position: Float[np.ndarray, "n_k"]
-    """Of the keys, counted from their mean."""
+    """Positions of the keys, counted from their mean."""
     starts: Int[np.ndarray, "documents"]
     """Where each document begins among the keys."""
 
 
 @lru_cache(maxsize=8)
-def _seen(tokens_q: bytes, tokens_k: bytes, sliding_window: int | None) -> _Seen:
+def _visible_keys(tokens_q: bytes, tokens_k: bytes, sliding_window: int | None) -> _VisibleKeys:
     (doc_q, at_q), (doc_k, at_k) = (np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k))
     keys = (doc_k << 32) + at_k
     reach = at_q if sliding_window is None else np.minimum(at_q, sliding_window - 1)
@@ -61,43 +61,45 @@ def _seen(tokens_q: bytes, tokens_k: bytes, sliding_window: int | None) -> _Seen
     n, sum_j, sum_jj = (running[high] - running[low] for running in (_running(v) for v in (np.ones(len(j)), j, j**2)))
     mean = ratio(sum_j, n)
     spread = sum_jj - n * mean**2
-    # Positions are whole numbers: two of them spread by a half at least, and less is rounding.
+    # Positions are integers: two different ones give a spread of at least 0.5, so less is rounding error.
     spread = np.where(spread < 0.25, 0.0, spread)
     starts = np.flatnonzero(np.r_[True, doc_k[1:] != doc_k[:-1]])
-    return _Seen(first, low, high, mean, spread, doc_q % N_GROUPS, j, starts)
+    return _VisibleKeys(first, low, high, mean, spread, doc_q % N_GROUPS, j, starts)
 
 
-def _drawn(k: Float[np.ndarray, "n_k d"], seen: _Seen) -> Float[np.ndarray, "n_q d"]:
+def _weighted_sums(k: Float[np.ndarray, "n_k d"], visible: _VisibleKeys) -> Float[np.ndarray, "n_q d"]:
     """p_i = Σ_j (j − j̄_i) k_j over the keys that query i sees."""
-    hidden = (seen.low > seen.first).any()
-    # What is hidden is subtracted, which takes more than single precision.
+    hidden = (visible.low > visible.first).any()
+    # Hidden keys are subtracted, which needs more than single precision.
     k = k.astype(np.float64) if hidden else k
-    # A constant added to every key changes no slope; without their mean, sums stay small.
+    # A constant added to every key changes no slope; subtracting the mean keeps the sums small.
     k = k - np.ones(len(k), k.dtype) @ k / k.dtype.type(len(k))
-    found = _before(k, seen, seen.high)
-    return found - _before(k, seen, seen.low) if hidden else found
+    sums = _before(k, visible, visible.high)
+    return sums - _before(k, visible, visible.low) if hidden else sums
 
 
-def _before(k: Float[np.ndarray, "n_k d"], seen: _Seen, end: Int[np.ndarray, "n_q"]) -> Float[np.ndarray, "n_q d"]:
-    """Σ_j (j − j̄_i) k_j over the keys of a query's document from the first to before its ``end``.
+def _before(
+    k: Float[np.ndarray, "n_k d"], visible: _VisibleKeys, end: Int[np.ndarray, "n_q"]
+) -> Float[np.ndarray, "n_q d"]:
+    """Σ_j (j − j̄_i) k_j over the keys of a query's document from the first up to, but without, its ``end``.
 
-    Ends rise from query to query. Keys are taken in blocks that do not cross documents.
+    Ends increase from query to query. Keys are taken in blocks that do not cross documents.
     """
-    found = np.zeros((len(end), k.shape[1]))
-    position, mean = seen.position, seen.mean[:, None]
+    sums = np.zeros((len(end), k.shape[1]))
+    position, mean = visible.position, visible.mean[:, None]
     weights = np.stack([np.ones_like(position), position]).astype(k.dtype)
-    for start, stop in zip(seen.starts, np.append(seen.starts[1:], len(k)), strict=True):
+    for start, stop in zip(visible.starts, np.append(visible.starts[1:], len(k)), strict=True):
         before = np.zeros((2, k.shape[1]))
         edges = np.append(np.arange(start, stop, BLOCK), stop)
         queries = np.searchsorted(end, edges, side="right")
-        for low, high, this, last in zip(edges[:-1], edges[1:], queries[:-1], queries[1:], strict=True):
-            if this < last:
-                block = position[low:high] - mean[this:last]
-                block *= np.arange(low, high) < end[this:last, None]
-                found[this:last] = block.astype(k.dtype) @ k[low:high] + (before[1] - mean[this:last] * before[0])
+        for low, high, first, last in zip(edges[:-1], edges[1:], queries[:-1], queries[1:], strict=True):
+            if first < last:
+                block = position[low:high] - mean[first:last]
+                block *= np.arange(low, high) < end[first:last, None]
+                sums[first:last] = block.astype(k.dtype) @ k[low:high] + (before[1] - mean[first:last] * before[0])
             before += weights[:, low:high] @ k[low:high]
-    found[end <= seen.first] = 0.0
-    return found
+    sums[end <= visible.first] = 0.0
+    return sums
 
 
 def _running(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "m"]:

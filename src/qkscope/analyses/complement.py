@@ -1,6 +1,6 @@
-"""The complement of {a, b}: principal pairs of what is left, and the rings that RoPE leaves in them.
+"""The complement of {a, b}: principal axes of the remaining dimensions in pairs, and the rings RoPE leaves in them.
 
-X_⊥ = X − (X·a)a − (X·b)b of queries and keys pooled, centred; its principal axes are taken two by two. In a plane,
+X_⊥ = X − (X·a)a − (X·b)b of queries and keys pooled, centred; its principal axes are taken in pairs. In a plane,
 θ = atan2(second, first); the frequency, resultant and coherence of θ are those of spectrum.py.
 """
 
@@ -26,23 +26,23 @@ class Complement:
     axes: Float[np.ndarray, "axes d"]
     mean: Float[np.ndarray, "d"]
     share: Float[np.ndarray, "planes"]
-    """Of the complement's variance, by plane (two axes each)."""
+    """Share of the complement's variance in each plane (two axes each)."""
 
     def project(self, rows: Rows) -> Float[np.ndarray, "n axes"]:
-        """Centred coordinates of rows; a and b have no part in them, being at right angles to every axis."""
+        """Centred coordinates of rows; a and b do not contribute, because they are orthogonal to every axis."""
         return (rows.x - self.mean) @ self.axes.T
 
 
 @dataclass(frozen=True)
 class Planes:
-    """One value per plane of the complement each."""
+    """Measures of the planes of the complement, one value per plane."""
 
     share: Float[np.ndarray, "planes"]
     turning: Turning
     ring: Float[np.ndarray, "planes"]
     """Coefficient of variation of the radius: 0 for a perfect ring, about 0.5 for a Gaussian cloud."""
     qk_accuracy: Float[np.ndarray, "planes"]
-    """How well a line tells queries from keys: about 0.5 on a shared ring."""
+    """How well a line separates queries from keys: about 0.5 on a shared ring."""
 
     @property
     def angle_r(self) -> Float[np.ndarray, "planes"]:
@@ -55,14 +55,14 @@ class Planes:
 
 
 def complement_axes(pair: Pair, a: Float[np.ndarray, "d"], b: Float[np.ndarray, "d"]) -> Complement:
-    """Principal axes off a and b; each is oriented so that its largest coefficient is positive."""
+    """Principal axes orthogonal to a and b; each is oriented so that its largest coefficient is positive."""
     x = np.concatenate([pair.q.x, pair.k.x])
     mean = x.mean(0)
     off = np.eye(len(a)) - np.outer(a, a) - np.outer(b, b)
     cov = off @ np.cov(x.T, bias=True) @ off
     values, axes = eigh_descending(cov)
     n_planes = min(_MOST_PLANES, (len(a) - 2) // 2)
-    axes = axes[: 2 * n_planes] @ off  # rounding left along a or b would be visible where little else is
+    axes = axes[: 2 * n_planes] @ off  # rounding error along a or b would show where there is little variance
     axes = axes / np.maximum(np.linalg.norm(axes, axis=-1, keepdims=True), 1e-300)
     largest = np.take_along_axis(axes, np.abs(axes).argmax(-1)[:, None], -1)
     share = ratio(values[: 2 * n_planes].reshape(n_planes, 2).sum(-1), values.sum())
@@ -83,7 +83,7 @@ def measure_planes(pair: Pair, basis: Complement, window: int) -> Planes:
 
 
 def circles(heads: Sequence[Coordinates], pair: Pair, window: int) -> list[Circle]:
-    """Ω of several heads, given their vectors' coordinates on a and b; ``pair`` says where all of them stand."""
+    """Ω of several heads from their vectors' coordinates on a and b; ``pair`` has their token positions."""
     turning = [tuple(on[:, 0] + 1j * on[:, 1] for on in head) for head in heads]
     return fit_circles([(w_q, w_k) for w_q, w_k in turning], *token_positions(pair), window)
 
@@ -91,7 +91,7 @@ def circles(heads: Sequence[Coordinates], pair: Pair, window: int) -> list[Circl
 def line_accuracy(
     q: Float[np.ndarray, "planes n_q 2"], k: Float[np.ndarray, "planes n_k 2"]
 ) -> Float[np.ndarray, "planes"]:
-    """Share of rows on their own side of Fisher's line, mean of the two classes, plane by plane."""
+    """Share of rows on the correct side of Fisher's line, averaged over the two classes, for each plane."""
     mean_q, mean_k = q.mean(1), k.mean(1)
     within = _scatter(q, mean_q) + _scatter(k, mean_k)
     w = fisher_direction(within, mean_q - mean_k)

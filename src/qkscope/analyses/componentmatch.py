@@ -1,7 +1,7 @@
-"""Following a direction over checkpoints: component 0 of one need not be component 0 of the next.
+"""Following a direction over checkpoints: component 0 of one checkpoint need not be component 0 of the next.
 
-Components of consecutive checkpoints are paired so that the sum of their |cos| is greatest. Where eigenvalues nearly
-coincide a component turns freely among its neighbours, so the angle that is reported is to the span of all of them.
+Components of consecutive checkpoints are paired so that the sum of their |cos| is largest. Where eigenvalues nearly
+coincide, a component can rotate freely among its neighbours, so the reported angle is to the span of all of them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from qkscope.analyses.components import DEGENERATE_GAP
 
 @dataclass(frozen=True)
 class Match:
-    """For each component of one checkpoint, the component of the next that goes on from it; −1 where there is none."""
+    """For each component of one checkpoint, its successor among the components of the next; −1 where there is none."""
 
     pc: Int[np.ndarray, "c"]
     cos: Float[np.ndarray, "c"]
     """|cos| of the two axes."""
     angle: Float[np.ndarray, "c"]
-    """Degrees between the axis and the span of the components that its successor cannot be told from."""
+    """Degrees between the axis and the span of the components that cannot be distinguished from its successor."""
 
 
 def match(
@@ -35,12 +35,12 @@ def match(
     pc = np.full(len(before), -1)
     pc[rows] = columns
     blocks = degenerate_blocks(share_after)
-    found, angle = np.zeros(len(before)), np.full(len(before), 90.0)
+    matched_cos, angle = np.zeros(len(before)), np.full(len(before), 90.0)
     for i in rows.tolist():
-        found[i] = cos[i, pc[i]]
+        matched_cos[i] = cos[i, pc[i]]
         within = float(np.linalg.norm(cos[i, blocks == blocks[pc[i]]]))
         angle[i] = np.degrees(np.arccos(min(within, 1.0)))
-    return Match(pc, found, angle)
+    return Match(pc, matched_cos, angle)
 
 
 def degenerate_blocks(share: Float[np.ndarray, "c"]) -> Int[np.ndarray, "c"]:

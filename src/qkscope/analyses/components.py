@@ -1,4 +1,4 @@
-"""Principal components of queries and keys pooled, what each has to do with position, and what follows for a head.
+"""Principal components of queries and keys pooled, their correlation with position, and what follows for a head.
 
 For a component u: r = uᵀc / √(uᵀΣu · var t) with c = Cov(x, t), within queries (r_q) and within keys (r_k).
 Signs are canonical: r_q ≥ 0, or r_k ≥ 0 where |r_q| < 0.05.
@@ -27,7 +27,7 @@ from qkscope.core.linalg import (
 from qkscope.core.moments import Moments, Spread
 
 DEGENERATE_GAP = 0.02
-"""Below this relative eigengap a component can turn freely within its eigenspace."""
+"""Below this relative eigengap a component can rotate freely within its eigenspace."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Components:
 
     axes: Float[np.ndarray, "*batch c d"]
     basis: Eigen | None
-    """All eigenpairs of the pooled covariance, where they were computed."""
+    """All eigenpairs of the pooled covariance, if they were computed."""
     explained_variance: Float[np.ndarray, "*batch c"]
     eigengap: Float[np.ndarray, "*batch c"]
     r_q: Float[np.ndarray, "*batch c"]
@@ -59,12 +59,12 @@ class Components:
 
     @property
     def fisher(self) -> Float[np.ndarray, "*batch c"]:
-        """(mu_q − mu_k)² / (var_q + var_k); 0 where nothing varies."""
+        """(mu_q − mu_k)² / (var_q + var_k); 0 where both variances are zero."""
         return ratio(self.separation**2, self.var_q + self.var_k)
 
     @property
     def concordant(self) -> Bool[np.ndarray, "*batch c"]:
-        """Whether queries and keys drift the same way; meaningless where ``sign_anchored_on_k``."""
+        """Whether queries and keys drift in the same direction; meaningless where ``sign_anchored_on_k``."""
         return self.r_k > 0
 
     @property
@@ -74,7 +74,7 @@ class Components:
 
     @property
     def degenerate(self) -> Bool[np.ndarray, "*batch c"]:
-        """Where a neighbouring eigenvalue is so close that this component's r means nothing by itself."""
+        """Where a neighbouring eigenvalue is so close that this component's r alone means little."""
         return self.eigengap < DEGENERATE_GAP
 
 
@@ -83,49 +83,49 @@ def components(
 ) -> Components:
     """The leading components of queries and keys pooled, oriented by the sign rule.
 
-    ``pooled``, q and k together, spares merging them. Without ``whole_basis`` only the components asked for are
-    computed; nothing can start from them then.
+    ``pooled`` (q and k together) saves merging them. Without ``whole_basis`` only the requested components are
+    computed, and ``components_near`` cannot start from the result.
     """
     pooled = pooled or q.merge(k)
     n_components = min(n_components, pooled.d)
-    found = eigh_descending(pooled.cov_x) if whole_basis else eigh_leading(pooled.cov_x, n_components + 1)
-    axes = found.axes[..., :n_components, :]
+    eigen = eigh_descending(pooled.cov_x) if whole_basis else eigh_leading(pooled.cov_x, n_components + 1)
+    axes = eigen.axes[..., :n_components, :]
     on_q, on_k = q.project(axes), k.project(axes)
     signs = canonical_signs(on_q.correlations(q.total_variance), on_k.correlations(k.total_variance))
-    basis = found if whole_basis else None
-    return _measured(Eigen(found.values, axes), signs, (q, on_q), (k, on_k), pooled.total_variance, basis)
+    basis = eigen if whole_basis else None
+    return _measured(Eigen(eigen.values, axes), signs, (q, on_q), (k, on_k), pooled.total_variance, basis)
 
 
 def components_near(pooled: PooledLeaveOneOut, near: Components) -> Components:
-    """The same with each document group left out in turn: one more batch axis, orientation as in the whole."""
+    """Components with each document group left out: one more batch axis; orientation as in ``near``."""
     assert near.basis is not None
     n_components, d = near.axes.shape[-2:]
-    known = KnownAll(near.basis, min(n_components + NEAR_BLOCK, d))
-    # Rows taken away lower a scatter in every direction, and what remains is divided by fewer.
-    ceiling = known.beyond[..., None] * ratio(pooled.whole_n, pooled.n)
+    start = KnownAll(near.basis, min(n_components + NEAR_BLOCK, d))
+    # Removing rows lowers a scatter in every direction; the remainder is divided by a smaller count.
+    ceiling = start.beyond[..., None] * ratio(pooled.whole_n, pooled.n)
     n = np.where(pooled.n > 0, pooled.n, 1.0)[..., None, None]
-    found = eigh_near(lambda vectors: pooled.times(vectors) / n, known, n_components, ceiling)
-    signs = np.where(np.vecdot(found.axes, near.axes[..., None, :, :]) < 0, -1.0, 1.0)
-    on_q, on_k = pooled.q.project(found.axes), pooled.k.project(found.axes)
-    return _measured(found, signs, (pooled.q, on_q), (pooled.k, on_k), pooled.total_variance, None)
+    eigen = eigh_near(lambda vectors: pooled.times(vectors) / n, start, n_components, ceiling)
+    signs = np.where(np.vecdot(eigen.axes, near.axes[..., None, :, :]) < 0, -1.0, 1.0)
+    on_q, on_k = pooled.q.project(eigen.axes), pooled.k.project(eigen.axes)
+    return _measured(eigen, signs, (pooled.q, on_q), (pooled.k, on_k), pooled.total_variance, None)
 
 
 def _measured(
-    found: Eigen,
+    eigen: Eigen,
     signs: Float[np.ndarray, "*batch c"],
     queries: tuple[Spread, Moments],
     keys: tuple[Spread, Moments],
     total: Float[np.ndarray, "*batch"],
     basis: Eigen | None,
 ) -> Components:
-    """Components with these signs, and what both classes do along them; ``found`` may hold further eigenvalues."""
-    count = found.axes.shape[-2]
+    """Components with these signs, and both classes measured along them; ``eigen`` may have further eigenvalues."""
+    count = eigen.axes.shape[-2]
     (q, on_q), (k, on_k) = ((whole, on.turned(signs)) for whole, on in (queries, keys))
     return Components(
-        axes=found.axes * signs[..., None],
+        axes=eigen.axes * signs[..., None],
         basis=basis,
-        explained_variance=ratio(found.values[..., :count], total[..., None]),
-        eigengap=_eigengap(found.values)[..., :count],
+        explained_variance=ratio(eigen.values[..., :count], total[..., None]),
+        eigengap=_eigengap(eigen.values)[..., :count],
         r_q=on_q.correlations(q.total_variance),
         r_k=on_k.correlations(k.total_variance),
         mu_q=on_q.mean_x,
@@ -167,7 +167,7 @@ def _eigengap(values: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batc
 
 @dataclass(frozen=True)
 class HeadVariance:
-    """One value per head each."""
+    """Results for whole heads, one value per head."""
 
     posvar_q_published: PerHead
     posvar_k_published: PerHead
@@ -183,7 +183,7 @@ class HeadVariance:
 
 
 def head_variance(q: Spread, k: Spread, pcs: Components) -> HeadVariance:
-    """Everything a head's moments and components say about it as a whole."""
+    """Everything that follows from a head's moments and components for the whole head."""
     published_q, pc0_share_q = _published(pcs.explained_variance, pcs.r_q)
     published_k, pc0_share_k = _published(pcs.explained_variance, pcs.r_k)
     linear_q, total_q = _linear_variance(q), q.total_variance
@@ -204,7 +204,7 @@ def head_variance(q: Spread, k: Spread, pcs: Components) -> HeadVariance:
 
 
 def lda_accuracy_gaussian(on_q: Moments, on_k: Moments) -> PerHead:
-    """Accuracy of Fisher's line between Q and K on two axes (or one), were both Gaussian; in [0, 1].
+    """Accuracy of Fisher's line between Q and K on two axes (or one) if both were Gaussian; in [0, 1].
 
     w = S_w⁻¹(μ_Q − μ_K), threshold half-way, mean of the two classes' Φ.
     """
@@ -215,17 +215,17 @@ def lda_accuracy_gaussian(on_q: Moments, on_k: Moments) -> PerHead:
 
     def correct(on: Moments) -> PerHead:
         spread = np.sqrt(on.var_along(w[..., None, :])[..., 0])
-        # Where a class has no spread along w, all of it lies on its own side of the threshold.
+        # If a class has no spread along w, all of it lies on the correct side of the threshold.
         return ndtr(np.where(spread > 0, ratio(half, spread), np.where(half > 0, np.inf, 0.0)))
 
     return (correct(on_q) + correct(on_k)) / 2
 
 
 def _published(share: Float[np.ndarray, "*batch c"], r: Float[np.ndarray, "*batch c"]) -> tuple[PerHead, PerHead]:
-    """Σ EV_i r_i², and the part of it that PC0 brings. Not a fraction of the class's own variance."""
-    parts = share * r**2
-    total = parts.sum(-1)
-    return total, ratio(parts[..., 0], total)
+    """Σ EV_i r_i², and the share of it that comes from PC0. Not a fraction of the class's own variance."""
+    products = share * r**2
+    total = products.sum(-1)
+    return total, ratio(products[..., 0], total)
 
 
 def _linear_variance(m: Spread) -> PerHead:

@@ -39,7 +39,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class DistanceCurve:
-    """One value per bin of distance each, and three per head."""
+    """One value per distance bin, and three per head."""
 
     low: Int[np.ndarray, "bins"]
     high: Int[np.ndarray, "bins"]
@@ -57,7 +57,7 @@ class DistanceCurve:
 
 
 def score_pairs(pair: Pair, scaling: float) -> Pairs:
-    """All pairs of sampled tokens of one document, the query after the key."""
+    """All pairs of sampled tokens of the same document, the query after the key."""
     parts = [
         _of_document(_thin(pair.q, document), _thin(pair.k, document), document, scaling)
         for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist()
@@ -71,16 +71,18 @@ def distance_curve(pairs: Pairs, field: MeanField, window: int) -> DistanceCurve
     """Measure and predict in bins of distance; the prediction of a bin is the mean over its own pairs."""
     expected = field.predicted(pairs.distance, pairs.query_position)
     edges = bin_edges(window)
-    which = np.searchsorted(edges, pairs.distance, side="right") - 1
-    n = np.bincount(which, minlength=len(edges) - 1)[: len(edges) - 1]
-    kept = np.flatnonzero(n >= _MIN_PAIRS)
-    means = [np.bincount(which, values, minlength=len(edges) - 1)[kept] / n[kept] for values in (pairs.score, expected)]
+    bin_of_pair = np.searchsorted(edges, pairs.distance, side="right") - 1
+    n = np.bincount(bin_of_pair, minlength=len(edges) - 1)[: len(edges) - 1]
+    bins = np.flatnonzero(n >= _MIN_PAIRS)
+    means = [
+        np.bincount(bin_of_pair, values, minlength=len(edges) - 1)[bins] / n[bins] for values in (pairs.score, expected)
+    ]
     return DistanceCurve(
-        low=edges[:-1][kept],
-        high=edges[1:][kept] - 1,
-        n_pairs=n[kept],
+        low=edges[:-1][bins],
+        high=edges[1:][bins] - 1,
+        n_pairs=n[bins],
         measured=means[0],
-        measured_se=_standard_errors(pairs, which, kept, means[0], n[kept]),
+        measured_se=_standard_errors(pairs, bin_of_pair, bins, means[0], n[bins]),
         predicted=means[1],
         r2=_r_squared(means[0], means[1]),
         corr=_correlation(means[0], means[1]),
@@ -104,12 +106,12 @@ def _of_document(
     distance = q.position[:, None] - k.position[None]
     later = distance > 0
     score = scaling * (q.x.astype(np.float64) @ k.x.astype(np.float64).T)
-    at = np.broadcast_to(q.position[:, None], distance.shape)
-    return distance[later], np.full(later.sum(), document), score[later], at[later]
+    query_position = np.broadcast_to(q.position[:, None], distance.shape)
+    return distance[later], np.full(later.sum(), document), score[later], query_position[later]
 
 
 def _thin(rows: Rows, document: int) -> Rows:
-    """The rows of one document, or evenly some of them; rows stand by document."""
+    """The rows of one document, thinned evenly if there are too many; rows are sorted by document."""
     first, end = np.searchsorted(rows.example_id, [document, document + 1])
     if end - first > MOST_PAIRED_TOKENS:
         return rows.take(np.linspace(first, end - 1, MOST_PAIRED_TOKENS).astype(int))
@@ -118,21 +120,23 @@ def _thin(rows: Rows, document: int) -> Rows:
 
 def _standard_errors(
     pairs: Pairs,
-    which: Int[np.ndarray, "n"],
-    kept: Int[np.ndarray, "bins"],
+    bin_of_pair: Int[np.ndarray, "n"],
+    bins: Int[np.ndarray, "bins"],
     mean: Float[np.ndarray, "bins"],
     n: Int[np.ndarray, "bins"],
 ) -> Float[np.ndarray, "bins"]:
     """By document: √(D/(D−1) Σ_d (n_d(m_d − m))²) / n; NaN for a single document."""
     documents, number = np.unique(pairs.document, return_inverse=True)
-    size = int(which.max(initial=-1)) + 1
-    cell = number * max(size, 1) + which
+    size = int(bin_of_pair.max(initial=-1)) + 1
+    cell = number * max(size, 1) + bin_of_pair
     shape = len(documents), max(size, 1)
-    sums = np.bincount(cell, pairs.score, minlength=shape[0] * shape[1]).reshape(shape)[:, kept]
-    counts = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)[:, kept]
-    there = (counts > 0).sum(0)
+    sums = np.bincount(cell, pairs.score, minlength=shape[0] * shape[1]).reshape(shape)[:, bins]
+    counts = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)[:, bins]
+    n_documents = (counts > 0).sum(0)
     spread = ((sums - counts * mean) ** 2).sum(0)
-    return np.where(there > 1, np.sqrt(ratio(there * spread, (there - 1.0) * n.astype(float) ** 2)), np.nan)
+    return np.where(
+        n_documents > 1, np.sqrt(ratio(n_documents * spread, (n_documents - 1.0) * n.astype(float) ** 2)), np.nan
+    )
 
 
 def _shares_left_out(pairs: Pairs, expected: Float[np.ndarray, "n"]) -> Float[np.ndarray, "8"]:
@@ -190,7 +194,7 @@ DISTANCE_TABLE = Table(
 
 
 def compute_distance(batch: Batch) -> Found:
-    """``distance``: the curve of each head that knows its rotation and has vectors."""
+    """``distance``: the curve of each head whose rotation is known and that has vectors."""
     curves = {i: curve for i in range(len(batch)) if (curve := _curve(batch, i)) is not None}
     if not curves:
         return Found()
@@ -199,7 +203,10 @@ def compute_distance(batch: Batch) -> Found:
         "distance_high": "high",
         **{name: name for name in ("n_pairs", "measured", "measured_se", "predicted")},
     }
-    columns = {name: np.concatenate([getattr(curve, of) for curve in curves.values()]) for name, of in rows.items()}
+    columns = {
+        name: np.concatenate([getattr(curve, attribute) for curve in curves.values()])
+        for name, attribute in rows.items()
+    }
     per_head, left_out = np.full((3, len(batch)), np.nan), np.full((len(batch), N_GROUPS), np.nan)
     for i, curve in curves.items():
         per_head[:, i] = curve.r2, curve.corr, curve.position_share_of_score
@@ -214,8 +221,8 @@ def _curve(batch: Batch, i: int) -> DistanceCurve | None:
     field, pair = batch.mean_fields[i], batch.vectors[i]
     if field is None or pair is None:
         return None
-    found = distance_curve(score_pairs(pair.as_double(), field.scaling), field, int(batch.heads[i].moments.window))
-    return found if len(found.low) else None
+    curve = distance_curve(score_pairs(pair.as_double(), field.scaling), field, int(batch.heads[i].moments.window))
+    return curve if len(curve.low) else None
 
 
 DISTANCE = Analysis(

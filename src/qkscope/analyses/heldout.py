@@ -1,7 +1,7 @@
-"""What remains of a result on documents it was not fitted to: correlations on axis a, accuracy of the Q/K line.
+"""Results on held-out documents: correlations on axis a, accuracy of the Q/K line.
 
-Document groups are split into even and odd. Each half is fitted on, the other is scored, and the two are averaged;
-tokens of one document are never on both sides.
+Document groups are split into even and odd. Each half is used for the fit and the other is scored, and the two
+scores are averaged; tokens of one document are never on both sides.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from qkscope.core.moments import Moments
 from qkscope.core.rows import Coordinates, Pair, Rows
 
 FOLDS = ((0, 1), (1, 0))
-"""Which half is fitted on, which is scored."""
+"""(half used for the fit, half that is scored)."""
 DELETE_ONE_AND_NONE = np.vstack([np.ones(N_GROUPS), DELETE_ONE])
-"""All groups, and all but each."""
+"""Weights of the groups: all of them, then each one left out."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Correlations with position along an axis that other documents chose; NaN where a half has none."""
+    """Correlations with position along an axis fitted to other documents; NaN where a half has too few rows."""
 
     r_q_heldout: PerHead
     r_k_heldout: PerHead
 
 
 def held_out(moments: HeadMoments, centering: Centering = "pooled") -> HeldOut:
-    """Axis a from half of the documents, r on the others, both ways."""
+    """Axis a from one half of the documents, r on the other half, averaged over both choices."""
     folds = [_fold(moments, fit, score, centering) for fit, score in FOLDS]
     r_q, r_k = (np.mean([fold[i] for fold in folds], axis=0) for i in (0, 1))
     return HeldOut(r_q, r_k)
@@ -40,12 +40,12 @@ def held_out(moments: HeadMoments, centering: Centering = "pooled") -> HeldOut:
 
 def _fold(moments: HeadMoments, fit: int, score: int, centering: Centering) -> tuple[PerHead, PerHead]:
     a = unit(drift_covariance(moments.halves_q.part(fit), moments.halves_k.part(fit), centering))
-    found = []
+    correlations = []
     for kind in (moments.halves_q, moments.halves_k):
         scored, fitted = kind.part(score), kind.part(fit)
         r = scored.corr_along(a[..., None, :])[..., 0]
-        found.append(np.where((scored.n > 1) & (fitted.n > 1), r, np.nan))
-    return found[0], found[1]
+        correlations.append(np.where((scored.n > 1) & (fitted.n > 1), r, np.nan))
+    return correlations[0], correlations[1]
 
 
 # ---- the line between queries and keys ----------------------------------------------------------
@@ -54,27 +54,28 @@ def _fold(moments: HeadMoments, fit: int, score: int, centering: Centering) -> t
 def lda_accuracy(
     q: Moments, k: Moments, pair: Pair, axes: Float[np.ndarray, "m d"], on: Coordinates | None = None
 ) -> tuple[float, Float[np.ndarray, "8"]]:
-    """Share of vectors on their own side of Fisher's line on one or two axes, and with each document group left out.
+    """Share of vectors on the correct side of Fisher's line on one or two axes, and with each document group left out.
 
     ``q`` and ``k`` are one head's moments by document group: the line is fitted to all tokens of one half of the
-    documents, and scored on the sampled vectors of the other. ``on``, the vectors' coordinates on the axes, spares
-    working them out.
+    documents, and scored on the sampled vectors of the other. ``on`` (the vectors' coordinates on the axes) saves
+    computing them.
     """
     lines = _Lines.fitted(q.project(axes), k.project(axes))
-    at = on or Coordinates.of(pair, axes)
-    right = [_right(at.q, pair.q, lines, above=True), _right(at.k, pair.k, lines, above=False)]
-    both = np.mean(right, axis=0).reshape(len(FOLDS), -1).mean(0)
-    return float(both[0]), both[1:]
+    coordinates = on or Coordinates.of(pair, axes)
+    right = [_right(coordinates.q, pair.q, lines, above=True), _right(coordinates.k, pair.k, lines, above=False)]
+    accuracy = np.mean(right, axis=0).reshape(len(FOLDS), -1).mean(0)
+    return float(accuracy[0]), accuracy[1:]
 
 
-# Of each fold a line for the whole half and one without each group; groups of the other half change what is scored.
+# For each fold a line for the whole half and one without each group; leaving out a group of the other half changes
+# which rows are scored.
 _FITTED = np.vstack([DELETE_ONE_AND_NONE * HALVES[fit] for fit, _ in FOLDS])
 _SCORED = np.vstack([DELETE_ONE_AND_NONE * HALVES[score] for _, score in FOLDS])
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """Fisher's lines of several choices of groups; NaN where a class has fewer than two rows."""
+    """Fisher's lines for several selections of groups; NaN where a class has fewer than two rows."""
 
     w: Float[np.ndarray, "lines m"]
     threshold: Float[np.ndarray, "lines"]
@@ -90,7 +91,7 @@ class _Lines:
 
 
 def _right(on: Float[np.ndarray, "n m"], rows: Rows, lines: _Lines, *, above: bool) -> Float[np.ndarray, "lines"]:
-    """Share of the scored groups' rows on their side of each line; the line without a group is not scored on it."""
+    """Share of the scored groups' rows on the correct side of each line; a line without a group is not scored on it."""
     member = rows.once("member", lambda: _member(rows.example_id))
     value = lines.w @ on.T
     right = value > lines.threshold[:, None] if above else value <= lines.threshold[:, None]
@@ -100,5 +101,5 @@ def _right(on: Float[np.ndarray, "n m"], rows: Rows, lines: _Lines, *, above: bo
 
 
 def _member(example_id: Int[np.ndarray, "n"]) -> Float32[np.ndarray, "n 8"]:
-    """1 where a row is of a document group."""
+    """1 where a row belongs to a document group, else 0."""
     return (example_id[:, None] % N_GROUPS == np.arange(N_GROUPS)).astype(np.float32)

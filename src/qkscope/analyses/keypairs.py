@@ -1,4 +1,4 @@
-"""Pairs of keys of one document, drawn uniformly from those that stand before a bucket of queries."""
+"""Pairs of keys of the same document, drawn uniformly from those before a bucket of queries."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST_PAIRS = 256
 
 @dataclass(frozen=True)
 class KeyPairs:
-    """For each bucket of queries, pairs of earlier keys of one document; buckets are padded to equal length."""
+    """For each bucket of queries, pairs of earlier keys of the same document; buckets are padded to equal length."""
 
     delta: Float[np.ndarray, "buckets pairs d"]
-    """The later key less the earlier one."""
+    """The later key minus the earlier one."""
     weight: Float[np.ndarray, "buckets pairs"]
     """1 for a pair, 0 for padding."""
     group: Int[np.ndarray, "buckets pairs"]
@@ -38,9 +38,9 @@ class KeyPairs:
 def key_pairs(
     keys: Rows, window: int, buckets: int, *, sliding_window: int | None = None, most: int = MOST_PAIRS, seed: int = 0
 ) -> KeyPairs:
-    """Draw pairs uniformly for every bucket, without repetition; the same ones for the same tokens.
+    """Draw pairs uniformly for every bucket, without repetition; the same tokens give the same pairs.
 
-    Keys stand before the bucket and, where queries see only so far, within reach of its last query.
+    Keys are before the bucket and, in a layer with a sliding window, visible to its last query.
     """
     order = _Documents(keys)
     width = bucket_width(window, buckets)
@@ -67,7 +67,7 @@ def key_pairs(
 
 
 class _Documents:
-    """Keys by document and position, and uniform pairs among those of a range of positions."""
+    """Keys sorted by document and position, and uniform pairs among those in a range of positions."""
 
     def __init__(self, keys: Rows) -> None:
         self.position = keys.position

@@ -1,8 +1,8 @@
-"""How large a correlation with position comes about by chance, when content is as it is but does not know where it is.
+"""How large a correlation with position arises by chance if the content does not depend on position.
 
-Neighbouring tokens are alike, so positions must not be shuffled. Half of the documents, drawn at random, are read
-backwards instead, t → first + last − t: that keeps every likeness between neighbours and takes back any drift that
-documents have in common. Axis a is found anew each time.
+Neighbouring tokens are similar, so positions must not be shuffled. Instead, half of the documents, drawn at random,
+are read backwards, t → first + last − t: this keeps the similarity of neighbours and cancels any drift that documents
+have in common. Axis a is fitted again for each draw.
 """
 
 from __future__ import annotations
@@ -23,20 +23,26 @@ QUANTILE = 0.95
 def null_r95(pair: Pair, cov: Float[np.ndarray, "d d"], seed: int = 0, *, within: bool = False) -> float:
     """The 95th percentile of position_r over random choices of the documents read backwards.
 
-    With m the middle of a document, t = m ± (t − m): Cov(x, t) is one part that stays and one signed part per document.
-    ``cov`` is the pooled covariance of queries and keys, about the common mean or, ``within`` classes, about each
-    one's own. NaN with fewer than two documents.
+    With m the middle of a document, t = m ± (t − m): Cov(x, t) is a fixed part plus one signed part per document.
+    ``cov`` is the pooled covariance of queries and keys, about the common mean or, if ``within``, about the mean of
+    each class. NaN with fewer than two documents.
     """
     turned = _turned(pair.q.tokens, pair.k.tokens, seed)
     if turned is None:
         return float("nan")
     kinds = list(zip((pair.q, pair.k), (turned.q, turned.k), strict=True))
-    sums = [rows.once(("by document", pair.q.tokens, pair.k.tokens), lambda: _sums(rows, at)) for rows, at in kinds]  # noqa: B023  called at once
-    means = [of.sum(0) / len(rows) for (of, _), (rows, _) in zip(sums, kinds, strict=True)]
+    sums = [
+        rows.once(("by document", pair.q.tokens, pair.k.tokens), lambda: _sums(rows, places))  # noqa: B023  called at once
+        for rows, places in kinds
+    ]
+    means = [total.sum(0) / len(rows) for (total, _), (rows, _) in zip(sums, kinds, strict=True)]
     if not within:
-        means = [sum(of.sum(0) for of, _ in sums) / turned.n] * 2
+        means = [sum(total.sum(0) for total, _ in sums) / turned.n] * 2
     by_document = zip(sums, (turned.q, turned.k), means, strict=True)
-    centred = [(of - np.outer(at.n, mu), back - np.outer(at.away, mu)) for (of, back), at, mu in by_document]
+    centred = [
+        (total - np.outer(places.n, mu), weighted - np.outer(places.away, mu))
+        for (total, weighted), places, mu in by_document
+    ]
     staying, turning = (sum(parts) for parts in zip(*centred, strict=True))
     c = (turned.middle @ staying + turned.sign @ turning) / turned.n
     along = np.vecdot(c @ cov, c)
@@ -45,10 +51,10 @@ def null_r95(pair: Pair, cov: Float[np.ndarray, "d d"], seed: int = 0, *, within
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the rows of one class stand."""
+    """Positions of the rows of one class."""
 
     edges: Int[np.ndarray, "edges"]
-    """Where each document begins, and the end."""
+    """Index where each document begins, and the end."""
     off: Float[np.ndarray, "rows"]
     """t − m."""
     n: Int[np.ndarray, "documents"]
@@ -58,7 +64,7 @@ class _Places:
 
 @dataclass(frozen=True)
 class _Turned:
-    """Documents read backwards, as far as it depends on tokens alone."""
+    """Documents read backwards: everything that depends on token positions only."""
 
     q: _Places
     k: _Places
@@ -76,35 +82,39 @@ def _turned(tokens_q: bytes, tokens_k: bytes, seed: int) -> _Turned | None:
     names = np.unique(np.concatenate([documents for documents, _ in kinds]))
     if len(names) < 2:
         return None
-    which = [np.searchsorted(names, documents) for documents, _ in kinds]
-    middle = _middles([(at, position) for at, (_, position) in zip(which, kinds, strict=True)], len(names))
-    off = [position - middle[at] for at, (_, position) in zip(which, kinds, strict=True)]
+    document_index = [np.searchsorted(names, documents) for documents, _ in kinds]
+    middle = _middles(
+        [(index, position) for index, (_, position) in zip(document_index, kinds, strict=True)], len(names)
+    )
+    off = [position - middle[index] for index, (_, position) in zip(document_index, kinds, strict=True)]
     sign = np.where(np.random.default_rng(seed).random((DRAWS, len(names))) < 0.5, -1.0, 1.0)
-    q, k = (_places(at, o, len(names)) for at, o in zip(which, off, strict=True))
+    q, k = (_places(index, offset, len(names)) for index, offset in zip(document_index, off, strict=True))
     return _Turned(q, k, sum(map(len, off)), middle, sign, _variances(middle, q, k, np.concatenate(off), sign))
 
 
-def _places(which: Int[np.ndarray, "n"], off: Float[np.ndarray, "n"], documents: int) -> _Places:
-    edges = np.searchsorted(which, np.arange(documents + 1))
-    return _Places(edges, off, np.bincount(which, minlength=documents), np.bincount(which, off, documents))
+def _places(document_index: Int[np.ndarray, "n"], off: Float[np.ndarray, "n"], documents: int) -> _Places:
+    edges = np.searchsorted(document_index, np.arange(documents + 1))
+    return _Places(
+        edges, off, np.bincount(document_index, minlength=documents), np.bincount(document_index, off, documents)
+    )
 
 
-def _sums(rows: Rows, at: _Places) -> tuple[Float[np.ndarray, "documents d"], Float[np.ndarray, "documents d"]]:
-    """Of each document Σ x, and Σ (t − m)·x."""
+def _sums(rows: Rows, places: _Places) -> tuple[Float[np.ndarray, "documents d"], Float[np.ndarray, "documents d"]]:
+    """For each document Σ x, and Σ (t − m)·x."""
     x = rows.x
-    weights = np.stack([np.ones(len(rows)), at.off]).astype(x.dtype)
-    found = np.zeros((len(at.n), 2, rows.d))
-    for document in np.flatnonzero(at.n):
-        one = slice(at.edges[document], at.edges[document + 1])
-        found[document] = weights[:, one] @ x[one]
-    return found[:, 0], found[:, 1]
+    weights = np.stack([np.ones(len(rows)), places.off]).astype(x.dtype)
+    sums = np.zeros((len(places.n), 2, rows.d))
+    for document in np.flatnonzero(places.n):
+        span = slice(places.edges[document], places.edges[document + 1])
+        sums[document] = weights[:, span] @ x[span]
+    return sums[:, 0], sums[:, 1]
 
 
 def _middles(kinds: list[tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]], n: int) -> Float[np.ndarray, "documents"]:
     first, last = np.full(n, np.iinfo(np.int64).max), np.zeros(n, dtype=np.int64)
-    for which, position in kinds:
-        np.minimum.at(first, which, position)
-        np.maximum.at(last, which, position)
+    for document_index, position in kinds:
+        np.minimum.at(first, document_index, position)
+        np.maximum.at(last, document_index, position)
     return (first + last) / 2
 
 

@@ -1,4 +1,4 @@
-"""Choices that change what analyses compute."""
+"""Options that change what analyses compute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkscope.analyses.rotationmodel import Centering, Pairing
 
 @dataclass(frozen=True)
 class PcaOptions:
-    """Choices of the combined PCA."""
+    """Options of the combined PCA."""
 
     n_components: int = 10
     """How many components are kept."""
@@ -26,10 +26,10 @@ class PcaOptions:
 
 @dataclass(frozen=True)
 class RotationOptions:
-    """Choices of the planar rotation model."""
+    """Options of the planar rotation model."""
 
     centering: Centering = "pooled"
-    """About which mean Cov(x, t) is taken: that of the pool (as published) or each class's own."""
+    """The mean about which Cov(x, t) is taken: of the pool (as published) or of each class."""
     pairing: Pairing = "independent"
     """Which pairs δ = q − k runs over: all of them, or those at the same token."""
 
@@ -41,7 +41,7 @@ class RotationOptions:
 
 @dataclass(frozen=True)
 class PointOptions:
-    """Which vectors are written out for pictures."""
+    """Which vectors are written for figures."""
 
     heads: frozenset[tuple[int, int]] | None = None
     """(layer, head) of the query heads; None: all."""
@@ -65,13 +65,13 @@ class PointOptions:
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """Everything that changes what a batch of heads gives."""
+    """Everything that changes the results of a batch of heads."""
 
     pca: PcaOptions = field(default_factory=PcaOptions)
     rotation: RotationOptions = field(default_factory=RotationOptions)
     points: PointOptions | None = None
-    """Which vectors are written out for pictures, if any."""
+    """Which vectors are written for figures, if any."""
     intervals: bool = True
-    """Whether everything is computed once more with each document group left out."""
+    """Whether everything is also computed with each document group left out."""
     chance: float | None = None
-    """What the coherence of structureless planes stays below; None: each head's own tokens set it."""
+    """Coherence below which a plane counts as chance; None: computed from each head's tokens."""

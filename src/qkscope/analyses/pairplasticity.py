@@ -2,7 +2,7 @@
 
 For two keys that differ by δ, a query prefers one of them by the sign of D = qᵀδ. Over the queries of a position bucket
 D ~ N(μ_bᵀδ, δᵀΣ_bδ), so the preference has probability p = Φ(μ_bᵀδ / √(δᵀΣ_bδ)), and the pair's plasticity is
-PP = 4p(1 − p): 1 where queries are divided, 0 where all agree. AP is its mean over pairs of earlier keys.
+PP = 4p(1 − p): 1 if queries are divided, 0 if all agree. AP is its mean over pairs of earlier keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Plasticity:
     ap: Float[np.ndarray, "heads buckets"]
     ap_published: Float[np.ndarray, "heads buckets"]
     again: Float[np.ndarray, "heads groups buckets"]
-    """Ap with each document group left out, of the queries and of the keys; NaN where that leaves no queries."""
+    """``ap`` with each document group left out, of queries and of keys; NaN where that leaves no queries."""
     pairs: Float[np.ndarray, "heads buckets pairs"]
     """PP of every pair."""
     pairs_published: Float[np.ndarray, "heads buckets pairs"]
@@ -44,16 +44,16 @@ def bucket_plasticity(
 ) -> Plasticity:
     """AP with the full covariance of each bucket, and with the published model of the queries."""
     cov = shrunk(q_buckets)
-    there = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
+    has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
     mean = along(keys.delta, q_buckets.mean_x)
     variance = spread_along(keys.delta, cov)
     exact = reversible(mean, variance)
     published = reversible(*_published(q_buckets, total_q, cov, keys, mean, width))
-    again = _left_out(q_cells, keys, mean, variance)
+    left_out = _left_out(q_cells, keys, mean, variance)
     return Plasticity(
-        ap=np.where(there, _over_pairs(exact, keys.weight), np.nan),
-        ap_published=np.where(there, _over_pairs(published, keys.weight), np.nan),
-        again=np.where(there[:, None], again, np.nan),
+        ap=np.where(has_row, _over_pairs(exact, keys.weight), np.nan),
+        ap_published=np.where(has_row, _over_pairs(published, keys.weight), np.nan),
+        again=np.where(has_row[:, None], left_out, np.nan),
         pairs=exact,
         pairs_published=published,
     )
@@ -62,12 +62,12 @@ def bucket_plasticity(
 def ap_fixed(q_buckets: Moments, keys: KeyPairs) -> Float[np.ndarray, "buckets"]:
     """AP of queries that were turned to the middle of their bucket first (``fixed_queries``)."""
     pp = reversible(along(keys.delta, q_buckets.mean_x), spread_along(keys.delta, shrunk(q_buckets)))
-    there = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
-    return np.where(there, _over_pairs(pp, keys.weight), np.nan)
+    has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
+    return np.where(has_row, _over_pairs(pp, keys.weight), np.nan)
 
 
 def fixed_queries(queries: Rows, rotary: HeadRotary, window: int, buckets: int) -> Rows:
-    """Queries as they would stand in the middle of their bucket, so that they differ in content alone."""
+    """Queries rotated to the middle of their bucket, so that they differ in content only."""
     rope, width = rotary.rope, bucket_width(window, buckets)
     centre = (bucket_of(queries.position, window, buckets) + 0.5) * width - 0.5
     angle = rope.sign * (centre - queries.position)[:, None] * rope.frequencies
@@ -78,7 +78,7 @@ def fixed_queries(queries: Rows, rotary: HeadRotary, window: int, buckets: int) 
 
 
 def reversible(mean: Float[np.ndarray, "*shape"], variance: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """PP = 4Φ(z)Φ(−z), z = mean/√variance; where nothing varies, 0, or 1 if there is no preference at all.
+    """PP = 4Φ(z)Φ(−z), z = mean/√variance; where the variance is zero, 0, or 1 if the mean is zero too.
 
     >>> reversible(np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])).tolist()
     [1.0, 0.0, 1.0]
@@ -89,7 +89,7 @@ def reversible(mean: Float[np.ndarray, "*shape"], variance: Float[np.ndarray, "*
 
 
 def shrunk(m: Moments) -> Float[np.ndarray, "*batch d d"]:
-    """Covariance, shrunk towards a multiple of the identity where rows are few (oracle approximating shrinkage).
+    """Covariance, shrunk towards a multiple of the identity if there are few rows (oracle approximating shrinkage).
 
     Σ̂ = (1 − ρ)S + ρ (tr S/d) I, ρ = (tr S² + tr² S) / ((n + 1)(tr S² − tr² S/d)), at most 1 (Chen et al. 2010).
     """
@@ -129,7 +129,7 @@ def _published(
     """Mean and variance of D by the published model of queries.
 
     In the basis whose first axis is the drift β̂_Q, coordinate 1 is α + βτ with one residual variance for all buckets;
-    the others keep their bucket means and variances, and no covariances.
+    the others keep their bucket means and variances, but no covariances.
     """
     drift = unit(total_q.cov_xt)[:, None]
     basis = _first_axis(drift[:, 0])
@@ -145,7 +145,7 @@ def _published(
 
 
 def _first_axis(axis: Float[np.ndarray, "heads d"]) -> Float[np.ndarray, "heads d d"]:
-    """The reflection that sends a unit axis to +e₁; the identity where it is there already."""
+    """The reflection that maps a unit axis to +e₁; the identity if the axis is +e₁ already."""
     v = axis - np.eye(axis.shape[-1])[0]
     size = (v * v).sum(-1)[:, None, None]
     return np.eye(axis.shape[-1]) - 2.0 * ratio(v[:, :, None] * v[:, None, :], size)
@@ -159,23 +159,23 @@ def _left_out(
 ) -> Float[np.ndarray, "heads groups buckets"]:
     """AP with each document group left out.
 
-    The means of groups give the mean without one exactly, and the part of the variance between groups; the part within
-    groups, of which only the sum is kept, is taken to be the same in all of them.
+    The group means give the mean without one group exactly, and the variance between groups; the variance within
+    groups, of which only the sum is known, is assumed to be equal in all groups.
     """
     means = np.stack([along(keys.delta, cells.mean_x[:, g]) for g in range(N_GROUPS)], 1)
     share = ratio(cells.n, cells.n.sum(1, keepdims=True))[..., None]
     within = np.maximum(variance - (share * (means - mean[:, None]) ** 2).sum(1), 0.0)
-    again = np.empty((len(mean), N_GROUPS, mean.shape[1]))
+    left_out = np.empty((len(mean), N_GROUPS, mean.shape[1]))
     for g in range(N_GROUPS):
-        kept = share * (np.arange(N_GROUPS) != g)[:, None, None]
-        kept = ratio(kept, kept.sum(1, keepdims=True))
-        centre = (kept * means).sum(1)
-        between = (kept * (means - centre[:, None]) ** 2).sum(1)
+        share_left = share * (np.arange(N_GROUPS) != g)[:, None, None]
+        share_left = ratio(share_left, share_left.sum(1, keepdims=True))
+        centre = (share_left * means).sum(1)
+        between = (share_left * (means - centre[:, None]) ** 2).sum(1)
         weight = keys.weight * (keys.group != g)
-        some = weight.sum(-1, keepdims=True) > 0
-        found = _over_pairs(reversible(centre, within + between), np.where(some, weight, keys.weight))
-        again[:, g] = np.where(kept.sum(1)[..., 0] > 0, found, np.nan)
-    return again
+        any_pair = weight.sum(-1, keepdims=True) > 0
+        ap = _over_pairs(reversible(centre, within + between), np.where(any_pair, weight, keys.weight))
+        left_out[:, g] = np.where(share_left.sum(1)[..., 0] > 0, ap, np.nan)
+    return left_out
 
 
 def _over_pairs(
@@ -192,7 +192,7 @@ FIFTH = 0.2
 
 @dataclass(frozen=True)
 class WindowPlasticity:
-    """One value per head each; the last axis of the input is gone."""
+    """One value per head; the last axis (buckets) of the input is averaged out."""
 
     ap_overall: Float[np.ndarray, "*batch"]
     ap_first20: Float[np.ndarray, "*batch"]
@@ -200,19 +200,19 @@ class WindowPlasticity:
 
     @property
     def ap_drop(self) -> Float[np.ndarray, "*batch"]:
-        """First fifth less last fifth."""
+        """First fifth minus last fifth."""
         return np.asarray(self.ap_first20 - self.ap_last20)
 
 
 def plasticity_over_window(
     ap: Float[np.ndarray, "*batch buckets"], n_queries: Float[np.ndarray, "*#batch buckets"], window: int
 ) -> WindowPlasticity:
-    """Means over buckets, weighted by queries: all, and those with their middle in the first or last fifth."""
-    return WindowPlasticity(*(_weighted(ap, n_queries, part) for part in parts_of_window(ap.shape[-1], window)))
+    """Means over buckets, weighted by queries: all buckets, and those with their middle in the first or last fifth."""
+    return WindowPlasticity(*(_weighted(ap, n_queries, selected) for selected in parts_of_window(ap.shape[-1], window)))
 
 
 def parts_of_window(buckets: int, window: int) -> list[Bool[np.ndarray, "buckets"]]:
-    """Which buckets belong to the whole window, to its first fifth and to its last, by their middles.
+    """Which buckets belong to the whole window, its first fifth and its last fifth, by their middles.
 
     >>> [np.flatnonzero(part).tolist() for part in parts_of_window(16, 4096)]
     [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [0, 1, 2], [13, 14, 15]]

@@ -1,6 +1,6 @@
-"""Combined QK PCA: queries and keys pooled, their principal components, and what each has to do with position.
+"""Combined QK PCA: queries and keys pooled, their principal components, and the correlation of each with position.
 
-``qk`` has one row per head and component; ``heads`` what follows for a head as a whole. The formulas stand in
+``qk`` has one row per head and component; ``heads`` has the results for whole heads. The formulas are in
 components.py, the line between queries and keys on held-out documents in heldout.py.
 """
 
@@ -32,10 +32,10 @@ def first_component(qk: pd.DataFrame) -> pd.DataFrame:
 
 
 def _signs(rows: pd.DataFrame, left_out: Columns) -> Means:
-    """How strongly keys drift, whichever way; and how often against the queries."""
-    again = np.abs(left_out["r_k"]) if "r_k" in left_out else None
+    """|r_k|, and the share of heads whose keys drift against the queries."""
+    replicates = np.abs(left_out["r_k"]) if "r_k" in left_out else None
     discordant = (rows["concordant"] == False).fillna(False)  # noqa: E712
-    return {"abs_r_k": (rows["r_k"].abs(), again), "discordant_share": (discordant, None)}
+    return {"abs_r_k": (rows["r_k"].abs(), replicates), "discordant_share": (discordant, None)}
 
 
 QK_TABLE = Table(
@@ -132,44 +132,46 @@ def compute_pca(batch: Batch) -> Found:
 
 
 def _components(batch: Batch, kind: np.ndarray) -> Values:
-    pcs, again = batch.components, batch.left_out
+    pcs, replicates = batch.components, batch.left_out
     n_heads, n_pcs = pcs.r_q.shape
     n_q, n_k = (moments.n.sum(-1).astype(np.int64) for moments in (batch.moments.q, batch.moments.k))
     columns = {name: getattr(pcs, name) for name in _PER_COMPONENT}
     pc = np.tile(np.arange(n_pcs), (n_heads, 1))
     columns |= {"pc": pc, "concordant": np.where(pcs.sign_anchored_on_k, np.nan, pcs.concordant)}
     left_out = {}
-    if again is not None:
-        left_out = {name: again.of_components(name) for name in ("explained_variance", "r_q", "r_k")}
-        for name in ("r_q", "r_k"):  # further components may swap places, and have no interval
+    if replicates is not None:
+        left_out = {name: replicates.of_components(name) for name in ("explained_variance", "r_q", "r_k")}
+        for name in ("r_q", "r_k"):  # later components may change order and have no interval
             left_out[name] = np.where(np.arange(n_pcs) == 0, left_out[name], np.nan)
     # n rows span n − 1 dimensions about their mean; components beyond that do not exist.
-    there = pc < (n_q + n_k - 1)[:, None]
-    return Values(columns, left_out, {"taxonomy": kind, "n_q": n_q, "n_k": n_k}, rows=there)
+    exists = pc < (n_q + n_k - 1)[:, None]
+    return Values(columns, left_out, {"taxonomy": kind, "n_q": n_q, "n_k": n_k}, rows=exists)
 
 
 def _heads(batch: Batch, kind: np.ndarray) -> Values:
-    whole = head_variance(batch.moments.total_q, batch.moments.total_k, batch.components)
+    variance = head_variance(batch.moments.total_q, batch.moments.total_k, batch.components)
     accuracy, left_out = _line_accuracy(batch)
-    columns = {name: getattr(whole, name) for name in HeadVariance.__dataclass_fields__}
+    columns = {name: getattr(variance, name) for name in HeadVariance.__dataclass_fields__}
     columns |= {"taxonomy": kind, "lda_accuracy": accuracy}
     if batch.left_out is None:
         return Values(columns)
-    again = batch.left_out
+    replicates = batch.left_out
     named = [c.name for c in HEADS_TABLE.columns if c.scale is not None and c.name in HeadVariance.__dataclass_fields__]
-    return Values(columns, {name: again.of_head(name) for name in named} | {"lda_accuracy": left_out})
+    return Values(columns, {name: replicates.of_head(name) for name in named} | {"lda_accuracy": left_out})
 
 
 def _line_accuracy(batch: Batch) -> tuple[Float[np.ndarray, "heads"], Float[np.ndarray, "heads 8"]]:
-    """``lda_accuracy`` of each head that has vectors, and with each document group left out, if that can be told."""
-    found = [
+    """``lda_accuracy`` of each head that has vectors, and with each document group left out, where defined."""
+    accuracies = [
         (np.nan, np.full(N_GROUPS, np.nan))
-        if one.vectors is None
-        else lda_accuracy(one.moments.q, one.moments.k, one.vectors, axes[:2], on.pcs)
-        for one, axes, on in zip(batch.heads, batch.components.axes, batch.coordinates, strict=True)
+        if head.vectors is None
+        else lda_accuracy(head.moments.q, head.moments.k, head.vectors, axes[:2], on.pcs)
+        for head, axes, on in zip(batch.heads, batch.components.axes, batch.coordinates, strict=True)
     ]
-    again = np.stack([left_out for _, left_out in found])
-    return np.array([value for value, _ in found]), np.where(np.isnan(again).any(-1, keepdims=True), np.nan, again)
+    replicates = np.stack([left_out for _, left_out in accuracies])
+    return np.array([value for value, _ in accuracies]), np.where(
+        np.isnan(replicates).any(-1, keepdims=True), np.nan, replicates
+    )
 
 
 def _axes(batch: Batch) -> Columns:

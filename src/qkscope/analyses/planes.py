@@ -1,6 +1,6 @@
-"""Planes of every head in two views: principal planes of what a and b leave (svd), and the planes that RoPE turns.
+"""Planes of every head in two views: principal planes of the complement of a and b (svd), and RoPE planes (rope).
 
-``planes`` has one row per head, view and plane. The formulas stand in complement.py and ropeplanes.py.
+``planes`` has one row per head, view and plane. The formulas are in complement.py and ropeplanes.py.
 """
 
 from __future__ import annotations
@@ -62,61 +62,61 @@ PLANES_TABLE = Table(
 
 
 def compute_planes(batch: Batch) -> Found:
-    """``planes``: both views of each head that has vectors; the columns that a view does not have are empty."""
-    parts: list[tuple[int, Columns]] = []
+    """``planes``: both views of each head that has vectors; columns that do not apply to a view are empty."""
+    views: list[tuple[int, Columns]] = []
     for i, vectors in enumerate(batch.plane_vectors):
         if vectors is not None and vectors.enough:
-            parts.append((i, _svd_view(vectors, batch.options.chance)))
-    for i, one in enumerate(batch.heads):
-        if one.rotary is not None and one.vectors is not None:
-            parts.append((i, _rope_view(one)))
-    if not parts:
+            views.append((i, _svd_view(vectors, batch.options.chance)))
+    for i, head_data in enumerate(batch.heads):
+        if head_data.rotary is not None and head_data.vectors is not None:
+            views.append((i, _rope_view(head_data)))
+    if not views:
         return Found()
-    head = np.concatenate([np.full(len(part["plane"]), i) for i, part in parts])
+    head = np.concatenate([np.full(len(columns_of_view["plane"]), i) for i, columns_of_view in views])
     columns = {
-        column.name: np.concatenate([_column(part, column.name) for _, part in parts])
+        column.name: np.concatenate([_column(columns_of_view, column.name) for _, columns_of_view in views])
         for column in PLANES_TABLE.columns
     }
     return Found({"planes": Values(columns, head=head)})
 
 
-def _column(part: Columns, name: str) -> np.ndarray:
-    return part[name] if name in part else np.full(len(part["plane"]), np.nan)
+def _column(view: Columns, name: str) -> np.ndarray:
+    return view[name] if name in view else np.full(len(view["plane"]), np.nan)
 
 
 def _svd_view(head: PlaneVectors, chance: float | None) -> Columns:
     pair = head.measured().as_double()
-    found = measure_planes(pair, complement_axes(pair, head.a, head.b), head.window)
+    planes = measure_planes(pair, complement_axes(pair, head.a, head.b), head.window)
     limit = chance_coherence(*token_positions(pair), head.window) if chance is None else chance
-    n = len(found.share)
+    n = len(planes.share)
     return {
         "view": np.full(n, "svd"),
         "plane": np.arange(n),
         "n_q": np.full(n, len(pair.q)),
         "n_k": np.full(n, len(pair.k)),
-        "var_share": found.share,
-        "angle_r": found.angle_r,
-        "frequency": found.turning.frequency,
-        "resultant": found.turning.resultant,
-        "coherence": found.turning.coherence,
+        "var_share": planes.share,
+        "angle_r": planes.angle_r,
+        "frequency": planes.turning.frequency,
+        "resultant": planes.turning.resultant,
+        "coherence": planes.turning.coherence,
         "coherence_chance": np.full(n, limit),
-        "ring": found.ring,
-        "active": found.active(limit).astype(float),
-        "qk_accuracy": found.qk_accuracy,
+        "ring": planes.ring,
+        "active": planes.active(limit).astype(float),
+        "qk_accuracy": planes.qk_accuracy,
     }
 
 
-def _rope_view(one: HeadData) -> Columns:
-    """One row per plane that RoPE turns, and one for what it leaves alone."""
-    assert one.rotary is not None
-    assert one.vectors is not None
-    measured = sample_pair(one.vectors, PLANE_ROWS).as_double()
-    moments = one.moments
-    found = rope_planes(one.rotary, moments.total_q, moments.total_k, measured, int(moments.window))
-    n = len(found.theta)
+def _rope_view(head: HeadData) -> Columns:
+    """One row per RoPE plane, and one for the coordinates that are not rotated."""
+    assert head.rotary is not None
+    assert head.vectors is not None
+    measured = sample_pair(head.vectors, PLANE_ROWS).as_double()
+    moments = head.moments
+    planes = rope_planes(head.rotary, moments.total_q, moments.total_k, measured, int(moments.window))
+    n = len(planes.theta)
     counts = {"n_q": np.full(n, len(measured.q)), "n_k": np.full(n, len(measured.k))}
     named = {"view": np.full(n, "rope"), "plane": np.arange(n)} | counts
-    return named | {name: getattr(found, name) for name in ("var_share", *(column.name for column in _ROPE))}
+    return named | {name: getattr(planes, name) for name in ("var_share", *(column.name for column in _ROPE))}
 
 
 def active_planes(planes: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The sampled vectors of one head beside the axes a and b of its rotation model."""
+"""The sampled vectors of one head and the axes a and b of its rotation model."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class PlaneVectors:
     b: Float[np.ndarray, "d"]
     window: int
     coordinates: Coordinates | None = None
-    """The vectors on a and b, where that is known."""
+    """Coordinates of the vectors on a and b, if already computed."""
 
     @property
     def enough(self) -> bool:
-        """Whether there are vectors to speak of, and a complement."""
+        """Whether there are enough vectors, and a complement."""
         return min(len(self.pair.q), len(self.pair.k)) >= MIN_ROWS and len(self.a) >= 4
 
     def measured(self) -> Pair:
-        """The vectors that are measured."""
+        """The vectors that are measured: at most PLANE_ROWS of each kind."""
         return sample_pair(self.pair, PLANE_ROWS)
 
     def on_plane(self, pair: Pair) -> Coordinates:
-        """Coordinates of these vectors of it on a and b."""
+        """Coordinates of these vectors of the head on a and b."""
         if self.coordinates is not None and pair.q is self.pair.q and pair.k is self.pair.k:
             return self.coordinates
         return Coordinates.of(pair, np.stack([self.a, self.b]))

@@ -1,7 +1,7 @@
 """Attention plasticity of every head, bucket by bucket of queries, and by the distances of pairs of keys.
 
 ``plasticity`` has one row per head and bucket, ``plasticity_pairs`` one per layer and pair of distances. The formulas
-stand in pairplasticity.py, the pairs of keys in keypairs.py.
+are in pairplasticity.py, the pairs of keys in keypairs.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAIR_KEY = ["model", "family", "layer", "inter_key", "key_to_query"]
 
 
 def merged_pairs(frame: pd.DataFrame, by: Sequence[str] = PAIR_KEY) -> pd.DataFrame:
-    """Rows of ``plasticity_pairs`` that agree in these columns added up, each weighted by its pairs."""
+    """Rows of ``plasticity_pairs`` merged by these columns: counts are added, means are weighted by ``n_pairs``."""
     means = [name for name in ("ap", "ap_published") if name in frame]
     weighted = frame.assign(**{name: frame[name] * frame["n_pairs"] for name in means})
     summed = weighted.groupby(list(by), as_index=False, sort=True)[["n_pairs", *means]].sum()
@@ -94,31 +94,36 @@ PAIRS_TABLE = Table(
 
 
 def compute_plasticity(batch: Batch) -> Found:
-    """Both tables. Heads that read one key head over one window share their pairs of keys."""
+    """Both tables. Heads that read the same key head over the same window share their pairs of keys."""
     drawn: dict[tuple[object, ...], KeyPairs] = {}
     rows: dict[int, Columns] = {}
     pairs: list[pd.DataFrame] = []
     per_head = {column.name: np.full(len(batch), np.nan) for column in AP}
     left_out = {column.name: np.full((len(batch), N_GROUPS), np.nan) for column in AP}
-    for i, one in enumerate(batch.heads):
-        if one.vectors is None or one.moments.q_buckets is None:
+    for i, head_data in enumerate(batch.heads):
+        if head_data.vectors is None or head_data.moments.q_buckets is None:
             continue
-        window = int(one.moments.window)
-        reach = one.key_head, window, one.sliding_window
+        window = int(head_data.moments.window)
+        reach = head_data.key_head, window, head_data.sliding_window
         if reach not in drawn:
-            buckets = one.moments.q_buckets.n.shape[-1]
-            drawn[reach] = key_pairs(one.vectors.k.as_double(), window, buckets, sliding_window=one.sliding_window)
-        found = _HeadPlasticity(one, drawn[reach], intervals=batch.options.intervals)
-        if not found.there.any():
+            buckets = head_data.moments.q_buckets.n.shape[-1]
+            drawn[reach] = key_pairs(
+                head_data.vectors.k.as_double(), window, buckets, sliding_window=head_data.sliding_window
+            )
+        plasticity = _HeadPlasticity(head_data, drawn[reach], intervals=batch.options.intervals)
+        if not plasticity.has_row.any():
             continue
-        rows[i] = found.rows()
-        pairs.append(found.by_distance(batch.index, i))
-        for name, (value, again) in found.scalars().items():
-            per_head[name][i], left_out[name][i] = value, again
+        rows[i] = plasticity.rows()
+        pairs.append(plasticity.by_distance(batch.index, i))
+        for name, (value, replicates) in plasticity.scalars().items():
+            per_head[name][i], left_out[name][i] = value, replicates
     if not rows:
         return Found()
-    columns = {name: np.concatenate([part[name] for part in rows.values()]) for name in next(iter(rows.values()))}
-    head = np.concatenate([np.full(len(part["ap"]), i) for i, part in rows.items()])
+    columns = {
+        name: np.concatenate([columns_of_head[name] for columns_of_head in rows.values()])
+        for name in next(iter(rows.values()))
+    }
+    head = np.concatenate([np.full(len(columns_of_head["ap"]), i) for i, columns_of_head in rows.items()])
     merged = merged_pairs(pd.concat(pairs, ignore_index=True))
     values = Values(columns, left_out, per_head, head)
     return Found({"plasticity": values}, {"plasticity_pairs": merged})
@@ -127,77 +132,81 @@ def compute_plasticity(batch: Batch) -> Found:
 class _HeadPlasticity:
     """The plasticity of one head."""
 
-    def __init__(self, one: HeadData, keys: KeyPairs, *, intervals: bool) -> None:
-        moments = HeadMoments.stack([one.moments])
+    def __init__(self, head: HeadData, keys: KeyPairs, *, intervals: bool) -> None:
+        moments = HeadMoments.stack([head.moments])
         assert moments.q_buckets is not None
         assert moments.q_cells is not None
-        self.one, self.keys, self.moments, self.cells = one, keys, moments, moments.q_cells
-        self.n, self.window = moments.q_buckets.n, int(one.moments.window)
+        self.head, self.keys, self.moments, self.cells = head, keys, moments, moments.q_cells
+        self.n, self.window = moments.q_buckets.n, int(head.moments.window)
         self.width = bucket_width(self.window, self.n.shape[-1])
-        self.found: Plasticity = bucket_plasticity(moments.q_buckets, self.cells, moments.total_q, keys, self.width)
+        self.result: Plasticity = bucket_plasticity(moments.q_buckets, self.cells, moments.total_q, keys, self.width)
         self.usable = usable_groups(moments) if intervals else np.zeros((1, N_GROUPS))
-        self.there = ~np.isnan(self.found.ap[0])
+        self.has_row = ~np.isnan(self.result.ap[0])
 
     def rows(self) -> Columns:
-        """One row per bucket that has any."""
-        there, buckets = self.there, self.n.shape[-1]
+        """One row per bucket with enough queries and at least one pair."""
+        has_row, buckets = self.has_row, self.n.shape[-1]
         return {
-            "q_bucket": np.flatnonzero(there),
-            "q_position": ((np.arange(buckets) + 0.5) * self.width - 0.5)[there],
-            "bucket_width": np.full(int(there.sum()), self.width),
-            "n_queries": self.n[0, there].astype(np.int64),
-            "n_pairs": self.keys.n[there],
-            "ap": self.found.ap[0, there],
-            "ap_se": self._spread()[there],
-            "ap_published": self.found.ap_published[0, there],
-            "ap_fixed": self._fixed()[there],
+            "q_bucket": np.flatnonzero(has_row),
+            "q_position": ((np.arange(buckets) + 0.5) * self.width - 0.5)[has_row],
+            "bucket_width": np.full(int(has_row.sum()), self.width),
+            "n_queries": self.n[0, has_row].astype(np.int64),
+            "n_pairs": self.keys.n[has_row],
+            "ap": self.result.ap[0, has_row],
+            "ap_se": self._spread()[has_row],
+            "ap_published": self.result.ap_published[0, has_row],
+            "ap_fixed": self._fixed()[has_row],
         }
 
     def scalars(self) -> dict[str, tuple[float, Float[np.ndarray, "8"]]]:
         """Over the window, and with each document group left out where enough groups have queries."""
-        without = np.maximum(self.n[:, None] - self.cells.n, 0.0)
-        whole = plasticity_over_window(self.found.ap, self.n, self.window)
-        again = plasticity_over_window(self.found.again, without, self.window)
+        n_left = np.maximum(self.n[:, None] - self.cells.n, 0.0)
+        over_window = plasticity_over_window(self.result.ap, self.n, self.window)
+        replicates = plasticity_over_window(self.result.again, n_left, self.window)
         return {
             column.name: (
-                float(getattr(whole, column.name)[0]),
-                np.where(self._told(column.name) * self.usable > 0, getattr(again, column.name), np.nan)[0],
+                float(getattr(over_window, column.name)[0]),
+                np.where(
+                    self._has_enough_groups(column.name) * self.usable > 0, getattr(replicates, column.name), np.nan
+                )[0],
             )
             for column in AP
         }
 
     def by_distance(self, index: Columns, i: int) -> pd.DataFrame:
         """Pairs of keys by their distances, in octaves."""
-        real = (self.keys.weight > 0) & self.there[:, None]
+        real = (self.keys.weight > 0) & self.has_row[:, None]
         frame = pd.DataFrame(
             {
                 "inter_key": octave(self.keys.inter_key[real]),
                 "key_to_query": octave(self.keys.key_to_query[real]),
-                "ap": self.found.pairs[0][real],
-                "ap_published": self.found.pairs_published[0][real],
+                "ap": self.result.pairs[0][real],
+                "ap_published": self.result.pairs_published[0][real],
             }
         )
         named = {name: index[name][i] for name in ("model", "family", "layer")}
         return merged_pairs(frame.assign(**named, n_pairs=1))
 
-    def _told(self, name: str) -> Float[np.ndarray, "1 1"]:
-        """1 where enough document groups have queries in every part of the window that a scalar is about, else 0."""
-        whole, first, last = parts_of_window(self.cells.n.shape[-1], self.window)
-        needed = {"ap_overall": [whole], "ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}[name]
+    def _has_enough_groups(self, name: str) -> Float[np.ndarray, "1 1"]:
+        """1 if enough document groups have queries in every part of the window that a scalar is about, else 0."""
+        all_buckets, first, last = parts_of_window(self.cells.n.shape[-1], self.window)
+        needed = {"ap_overall": [all_buckets], "ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}[
+            name
+        ]
         counts = [(self.cells.n[..., part].sum(-1) > 0).sum(-1) for part in needed]
         return (np.min(counts, axis=0) >= MIN_GROUPS).astype(float)[:, None]
 
     def _spread(self) -> Float[np.ndarray, "buckets"]:
-        """Standard error of ap in each bucket; NaN where leaving out a group leaves no queries."""
-        again = np.where(self.usable[..., None] > 0, self.found.again, 0.0)
-        spread = jackknife(np.nan_to_num(self.found.ap), np.nan_to_num(again), self.usable, Scale.SHARE).se[0]
-        return np.where(np.isnan(again).any((0, 1)), np.nan, spread)
+        """Standard error of ``ap`` in each bucket; NaN where leaving out a group leaves no queries."""
+        replicates = np.where(self.usable[..., None] > 0, self.result.again, 0.0)
+        spread = jackknife(np.nan_to_num(self.result.ap), np.nan_to_num(replicates), self.usable, Scale.SHARE).se[0]
+        return np.where(np.isnan(replicates).any((0, 1)), np.nan, spread)
 
     def _fixed(self) -> Float[np.ndarray, "buckets"]:
         buckets = self.n.shape[-1]
-        if self.one.rotary is None or self.one.vectors is None:
+        if self.head.rotary is None or self.head.vectors is None:
             return np.full(buckets, np.nan)
-        still = fixed_queries(self.one.vectors.q.as_double(), self.one.rotary, self.window, buckets)
+        still = fixed_queries(self.head.vectors.q.as_double(), self.head.rotary, self.window, buckets)
         return ap_fixed(bucket_moments(still, self.window, buckets), self.keys)
 
 

@@ -1,4 +1,4 @@
-"""Vectors of some heads on the axes that pictures show: principal components, a and b, the complement."""
+"""Vectors of selected heads on the axes that figures show: principal components, a and b, the complement."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from qkscope.core.sample import sample_pair
 
 
 def compute_points(batch: Batch) -> Found:
-    """``points``: the vectors that the options ask for."""
+    """``points``: the vectors requested by the options."""
     options = batch.options.points
     assert options is not None
-    found = []
-    for i, (one, head) in enumerate(zip(batch.heads, batch.plane_vectors, strict=True)):
-        rows, axes = options.of(one.head.layer, one.head.head)
+    frames = []
+    for i, (head_data, head) in enumerate(zip(batch.heads, batch.plane_vectors, strict=True)):
+        rows, axes = options.of(head_data.head.layer, head_data.head.head)
         if head is None or not head.enough or not rows:
             continue
-        pcs = components(one.moments.total_q, one.moments.total_k, max(options.pcs) + 1)
+        pcs = components(head_data.moments.total_q, head_data.moments.total_k, max(options.pcs) + 1)
         basis = complement_axes(head.measured().as_double(), head.a, head.b)
         shown = sample_pair(head.pair, rows).as_double()
         named = {name: batch.index[name][i] for name in ("model", "layer", "head")}
-        found += [_rows(named, kind, shown, head, pcs, basis, options.pcs, axes) for kind in "qk"]
-    return Found(complete={"points": pd.concat(found, ignore_index=True)} if found else {})
+        frames += [_rows(named, kind, shown, head, pcs, basis, options.pcs, axes) for kind in "qk"]
+    return Found(complete={"points": pd.concat(frames, ignore_index=True)} if frames else {})
 
 
 def _rows(
@@ -40,13 +40,13 @@ def _rows(
     head: PlaneVectors,
     pcs: Components,
     basis: Complement,
-    kept: tuple[int, ...],
+    components: tuple[int, ...],
     n_axes: int,
 ) -> pd.DataFrame:
     """One kind of vectors: on components, on a and b (not centred), and in the complement (centred)."""
     rows = shown.q if kind == "q" else shown.k
     axes = pcs.axes[0] if pcs.axes.ndim == 3 else pcs.axes
-    columns = {f"pc{pc}": rows.x @ axes[pc] for pc in kept if pc < len(axes)}
+    columns = {f"pc{pc}": rows.x @ axes[pc] for pc in components if pc < len(axes)}
     columns |= {"a": rows.x @ head.a, "b": rows.x @ head.b}
     on = basis.project(rows)[:, :n_axes]
     columns |= {f"svd_{i}": on[:, i] for i in range(on.shape[1])}

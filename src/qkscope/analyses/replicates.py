@@ -1,7 +1,7 @@
-"""PCA and rotation model with each document group left out in turn: what intervals are made of.
+"""PCA and rotation model with each document group left out: the replicates that intervals are computed from.
 
-The eight models of a head start from the one of all documents and keep its orientation. Both are made in one pass over
-a few heads at a time, which share the moments of the seven groups that remain.
+The eight models of a head start from the model of all documents and keep its orientation. PCA and rotation model are
+computed in one pass over a few heads at a time; both use the same moments of the seven remaining groups.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from qkscope.core.headmoments import HeadMoments
 from qkscope.core.linalg import Eigen
 
 HEADS_PER_PASS = 4
-"""More leave the processor's cache."""
+"""More do not fit into the processor's cache."""
 
 _Model = TypeVar("_Model", Components, Rotation)
 
 
 @dataclass(frozen=True)
 class LeftOutModels:
-    """Results with each document group left out, a few heads at a time; empty where they were not asked for."""
+    """Results with each document group left out, a few heads at a time; empty if not requested."""
 
     components: list[Components] = field(default_factory=list)
     variance: list[HeadVariance] = field(default_factory=list)
@@ -38,54 +38,56 @@ class LeftOutModels:
 
     def of_components(self, name: str) -> Float[np.ndarray, "heads groups c"]:
         """A column of the components."""
-        return np.concatenate([getattr(part, name) for part in self.components])
+        return np.concatenate([getattr(batch, name) for batch in self.components])
 
     def of_head(self, name: str) -> Float[np.ndarray, "heads groups"]:
-        """A column of what follows from the components for a head."""
-        return np.concatenate([getattr(part, name) for part in self.variance])
+        """A column of the results for whole heads that follow from the components."""
+        return np.concatenate([getattr(batch, name) for batch in self.variance])
 
     def of_rotation(self, name: str) -> Float[np.ndarray, "heads groups"]:
         """A column of the rotation model."""
         if name == "linearity_r2":
             return np.concatenate(self.linearity_r2)
-        return np.concatenate([getattr(part, name) for part in self.rotation])
+        return np.concatenate([getattr(batch, name) for batch in self.rotation])
 
 
 def left_out_models(
     moments: HeadMoments, pcs: Components | None, model: Rotation | None, options: RotationOptions
 ) -> LeftOutModels:
-    """Everything once more with each group left out, of what there is: ``pcs``, ``model`` or both."""
-    found = LeftOutModels()
-    for some, few in _few(moments):
+    """``pcs``, ``model`` or both with each document group left out."""
+    models = LeftOutModels()
+    for heads, batch in _few_heads(moments):
         if pcs is not None:
-            near = components_near(few.pooled_without, _at(pcs, some))
-            found.components.append(near)
-            found.variance.append(head_variance(few.without_q, few.without_k, near))
+            pcs_left_out = components_near(batch.pooled_without, _model_of(pcs, heads))
+            models.components.append(pcs_left_out)
+            models.variance.append(head_variance(batch.without_q, batch.without_k, pcs_left_out))
         if model is not None:
-            cross = few.cross if options.pairing == "token" else None
-            turned = rotation_near(few.pooled_without, _at(model, some), cross, options.centering)
-            found.rotation.append(turned)
-            found.linearity_r2.append(np.asarray(linearity_r2(few.k_buckets_without, turned.a)))
-    return found
+            cross = batch.cross if options.pairing == "token" else None
+            rotation = rotation_near(batch.pooled_without, _model_of(model, heads), cross, options.centering)
+            models.rotation.append(rotation)
+            models.linearity_r2.append(np.asarray(linearity_r2(batch.k_buckets_without, rotation.a)))
+    return models
 
 
-def _few(moments: HeadMoments) -> Iterator[tuple[slice, HeadMoments]]:
-    """A few heads at a time; those that have to be merged anew one by one, so that none depends on its neighbours."""
-    for some, few in moments.few(HEADS_PER_PASS):
-        if few.without_q.cancels or few.without_k.cancels:
-            yield from ((slice(some.start + at.start, some.start + at.stop), one) for at, one in few.few(1))
+def _few_heads(moments: HeadMoments) -> Iterator[tuple[slice, HeadMoments]]:
+    """A few heads at a time; heads that have to be merged again one by one, so that none depends on its neighbours."""
+    for heads, batch in moments.few(HEADS_PER_PASS):
+        if batch.without_q.cancels or batch.without_k.cancels:
+            yield from (
+                (slice(heads.start + inner.start, heads.start + inner.stop), head) for inner, head in batch.few(1)
+            )
         else:
-            yield some, few
+            yield heads, batch
 
 
-def _at(model: _Model, some: slice) -> _Model:
+def _model_of(model: _Model, heads: slice) -> _Model:
     """The model of some heads of a batch."""
 
-    def part(value: Any) -> Any:
+    def selected(value: Any) -> Any:
         if isinstance(value, Eigen):
-            return Eigen(value.values[some], value.axes[some])
+            return Eigen(value.values[heads], value.axes[heads])
         if isinstance(value, KnownTop):
-            return KnownTop(value.matrix[some], part(value.top))
-        return None if value is None else value[some]
+            return KnownTop(value.matrix[heads], selected(value.top))
+        return None if value is None else value[heads]
 
-    return replace(model, **{f.name: part(getattr(model, f.name)) for f in fields(model)})
+    return replace(model, **{f.name: selected(getattr(model, f.name)) for f in fields(model)})

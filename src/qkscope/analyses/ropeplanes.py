@@ -1,8 +1,8 @@
-"""The planes that RoPE itself turns: what each holds, how firmly it is locked to position, its part of the bias.
+"""RoPE planes: their variance, how firmly each is locked to position, and its part of the bias.
 
 For plane m with frequency θ_m and z_m its coordinates as a complex number: lock = |E[z̃_m]| / E|z_m| with the rotation
-undone, 1 where every vector is the same one turned by its position, 0 where phases are all over the place. bias_part is
-the plane's part of bias_full = μ_Q · β_K; the parts add up to it.
+undone: 1 if every vector is the same vector rotated by its position, 0 if phases are uniform. bias_part is the plane's
+part of bias_full = μ_Q · β_K; the parts add up to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qkscope.core.rows import Pair
 
 @dataclass(frozen=True)
 class RopePlanes:
-    """One value per plane each; where some coordinates are not rotated, they are one more plane of frequency 0."""
+    """One value per plane; coordinates that are not rotated, if any, are one more plane with frequency 0."""
 
     theta: Float[np.ndarray, "planes"]
     var_share: Float[np.ndarray, "planes"]
@@ -38,25 +38,25 @@ class RopePlanes:
 def rope_planes(rotary: HeadRotary, q: Moments, k: Moments, pair: Pair, window: int) -> RopePlanes:
     """Measure every plane of a head: moments for variance and bias, vectors for the mean length."""
     rope = rotary.rope
-    groups = [*rope.pairs, *([rest] if len(rest := rope.rest(q.d)) else [])]
-    theta = np.concatenate([rope.frequencies, np.zeros(len(groups) - rope.planes)])
+    planes = [*rope.pairs, *([rest] if len(rest := rope.rest(q.d)) else [])]
+    theta = np.concatenate([rope.frequencies, np.zeros(len(planes) - rope.planes)])
     variance = np.diagonal(q.merge(k).cov_x)
     product = q.mean_x * ratio(k.cov_xt, k.var_t)
-    parts = np.array([product[group].sum() for group in groups])
+    bias_part = np.array([product[plane].sum() for plane in planes])
     return RopePlanes(
         theta=theta,
-        var_share=ratio(np.array([variance[group].sum() for group in groups]), variance.sum()),
-        lock_q=_lock(rotary.mean_q, pair.q.x, groups, q),
-        lock_k=_lock(rotary.mean_k, pair.k.x, groups, k),
+        var_share=ratio(np.array([variance[plane].sum() for plane in planes]), variance.sum()),
+        lock_q=_lock(rotary.mean_q, pair.q.x, planes, q),
+        lock_k=_lock(rotary.mean_k, pair.k.x, planes, k),
         cycles=theta * window / (2 * np.pi),
-        bias_part=parts,
-        bias_share=ratio(np.abs(parts), np.abs(parts).sum()),
+        bias_part=bias_part,
+        bias_share=ratio(np.abs(bias_part), np.abs(bias_part).sum()),
     )
 
 
 def _lock(
-    mean: np.ndarray, x: Float[np.ndarray, "n d"], groups: list[np.ndarray], m: Moments
+    mean: np.ndarray, x: Float[np.ndarray, "n d"], planes: list[np.ndarray], m: Moments
 ) -> Float[np.ndarray, "planes"]:
-    lengths = np.array([np.linalg.norm(x[:, group], axis=-1).mean() for group in groups])
-    still = [np.linalg.norm(m.mean_x[group]) for group in groups[len(mean) :]]
-    return np.minimum(ratio(np.concatenate([np.abs(mean), still]), lengths), 1.0)
+    lengths = np.array([np.linalg.norm(x[:, plane], axis=-1).mean() for plane in planes])
+    unrotated = [np.linalg.norm(m.mean_x[plane]) for plane in planes[len(mean) :]]
+    return np.minimum(ratio(np.concatenate([np.abs(mean), unrotated]), lengths), 1.0)

@@ -1,7 +1,7 @@
 """Planar rotation model of every head: the drift axis a, the separation axis b, and the bias that follows.
 
-``rotated`` has one row per head. The formulas stand in rotationmodel.py (axes), heldout.py (correlations along axes
-that other documents chose), causal.py (the bias over pairs that attention scores), spectrum.py (ω) and nulls.py.
+``rotated`` has one row per head. The formulas are in rotationmodel.py (axes), heldout.py (correlations along axes
+fitted to other documents), causal.py (the bias over pairs that attention scores), spectrum.py (ω) and nulls.py.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from qkscope.analyses.uncertainty import Scale
 from qkscope.core.headmoments import N_GROUPS
 
 CIRCLES_AT_ONCE = 2
-"""Heads whose ω is searched for together: as many as fill one batch of transforms."""
+"""Heads whose ω is searched together: as many as fill one batch of transforms."""
 _T = TypeVar("_T")
 _CORRELATION, _SHARE, _LINEAR = Scale.CORRELATION, Scale.SHARE, Scale.LINEAR
 
 
 def _bias_signs(rows: pd.DataFrame, _: Columns) -> Means:
-    # A share of signs does not vary smoothly, and the jackknife has nothing to say about it.
+    # A share of signs does not vary smoothly, so the jackknife does not apply.
     return {"positive_bias_share": (rows["bias_strength"] > 0, None)}
 
 
@@ -147,7 +147,7 @@ _LEFT_OUT = (*(c.name for c in ROTATED_TABLE.columns if c.scale is not None and 
 
 
 def compute_rotation(batch: Batch) -> Found:
-    """``rotated``: the model, what it leaves out, and what vectors add."""
+    """``rotated``: the model, what it leaves out, and results from sampled vectors."""
     moments, options = batch.moments, batch.options.rotation
     q, k = moments.total_q, moments.total_k
     columns = {name: getattr(batch.rotation, name) for name in _OF_MODEL}
@@ -158,21 +158,21 @@ def compute_rotation(batch: Batch) -> Found:
         columns |= {name: getattr(result, name) for name in type(result).__dataclass_fields__}
     columns["logit_bias_window"] = columns["bias_full"] * moments.window * moments.scaling
     columns |= {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
-    causal, again = _causal(batch)
+    causal, causal_left_out = _causal(batch)
     columns |= {"bias_causal": causal, "null_r95": _nulls(batch)} | _omega(batch)
     if batch.left_out is None:
         return Found({"rotated": Values(columns)})
     left_out = {name: batch.left_out.of_rotation(name) for name in _LEFT_OUT}
-    return Found({"rotated": Values(columns, left_out | {"bias_causal": again})})
+    return Found({"rotated": Values(columns, left_out | {"bias_causal": causal_left_out})})
 
 
 def _causal(batch: Batch) -> tuple[Float[np.ndarray, "heads"], Float[np.ndarray, "heads 8"]]:
     """``bias_causal`` of each head that has vectors, and with each document group left out."""
-    found = [
-        (np.nan, np.full(N_GROUPS, np.nan)) if one.vectors is None else bias_causal(one.vectors, one.sliding_window)
-        for one in batch.heads
+    biases = [
+        (np.nan, np.full(N_GROUPS, np.nan)) if head.vectors is None else bias_causal(head.vectors, head.sliding_window)
+        for head in batch.heads
     ]
-    return np.array([value for value, _ in found]), np.stack([again for _, again in found])
+    return np.array([value for value, _ in biases]), np.stack([left_out for _, left_out in biases])
 
 
 def _nulls(batch: Batch) -> Float[np.ndarray, "heads"]:
@@ -193,11 +193,11 @@ def _omega(batch: Batch) -> Columns:
     """``omega``, ``omega_r_squared``, ``omega_at_edge`` of each head; empty without vectors."""
     heads = batch.plane_vectors
     fits: list[Circle | None] = [None] * len(heads)
-    known = [(i, head, head.measured()) for i, head in enumerate(heads) if head is not None and head.enough]
-    for _, alike in groupby(known, lambda one: (one[2].q.tokens, one[2].k.tokens, one[1].window)):
-        for some in _batched(list(alike), CIRCLES_AT_ONCE):
-            found = circles([head.on_plane(pair) for _, head, pair in some], some[0][2], some[0][1].window)
-            for (i, *_), fit in zip(some, found, strict=True):
+    measurable = [(i, head, head.measured()) for i, head in enumerate(heads) if head is not None and head.enough]
+    for _, same_tokens in groupby(measurable, lambda entry: (entry[2].q.tokens, entry[2].k.tokens, entry[1].window)):
+        for chunk in _batched(list(same_tokens), CIRCLES_AT_ONCE):
+            chunk_fits = circles([head.on_plane(pair) for _, head, pair in chunk], chunk[0][2], chunk[0][1].window)
+            for (i, *_), fit in zip(chunk, chunk_fits, strict=True):
                 fits[i] = fit
     return {
         "omega": np.array([np.nan if fit is None else fit.omega for fit in fits]),

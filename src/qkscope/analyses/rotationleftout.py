@@ -1,6 +1,6 @@
 """The rotation model with each document group left out in turn.
 
-Axis b is sought near the b of all documents; that nothing beyond was missed is proven by a bound.
+Axis b is searched near the b of all documents; a bound proves that no larger eigenvalue was missed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from qkscope.core.moments import Moments
 def rotation_near(
     pooled: PooledLeaveOneOut, near: Rotation, cross: Moments | None = None, centering: Centering = "pooled"
 ) -> Rotation:
-    """The same with each document group left out in turn: one more batch axis, orientation as in the whole.
+    """The model with each document group left out: one more batch axis; orientation as in ``near``.
 
-    ``cross`` are the pairs at the same token, by group.
+    ``cross``: moments of the pairs at the same token, by group.
     """
     assert near.off_a is not None
     q, k = pooled.q, pooled.k
@@ -46,7 +46,7 @@ def rotation_near(
 
 
 class _Moment(NamedTuple):
-    """C_δ: products with it, its trace, and all pairs as a multiple of those that are left."""
+    """C_δ: products with it, its trace, and the number of all pairs over the number of remaining pairs."""
 
     times: Times
     trace: Float[np.ndarray, "*batch g"]
@@ -77,7 +77,7 @@ def _paired(cross: Moments) -> _Moment:
 
 
 def _off_axis_times(times: Times, a: Float[np.ndarray, "*batch d"], along: Float[np.ndarray, "*batch"]) -> Times:
-    """Products with (I − aaᵀ)M(I − aaᵀ), less ``along``·aaᵀ."""
+    """Products with (I − aaᵀ)M(I − aaᵀ) − ``along``·aaᵀ."""
     axis = a[..., None, :]
 
     def off(vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
@@ -92,15 +92,15 @@ def _off_axis_times(times: Times, a: Float[np.ndarray, "*batch d"], along: Float
 def _ceiling(
     near: Rotation, a: Float[np.ndarray, "*batch g d"], delta: _Moment, off: Times
 ) -> Float[np.ndarray, "*batch g"]:
-    """The most that C_δ off a can carry on axes beyond those that are known of the whole.
+    """Upper bound of C_δ off a on axes beyond the known eigenpairs of the model of all documents.
 
-    C_δ is a mean of squares over pairs, so without some of them it grows by at most their share in any direction. At
-    right angles to the a of the whole, the turn of a adds to the length on a factor of C_δ at most its sine times the
-    length along a; what lies along the a of the whole comes on top.
+    C_δ is a mean of squares over pairs, so without some of them it grows by at most their share in any direction. Write
+    C_δ = FᵀF. For a unit vector orthogonal to the a of all documents, the rotation of a adds to the length of its image
+    under F at most the sine of the angle times the length of Fa; the part along the a of all documents is added.
     """
     assert near.off_a is not None
-    most = delta.grown * near.off_a.beyond[..., None]
+    largest = delta.grown * near.off_a.beyond[..., None]
     cosine = np.minimum((a * near.a[..., None, :]).sum(-1) ** 2, 1.0)
     along = np.vecdot(delta.times(a[..., None, :]), a[..., None, :])[..., 0]
-    before = near.a[..., None, None, :]
-    return (np.sqrt(most) + np.sqrt((1.0 - cosine) * along)) ** 2 + np.vecdot(off(before), before)[..., 0]
+    whole_a = near.a[..., None, None, :]
+    return (np.sqrt(largest) + np.sqrt((1.0 - cosine) * along)) ** 2 + np.vecdot(off(whole_a), whole_a)[..., 0]

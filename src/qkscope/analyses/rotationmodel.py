@@ -1,4 +1,4 @@
-"""Planar rotation model: axis a holds all linear position covariance, axis b the Q–K separation off it.
+"""Planar rotation model: axis a holds all linear position covariance, axis b the Q–K separation orthogonal to it.
 
 a = c/‖c‖ with c = Cov(x, t) over queries and keys together, so that every v ⟂ a has Cov(vᵀx, t) = 0.
 b = top eigenvector of (I − aaᵀ) C_δ (I − aaᵀ), C_δ = E[(q − k)(q − k)ᵀ], oriented so that mu_q_b ≥ mu_k_b.
@@ -32,9 +32,9 @@ Pairing = Literal["independent", "token"]
 
 TIE_BREAK = 1e-9
 NEIGHBOURS = 10
-"""Eigenpairs of C_δ off axis a that are known where models with a group left out start from them."""
+"""Eigenpairs of C_δ off axis a that models with a group left out start from."""
 NO_DRIFT = 1e-12
-"""‖c‖ below this share of √(tr Σ · var t) is rounding, and axis a is undefined."""
+"""‖c‖ below this share of √(tr Σ · var t) is rounding error, and axis a is undefined."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rotation:
     a: Float[np.ndarray, "*batch d"]
     b: Float[np.ndarray, "*batch d"]
     off_a: KnownTop | None
-    """C_δ off axis a and its leading eigenpairs, where they were computed; b is the first."""
+    """C_δ off axis a and its leading eigenpairs, if they were computed; b is the first."""
     position_r: PerHead
     r_q_a: PerHead
     r_k_a: PerHead
@@ -87,12 +87,12 @@ class Rotation:
 
 
 def drift_covariance(q: Moments, k: Moments, centering: Centering = "pooled") -> Float[np.ndarray, "*batch d"]:
-    """C = Cov(x, t) over queries and keys: about the common mean, or each class about its own."""
+    """Cov(x, t) over queries and keys: about the common mean, or about the mean of each class."""
     return centred(q, k, centering).cov_xt
 
 
 def has_drift(q: Moments, k: Moments, centering: Centering = "pooled") -> TruthPerHead:
-    """Whether axis a is defined: c is more than rounding."""
+    """Whether axis a is defined: c is more than rounding error."""
     m = centred(q, k, centering)
     scale = np.sqrt(m.total_variance * m.var_t)
     return np.linalg.norm(m.cov_xt, axis=-1) > NO_DRIFT * scale
@@ -110,19 +110,19 @@ def rotation_model(
     """Construct a and b and measure queries and keys along them.
 
     ``cross`` holds moments of (q, k) at the same token; with it δ pairs them token by token, without it δ runs over
-    all pairs. ``pooled``, q and k together, spares merging them. Without ``whole_basis`` only b is computed; nothing
-    can start from it then.
+    all pairs. ``pooled`` (q and k together) saves merging them. Without ``whole_basis`` only b is computed, and
+    ``rotation_near`` cannot start from the result.
     """
     pooled = pooled or q.merge(k)
     a = unit((pooled if centering == "pooled" else centred(q, k, centering)).cov_xt)
     c_delta = difference_moment(q, k) if cross is None else paired_difference_moment(cross)
     trace = np.trace(c_delta, axis1=-2, axis2=-1)
-    # A little less than nothing along a keeps the top eigenvector off it even where nothing else varies.
+    # A small negative eigenvalue along a keeps the top eigenvector off a even where nothing else varies.
     off = off_axis_matrix(c_delta, a, np.asarray(TIE_BREAK * trace))
-    found = eigh_leading(off, min(NEIGHBOURS, off.shape[-1]) if whole_basis else 1)
-    b = found.axes[..., 0, :]
+    eigen = eigh_leading(off, min(NEIGHBOURS, off.shape[-1]) if whole_basis else 1)
+    b = eigen.axes[..., 0, :]
     b = unit(off_axis(b, a)) * turn_sign((b * (q.mean_x - k.mean_x)).sum(-1))
-    return measured_along(a, b, q, k, ratio(found.values[..., 0], trace), KnownTop(off, found) if whole_basis else None)
+    return measured_along(a, b, q, k, ratio(eigen.values[..., 0], trace), KnownTop(off, eigen) if whole_basis else None)
 
 
 def measured_along(
@@ -133,7 +133,7 @@ def measured_along(
     separation_strength: PerHead,
     off_a: KnownTop | None,
 ) -> Rotation:
-    """What both classes do along the axes."""
+    """Both classes measured along the axes."""
     axes = np.stack([a, b], -2)
     on_q, on_k = q.project(axes), k.project(axes)
     on = on_q.merge(on_k)
@@ -188,7 +188,7 @@ def paired_difference_moment(cross: Moments) -> Float[np.ndarray, "*batch d d"]:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Checks on the model: what a misses within each class, and how straight the drift is."""
+    """Checks of the model: what a misses within each class, and how linear the drift is."""
 
     residual_pos_r: PerHead
     residual_r_q: PerHead
@@ -234,10 +234,10 @@ def linearity_r2(buckets: BucketMeans, a: Float[np.ndarray, "*batch d"]) -> PerH
 
 
 def _residual_r(m: Moments, a: Float[np.ndarray, "*batch d"]) -> PerHead:
-    """|corr| with t along (I − aaᵀ)c: what this class's own drift keeps off axis a; 0 if that is rounding."""
-    rest = off_axis(m.cov_xt, a)
-    size = np.linalg.norm(rest, axis=-1) > NO_DRIFT * np.linalg.norm(m.cov_xt, axis=-1)
-    return np.where(size, np.abs(m.corr_along(unit(rest)[..., None, :])[..., 0]), 0.0)
+    """|corr| with t along (I − aaᵀ)c, the part of this class's drift off axis a; 0 if that is rounding error."""
+    residual = off_axis(m.cov_xt, a)
+    size = np.linalg.norm(residual, axis=-1) > NO_DRIFT * np.linalg.norm(m.cov_xt, axis=-1)
+    return np.where(size, np.abs(m.corr_along(unit(residual)[..., None, :])[..., 0]), 0.0)
 
 
 def centred(q: Moments, k: Moments, centering: Centering) -> Moments:
@@ -248,5 +248,5 @@ def centred(q: Moments, k: Moments, centering: Centering) -> Moments:
 
 
 def turn_sign(value: PerHead) -> Float[np.ndarray, "*batch 1"]:
-    """±1, by which a vector is turned."""
+    """±1, by which a vector is multiplied."""
     return np.where(value < 0, -1.0, 1.0)[..., None]

@@ -1,4 +1,4 @@
-"""What analyses say of heads as wholes, brought into the table ``heads``: the one place where that is done."""
+"""Adds what analyses say about whole heads to the table ``heads``; this is done only here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qkscope.analyses.catalogue import SCALARS
 
 
 def with_empty_scalars(heads: pd.DataFrame) -> pd.DataFrame:
-    """The table ``heads`` with a column, empty so far, for everything that other analyses may say."""
+    """The table ``heads`` with empty columns for everything that other analyses may add."""
     columns = [column for scalars in SCALARS.values() for column in with_ends(scalars.columns)]
     return pd.concat([heads, pd.DataFrame(_empty(columns, heads), index=heads.index)], axis=1)
 
 
 def with_scalars(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -> pd.DataFrame:
-    """The table ``heads`` with what each of the other tables says; what a table that is None says stays as it is."""
+    """The table ``heads`` with the scalars of the other tables; the columns of a table that is None stay unchanged."""
     for name, scalars in SCALARS.items():
         table = tables.get(name)
         if table is not None and len(heads):
@@ -42,20 +42,20 @@ def _whole(table: pd.DataFrame, scalars: Scalars, names: list[str]) -> pd.DataFr
 
 
 def heads_from(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """What tables say of whole heads, where there is no table ``heads``; None if nothing."""
-    whole: pd.DataFrame | None = None
+    """What tables say about whole heads if there is no table ``heads``; None if nothing."""
+    heads: pd.DataFrame | None = None
     for name, scalars in SCALARS.items():
         table = tables.get(name)
         if table is None or table.empty or scalars.of is not None:
             continue
         names = [column.name for column in with_ends(scalars.columns)]
         named = [column for column in (*HEAD_KEY, "family", "k_head", *names) if column in table]
-        one = table.drop_duplicates(HEAD_KEY)[named]
-        if whole is not None:
-            new = [column for column in one if column not in whole]
-            one = whole.merge(one[[*HEAD_KEY, *new]], on=HEAD_KEY, how="outer")
-        whole = one
-    return whole
+        rows = table.drop_duplicates(HEAD_KEY)[named]
+        if heads is not None:
+            new = [column for column in rows if column not in heads]
+            rows = heads.merge(rows[[*HEAD_KEY, *new]], on=HEAD_KEY, how="outer")
+        heads = rows
+    return heads
 
 
 def _empty(columns: list[Column], heads: pd.DataFrame) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """At which frequency a plane turns with position, and whether that is more than chance.
 
-An angle θ that turns with position has no linear correlation with it, so its frequency is searched for: e^{iθ}, less
-its mean, is summed with e^{−iωt} within each class at every ω of a grid. Classes are added as lengths, for rings in
-antiphase would cancel.
+An angle θ that turns with position has no linear correlation with it, so its frequency is searched: e^{iθ} minus its
+mean is multiplied by e^{−iωt} and summed within each class at every ω of a grid. The absolute values of the class sums
+are added, because rings in antiphase would cancel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLANES_AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """Where the rows of one class stand: documents in order, positions as they come."""
+    """Token positions of the rows of one class: documents in order, positions in any order."""
 
     example_id: Int[np.ndarray, "n"]
     position: Int[np.ndarray, "n"]
@@ -41,20 +41,20 @@ class TokenPositions:
 
 
 def token_positions(pair: Pair) -> tuple[TokenPositions, TokenPositions]:
-    """Where the queries and the keys of a head stand."""
+    """Token positions of the queries and the keys of a head."""
     return TokenPositions(pair.q.example_id, pair.q.position), TokenPositions(pair.k.example_id, pair.k.position)
 
 
 @dataclass(frozen=True)
 class Turning:
-    """One value per plane each."""
+    """How planes turn with position, one value per plane."""
 
     frequency: Float[np.ndarray, "planes"]
     """Radians per token; its sign depends on the orientation of the plane."""
     resultant: Float[np.ndarray, "planes"]
     """Mean length of (e^{iθ} − mean)e^{−iωt} over both classes; in [0, 1]."""
     coherence: Float[np.ndarray, "planes"]
-    """T = |Σ_d F_d|² / Σ_d |F_d|² over documents d, both classes: near 1 by chance, their number for a ring."""
+    """T = |Σ_d F_d|² / Σ_d |F_d|² over documents d, both classes: about 1 by chance, up to their number for a ring."""
 
 
 def turning(
@@ -78,9 +78,9 @@ def turning(
 
 
 def chance_coherence(tokens_q: TokenPositions, tokens_k: TokenPositions, window: int, seed: int = 0) -> float:
-    """The 99th percentile of T, at the strongest frequency, of angles without structure on the same tokens."""
-    parts = (array.tobytes() for tokens in (tokens_q, tokens_k) for array in (tokens.example_id, tokens.position))
-    docs_q, at_q, docs_k, at_k = parts
+    """The 99th percentile of T, at the strongest frequency, for random angles on the same tokens."""
+    arrays = (array.tobytes() for tokens in (tokens_q, tokens_k) for array in (tokens.example_id, tokens.position))
+    docs_q, at_q, docs_k, at_k = arrays
     return _chance(docs_q, at_q, docs_k, at_k, tokens_q.position.dtype.str, window, seed)
 
 
@@ -100,7 +100,7 @@ def _chance(docs_q: bytes, at_q: bytes, docs_k: bytes, at_k: bytes, dtype: str, 
 
 
 def _centred(phasor: Complex[np.ndarray, "planes n"]) -> Complex[np.ndarray, "planes n"]:
-    """Without its mean: a cloud off the centre points one way at every position, which is no rotation."""
+    """Without its mean: a cloud off the centre has the same angle at every position, which is not a rotation."""
     return phasor - phasor.mean(-1, keepdims=True) if phasor.shape[-1] else phasor
 
 
@@ -110,11 +110,11 @@ def _strongest(
     def squared_lengths(sums: np.ndarray, _: object) -> Float[np.ndarray, "*points"]:
         return np.abs(sums).sum(0) ** 2
 
-    found = []
+    strongest_points = []
     for plane in range(len(classes[0][0])):
         even = grid.even([(phasor[plane], tokens.position) for phasor, tokens in classes])
-        found.append(strongest(grid, even, squared_lengths))
-    return grid.frequency(np.array(found, dtype=np.int64))
+        strongest_points.append(strongest(grid, even, squared_lengths))
+    return grid.frequency(np.array(strongest_points, dtype=np.int64))
 
 
 def _sums(
@@ -146,7 +146,7 @@ def fit_circles(
     tokens_k: TokenPositions,
     window: int,
 ) -> list[Circle]:
-    """Of several heads on the same tokens: least squares over C and the class centres at every ω of the grid.
+    """For several heads on the same tokens: least squares over C and the class centres at every ω of the grid.
 
     R² = |Σ w̃ē|² / (Σ|ẽ|² Σ|w̃|²).
     """
@@ -155,11 +155,11 @@ def fit_circles(
     position = np.concatenate([tokens_q.position, tokens_k.position])
     centred = [tuple(w - w.mean() for w in head) for head in heads]
     totals = [sum(float(np.vdot(w, w).real) for w in head) for head in centred]
-    known = [total > 0 and weight.some for total in totals]
+    fittable = [total > 0 and weight.any_nonzero for total in totals]
     parts = [
         (np.concatenate(head) / total**0.5, position)
-        for head, total, there in zip(centred, totals, known, strict=True)
-        if there
+        for head, total, can_fit in zip(centred, totals, fittable, strict=True)
+        if can_fit
     ]
     even = iter(grid.even(parts) if parts else ())
 
@@ -168,31 +168,31 @@ def fit_circles(
         power *= weight.even if points is None else weight.all[points]
         return power
 
-    found = []
-    for head, total, there in zip(centred, totals, known, strict=True):
-        if not there:
-            found.append(Circle(float("nan"), float("nan"), False))
+    fits = []
+    for head, total, can_fit in zip(centred, totals, fittable, strict=True):
+        if not can_fit:
+            fits.append(Circle(float("nan"), float("nan"), False))
             continue
         best = strongest(grid, next(even)[None], explained)
         omega = float(grid.frequency(np.array(best)))
         classes = list(zip(head, (tokens_q, tokens_k), strict=True))
-        found.append(Circle(omega, _r_squared(classes, omega, total), best in (1, grid.size - 1)))
-    return found
+        fits.append(Circle(omega, _r_squared(classes, omega, total), best in (1, grid.size - 1)))
+    return fits
 
 
 class _Weights(NamedTuple):
-    """1 / Σ|ẽ|² at every ω; 0 where e^{iωt} hardly varies over the tokens, which fits anything."""
+    """1 / Σ|ẽ|² at every ω; 0 where e^{iωt} hardly varies over the tokens and would fit anything."""
 
     all: Float32[np.ndarray, "grid"]
     even: Float32[np.ndarray, "2 base"]
     """At even points, as ``Grid.even`` lays them out."""
-    some: bool
-    """Whether any is not 0."""
+    any_nonzero: bool
+    """Whether any weight is not 0."""
 
 
 @lru_cache(maxsize=4)
 def _weights(at_q: bytes, at_k: bytes, window: int) -> _Weights:
-    """Heads share tokens."""
+    """Cached, because heads share tokens."""
     grid = Grid(window)
     spread = np.zeros(grid.size)
     for position in (np.frombuffer(at_q, np.int64), np.frombuffer(at_k, np.int64)):
@@ -200,8 +200,8 @@ def _weights(at_q: bytes, at_k: bytes, window: int) -> _Weights:
         spread += len(position) - np.abs(sums) ** 2 / len(position)
     spread[0] = 0.0
     enough = spread > 1e-3 * spread.max()
-    found = np.where(enough, 1.0 / np.where(enough, spread, 1.0), 0.0).astype(np.float32)
-    return _Weights(found, np.ascontiguousarray(found.reshape(grid.base, 4)[:, ::2].T), bool(found.any()))
+    weights = np.where(enough, 1.0 / np.where(enough, spread, 1.0), 0.0).astype(np.float32)
+    return _Weights(weights, np.ascontiguousarray(weights.reshape(grid.base, 4)[:, ::2].T), bool(weights.any()))
 
 
 def _r_squared(classes: list[tuple[Complex[np.ndarray, "_"], TokenPositions]], omega: float, total: float) -> float:

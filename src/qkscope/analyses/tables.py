@@ -1,6 +1,6 @@
-"""Tables on their way: columns as arrays, joined from task to task, and frames only at the end.
+"""Intermediate tables: columns as arrays, joined from task to task; data frames only at the end.
 
-A frame costs about as much for a few heads as for a thousand.
+Creating a data frame takes about as long for a few heads as for a thousand.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pandas as pd
 from jaxtyping import Float
 
 Columns = dict[str, np.ndarray]
-"""One array per column, all of one length; a column of vectors has two axes. Truth values that may be absent are
-numbers: 1, 0 and NaN."""
+"""One array per column, all of the same length; a column of vectors has two axes. Booleans that may be missing are
+stored as 1, 0 and NaN."""
 _T = TypeVar("_T")
 
 
@@ -31,36 +31,42 @@ class Tables:
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:
         """Each as a frame."""
-        return {name: one if isinstance(one, pd.DataFrame) else frame_of(one) for name, one in self.given.items()}
+        return {
+            name: table if isinstance(table, pd.DataFrame) else frame_of(table) for name, table in self.given.items()
+        }
 
 
 def frame_of(columns: Columns) -> pd.DataFrame:
     """The columns as a frame."""
-    return pd.DataFrame({name: list(one) if one.ndim > 1 else one for name, one in columns.items()})
+    return pd.DataFrame({name: list(values) if values.ndim > 1 else values for name, values in columns.items()})
 
 
 def together(parts: Sequence[Tables]) -> Tables:
     """Different tables of the same heads."""
-    given = {name: table for part in parts for name, table in part.given.items()}
-    return Tables(given, {name: values for part in parts for name, values in part.replicates.items()})
+    tables = {name: table for part in parts for name, table in part.given.items()}
+    return Tables(tables, {name: values for part in parts for name, values in part.replicates.items()})
 
 
 def under_each_other(parts: Sequence[Tables]) -> Tables:
     """The same tables of different heads."""
-    given = {name: _joined(found) for name, found in _by_name([part.given for part in parts]).items()}
-    again = {name: np.concatenate(found) for name, found in _by_name([part.replicates for part in parts]).items()}
-    return Tables(given, again)
+    tables = {
+        name: _joined(parts_of_table) for name, parts_of_table in _by_name([part.given for part in parts]).items()
+    }
+    replicates = {
+        name: np.concatenate(arrays) for name, arrays in _by_name([part.replicates for part in parts]).items()
+    }
+    return Tables(tables, replicates)
 
 
 def _joined(tables: list[Columns | pd.DataFrame]) -> Columns | pd.DataFrame:
-    columns = [one for one in tables if not isinstance(one, pd.DataFrame)]
-    frames = [one for one in tables if isinstance(one, pd.DataFrame)]
+    columns = [table for table in tables if not isinstance(table, pd.DataFrame)]
+    frames = [table for table in tables if isinstance(table, pd.DataFrame)]
     if frames:  # a table is one or the other
         return pd.concat(frames, ignore_index=True)
-    return {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
+    return {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
 
 
 def _by_name(parts: Sequence[Mapping[str, _T]]) -> dict[str, list[_T]]:
-    """What each name stands for, in the order of the parts."""
+    """The values of each name, in the order of the parts."""
     names = {name: None for part in parts for name in part}
     return {name: [part[name] for part in parts if name in part] for name in names}

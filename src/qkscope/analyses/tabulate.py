@@ -20,14 +20,16 @@ def batch_of(
     model: str, family: str, heads: Sequence[HeadData], analyses: Sequence[Analysis], options: AnalysisOptions
 ) -> Batch:
     """Heads of a model, ready for these analyses."""
-    return Batch(model, family, tuple(heads), _names(analyses), any(one.axes for one in analyses), options)
+    return Batch(model, family, tuple(heads), _names(analyses), any(analysis.axes for analysis in analyses), options)
 
 
 def tabulate(batch: Batch, analyses: Sequence[Analysis]) -> tuple[Tables, list[int]]:
-    """The tables of a batch, and which heads do not drift at all: those have no part in what needs axis a."""
+    """The tables of a batch, and the heads that do not drift at all; analyses that need axis a leave those out."""
     if not batch.axes or batch.drifts.all():
         return _tables(batch, analyses), []
-    on_axes, others = ([one for one in analyses if one.axes is which] for which in (True, False))
+    on_axes, others = (
+        [analysis for analysis in analyses if analysis.axes is needs_axes] for needs_axes in (True, False)
+    )
     drifting = np.flatnonzero(batch.drifts).tolist()
     parts = [_tables(batch.some(range(len(batch)), _names(others), axes=False), others)]
     if drifting:
@@ -42,9 +44,9 @@ def _names(analyses: Sequence[Analysis]) -> frozenset[str]:
 def _tables(batch: Batch, analyses: Sequence[Analysis]) -> Tables:
     parts = []
     for analysis in analyses:
-        found = analysis.compute(batch)
-        parts += [_table(batch, analysis.table(name), values) for name, values in found.tables.items()]
-        parts.append(Tables(found.complete))
+        results = analysis.compute(batch)
+        parts += [_table(batch, analysis.table(name), values) for name, values in results.tables.items()]
+        parts.append(Tables(results.complete))
     return together(parts)
 
 
@@ -56,22 +58,22 @@ def _table(batch: Batch, table: Table, values: Values) -> Tables:
     if head is None:
         columns, head = _flattened(numbers, len(batch))
     else:
-        columns = {name: part if name in values.columns else part[head] for name, part in numbers.items()}
-    columns = {name: part[head] for name, part in _about(batch, table).items()} | columns
+        columns = {name: array if name in values.columns else array[head] for name, array in numbers.items()}
+    columns = {name: array[head] for name, array in _row_labels(batch, table).items()} | columns
     if values.rows is not None and not values.rows.all():
-        columns = {name: part[values.rows.reshape(-1)] for name, part in columns.items()}
+        columns = {name: array[values.rows.reshape(-1)] for name, array in columns.items()}
     return Tables({table.name: columns}, _replicates(batch, values, np.unique(head)))
 
 
-def _about(batch: Batch, table: Table) -> Columns:
-    """Per head: what names it, what kind of layer it is in, what qualifies its rows."""
-    about = dict(batch.index)
+def _row_labels(batch: Batch, table: Table) -> Columns:
+    """Per head: its name, what kind of layer it is in, and the flags of its rows."""
+    labels = dict(batch.index)
     if table.notes:
-        about["nope"] = _optional([one.nope for one in batch.heads])
-        about["sliding_window"] = _optional([one.sliding_window for one in batch.heads])
+        labels["nope"] = _optional([head.nope for head in batch.heads])
+        labels["sliding_window"] = _optional([head.sliding_window for head in batch.heads])
     if table.flags:
-        about["flags"] = np.array(flags(batch.moments))
-    return about
+        labels["flags"] = np.array(flags(batch.moments))
+    return labels
 
 
 def _optional(values: Sequence[int | None]) -> np.ndarray:
@@ -79,7 +81,7 @@ def _optional(values: Sequence[int | None]) -> np.ndarray:
 
 
 def _with_intervals(batch: Batch, columns: Sequence[Column], values: Values) -> Columns:
-    """The values, those that are others times the window, and the ends of all intervals."""
+    """The values, the columns that are another column times the window, and the ends of all intervals."""
     numbers = values.columns | values.per_head
     for column in columns:
         if column.per_token:
@@ -92,31 +94,34 @@ def _with_intervals(batch: Batch, columns: Sequence[Column], values: Values) -> 
 
 
 def _interval(batch: Batch, column: Column, estimate: np.ndarray, left_out: Mapping[str, np.ndarray]) -> Interval:
-    """The interval of a column; groups whose absence says nothing do not count."""
+    """The interval of a column; groups with a NaN replicate do not count."""
     assert column.scale is not None
-    again = left_out.get(column.name)
-    if again is None:
+    replicates = left_out.get(column.name)
+    if replicates is None:
         missing = np.full(estimate.shape, np.nan)
         return Interval(missing, missing, missing)
     present = batch.usable
-    unknown = np.isnan(again) | np.isnan(estimate)[:, None]
+    unknown = np.isnan(replicates) | np.isnan(estimate)[:, None]
     if unknown.any():
-        present = present.reshape(present.shape + (1,) * (again.ndim - 2)) * ~unknown
-        again, estimate = np.nan_to_num(again), np.nan_to_num(estimate)
-    return jackknife(estimate, again, present, column.scale)
+        present = present.reshape(present.shape + (1,) * (replicates.ndim - 2)) * ~unknown
+        replicates, estimate = np.nan_to_num(replicates), np.nan_to_num(estimate)
+    return jackknife(estimate, replicates, present, column.scale)
 
 
 def _flattened(numbers: Columns, n_heads: int) -> tuple[Columns, Int[np.ndarray, "rows"]]:
-    """One row per head and whatever else there is; what each head has one of is repeated."""
-    rest: tuple[int, ...] = max((part.shape[1:] for part in numbers.values()), key=len)
+    """One row per head and element of the further axes; values with one entry per head are repeated."""
+    rest: tuple[int, ...] = max((values.shape[1:] for values in numbers.values()), key=len)
     times = int(np.prod(rest, dtype=int))
     columns = {
-        name: part.reshape(-1) if len(part.shape) > 1 else part.repeat(times, 0) for name, part in numbers.items()
+        name: values.reshape(-1) if len(values.shape) > 1 else values.repeat(times, 0)
+        for name, values in numbers.items()
     }
     return columns, np.arange(n_heads).repeat(times)
 
 
 def _replicates(batch: Batch, values: Values, heads: Int[np.ndarray, "some"]) -> Columns:
-    """Replicates of each column, NaN for groups that the jackknife does not delete; of several rows, the first."""
-    first = {name: again.reshape(*again.shape[:2], -1)[..., 0] for name, again in values.left_out.items()}
-    return {name: np.where(batch.usable > 0, again, np.nan)[heads] for name, again in first.items()}
+    """Replicates of each column, NaN for groups that the jackknife does not delete; the first row of several."""
+    first = {
+        name: replicates.reshape(*replicates.shape[:2], -1)[..., 0] for name, replicates in values.left_out.items()
+    }
+    return {name: np.where(batch.usable > 0, replicates, np.nan)[heads] for name, replicates in first.items()}

@@ -1,6 +1,6 @@
 """Intervals that respect documents: the delete-group jackknife, and the flags that qualify a row.
 
-Tokens of a document depend on each other, so no row-wise standard error is right. Eight groups of documents
+Tokens of a document depend on each other, so no row-wise standard error is valid. Eight groups of documents
 are deleted one at a time; the interval is centred at the bias-corrected value G·θ̂ − (G − 1)·θ̄ with Student's t
 at G − 1 degrees of freedom, on the Fisher z scale for correlations. It need not contain θ̂ itself.
 """
@@ -26,14 +26,14 @@ MIN_ROWS_PER_DIMENSION = 5
 
 
 class Scale(Enum):
-    """The scale an interval is built on, and the range it may not leave."""
+    """The scale an interval is built on, and the range it is limited to."""
 
     LINEAR = "linear"
     SHARE = "share"
     CORRELATION = "correlation"
     MAGNITUDE = "magnitude"
     PROPORTION = "proportion"
-    """A share of rows that are counted: arcsine of its root."""
+    """A share of counted rows: arcsine of its square root."""
 
 
 @dataclass(frozen=True)
@@ -51,36 +51,38 @@ def jackknife(
     present: Float[np.ndarray, "heads groups *#rest"],
     scale: Scale = Scale.LINEAR,
 ) -> Interval:
-    """Interval of each head's estimate from its delete-one replicates; groups that are not ``present`` do not count."""
+    """Interval of each head's estimate from its delete-one replicates; groups not ``present`` do not count."""
     se = _center_and_se(estimate, replicates, present)[1]
-    there, back = _TRANSFORMS.get(scale, (_itself, _itself))
-    center, spread = _center_and_se(there(estimate), there(replicates), present)
+    transform, invert = _TRANSFORMS.get(scale, (_itself, _itself))
+    center, spread = _center_and_se(transform(estimate), transform(replicates), present)
     n_groups = _like(present.sum(1), estimate)
     half = stdtrit(np.maximum(n_groups - 1, 1), (1 + _LEVEL) / 2) * spread
-    low, high = back(center - half), back(center + half)
+    low, high = invert(center - half), invert(center + half)
     if scale is Scale.MAGNITUDE:
         low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)
     if scale is Scale.SHARE:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
     enough = n_groups >= MIN_GROUPS
-    return Interval(*(np.where(enough, part, np.nan) for part in (se, low, high)))
+    return Interval(*(np.where(enough, bound, np.nan) for bound in (se, low, high)))
 
 
 def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "*batch 8"]:
-    """1 for each group that the jackknife deletes; none where either class would be left with too few."""
+    """1 for each group that the jackknife deletes; 0 for all if either class has too few groups."""
     return moments.groups_present * np.asarray(moments.n_groups >= MIN_GROUPS)[..., None]
 
 
 def flags(moments: HeadMoments) -> list[str]:
-    """What a reader should know about each head before using its numbers, joined by ``;``."""
+    """The flags of each head, joined by ``;``: what to know before using its numbers."""
     n_q, n_k = moments.q.n.sum(-1), moments.k.n.sum(-1)
     low_n = np.minimum(n_q, n_k) < MIN_ROWS_PER_DIMENSION * moments.d
     few = moments.n_groups < MIN_GROUPS
     return [";".join(_head_flags(*head)) for head in zip(low_n, few, moments.dropped_q, moments.dropped_k, strict=True)]
 
 
-def _head_flags(low_n: np.bool_, few: np.bool_, dropped_q: np.integer[Any], dropped_k: np.integer[Any]) -> list[str]:
-    raised = ["low_n"] * bool(low_n) + ["few_documents"] * bool(few)
+def _head_flags(
+    low_n: np.bool_, few_groups: np.bool_, dropped_q: np.integer[Any], dropped_k: np.integer[Any]
+) -> list[str]:
+    raised = ["low_n"] * bool(low_n) + ["few_documents"] * bool(few_groups)
     raised += [f"nonfinite_q={dropped_q}"] * bool(dropped_q) + [f"nonfinite_k={dropped_k}"] * bool(dropped_k)
     return raised
 
@@ -98,7 +100,7 @@ def _center_and_se(
 
 
 def _fisher_z(r: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """Artanh, kept finite for a perfect correlation."""
+    """Artanh, finite even for a perfect correlation."""
     limit = 1.0 - 1e-12
     return np.arctanh(np.clip(r, -limit, limit))
 
