@@ -192,7 +192,7 @@ def all_heads(what: str, breaks: Callable[[Path], object], command: tuple[str, .
     """Every head of the dataset fails, so nothing is written."""
     reasons = [why.format(key=f"l00h0{n // 2}k", last=510 if n == 0 else 511) for n in range(4)]
     lines = [f"failed: data l00h0{n}q: {reason} [l00h0{n}q/data.parquet]" for n, reason in enumerate(reasons)]
-    return Case(what, breaks, command, 2, (*lines, "error: no head could be analysed; {place}/out is left as it was"))
+    return Case(what, breaks, command, 2, (*lines, "error: no head could be analysed; {place}/out is unchanged"))
 
 
 HEADS = [
@@ -641,7 +641,7 @@ OPTIONS = [
         "a descending range",
         nothing,
         (*ANALYZE, "--layers", "5-2"),
-        "expected ranges that rise and end below 10000, got '5-2'",
+        "expected ascending ranges that end below 10000, got '5-2'",
     ),
     error(
         "a range above the limit",
@@ -653,13 +653,13 @@ OPTIONS = [
         "an unknown analysis",
         nothing,
         (*ANALYZE, "--only", "magic"),
-        "unknown analysis 'magic'; there are pca, rotation, planes, distance, plasticity",
+        "unknown analysis 'magic'; choose from pca, rotation, planes, distance, plasticity",
     ),
     error(
         "one label for two models",
         nothing,
         ("analyze", "{place}/data", "{place}/data", "-o", "{place}/out"),
-        "several sources are labelled data; give each a label of its own",
+        "several sources have the label data; give each source its own label",
     ),
     error(
         "too few labels",
@@ -695,25 +695,25 @@ OPTIONS = [
         "a table that qkscope did not write",
         content("out/qk.csv", "my own"),
         ANALYZE,
-        "{place}/out/qk.csv stands there without its qk.parquet, so it is not ours to replace; move it away or write elsewhere",
+        "{place}/out/qk.csv exists without qk.parquet, so it was not written by qkscope; move it away or write elsewhere",
     ),
     error(
         "a table of another version",
         lambda p: [(p / "out").mkdir(), pq.write_table(pa.table({"model": ["m"]}), p / "out" / "heads.parquet")],
         ANALYZE,
-        "{place}/out/heads.parquet is not a table of this version (heads: columns do not match their description: active_planes, active_share, amplification and 74 more); move it away or write elsewhere",
+        "{place}/out/heads.parquet was not written by this version (heads: unexpected or missing columns: active_planes, active_share, amplification and 74 more); move it away or write elsewhere",
     ),
     error(
         "a table with text instead of numbers",
         lambda p: [shutil.copytree(p / "tables-data", p / "out"), words_in(p / "out" / "rotated.parquet", "r_k_a")],
         ANALYZE,
-        "{place}/out/rotated.parquet is not a table of this version (column r_k_a should hold numbers); move it away or write elsewhere",
+        "{place}/out/rotated.parquet was not written by this version (column r_k_a must contain numbers); move it away or write elsewhere",
     ),
     error(
         "axes with text instead of numbers",
         lambda p: [shutil.copytree(p / "tables-data", p / "out"), words_in(p / "out" / "axes.parquet", "layer")],
         ANALYZE,
-        "{place}/out/axes.parquet: column layer should hold numbers; it is not a file of ours, move it away",
+        "{place}/out/axes.parquet: column layer must contain numbers; it was not written by qkscope, move it away",
     ),
     error(
         "a summary that is not JSON",
@@ -778,7 +778,7 @@ CONFIGS = [
         "tables into a link that leads nowhere",
         lambda p: (p / "out").symlink_to(p / "gone"),
         ANALYZE,
-        "cannot write to {place}/out (it is a link to {place}/gone, which does not exist)",
+        "cannot write to {place}/out (it is a link to {place}/gone, which does not exist); choose another",
     ),
     error(
         "a folder in place of the report's page",
@@ -814,13 +814,13 @@ CONFIGS = [
         "a table of heads without its columns",
         content("foreign/rotated.csv", "a,b\n1,2\n"),
         ("report", "{place}/foreign", "-o", "{place}/report"),
-        "{place}/foreign/rotated.csv has no column layer, head, which a table of heads needs",
+        "{place}/foreign/rotated.csv has no column layer, head, which is required",
     ),
     error(
         "a table of heads with text instead of numbers",
         content("foreign/rotated.csv", "model,layer,head,r_q_a\nm,one,two,three\n"),
         ("report", "{place}/foreign", "-o", "{place}/report"),
-        "{place}/foreign/rotated.csv: column layer should hold whole numbers (…)",
+        "{place}/foreign/rotated.csv: column layer must contain integers (…)",
     ),
     error(
         "a folder without tables to verify",
@@ -970,7 +970,7 @@ CAPTURES = [
         "weights that are not numbers",
         weights(lambda found: found | {"model.norm.weight": found["model.norm.weight"] * np.nan}),
         CAPTURE,
-        "the model's weights hold non-finite values, the first of them in norm.weight; use others",
+        "the model's weights contain non-finite values, first in model.norm.weight; choose another checkpoint",
     ),
     error(
         "a GPU that does not exist",

@@ -74,7 +74,7 @@ def test_a_broken_head_raises_from_python(tmp_path):
 
 
 REFUSED = """
-from qkscope.analyses.tabulate import PcaOptions, RotationOptions
+from qkscope.analyses.options import PcaOptions, RotationOptions
 for make in (lambda: RotationOptions("bogus"), lambda: RotationOptions(pairing="bogus"), lambda: PcaOptions(low=0.9)):
     try:
         make()

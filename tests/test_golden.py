@@ -78,7 +78,8 @@ def test_values_are_those_that_were_stored(tables, name):
             pd.testing.assert_series_equal(a, b)
             continue
         largest = b.abs().max() if b.notna().any() else 0.0
-        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=max(TOLERANCE * largest, ROUNDING), err_msg=f"{name}: {column}")
+        atol = max(TOLERANCE * largest, ROUNDING)
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=atol, err_msg=f"{name}: {column}")
 
 
 if __name__ == "__main__":

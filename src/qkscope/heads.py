@@ -1,4 +1,4 @@
-"""Names of heads: ``HeadId`` ↔ ``"l05h13q"``, which key head a query head reads, and the published choice of some."""
+"""Names of heads: ``HeadId`` ↔ ``"l05h13q"``, which key head a query head reads, and the published choice of heads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HeadId(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> HeadId:
-        """Read a head's name; a ``ValueError`` says what was expected."""
+        """Parse a head's name; raises ``ValueError`` if it is not one."""
         head = cls.match(name)
         if head is None:
             raise ValueError(f"expected a head name such as 'l05h13q', got {name!r}")
@@ -38,15 +38,15 @@ class HeadId(NamedTuple):
 
     @classmethod
     def match(cls, name: str) -> HeadId | None:
-        """The head that ``name`` names, or None if it names none.
+        """The head with this name, or None if ``name`` is not the name of a head.
 
         >>> HeadId.match("README.md") is None
         True
         """
-        found = _NAME.fullmatch(name)
-        if found is None:
+        parsed = _NAME.fullmatch(name)
+        if parsed is None:
             return None
-        layer, head, kind = found.groups()
+        layer, head, kind = parsed.groups()
         return cls(int(layer), int(head), "q" if kind == "q" else "k")
 
     def key_head(self, q_per_kv: int) -> HeadId:

@@ -1,4 +1,4 @@
-"""Pictures of heads from Python: each call returns a matplotlib Figure, drawn from a sample of the head's vectors.
+"""Figures of heads from Python: each call returns a matplotlib Figure, drawn from a sample of the head's vectors.
 
 >>> import qkscope
 >>> run = qkscope.open("runs/my-model")                        # doctest: +SKIP
@@ -26,13 +26,13 @@ from qkscope.study.study import Study, StudyRun
 
 _Heads = Sequence[tuple[int, int]]
 MOST_POINTS = 8000
-"""Points of each kind per head."""
+"""Points of each kind per head, at most."""
 
 
 def pc_plane(
     run: Run, heads: _Heads | None = None, pcs: tuple[int, int] = (0, 1), *, seed: int = 42, kinds: str = "qk"
 ) -> Figure:
-    """Queries and keys on two principal components; four heads drawn with the seed, or those given."""
+    """Queries and keys on two principal components; of the given heads, or of four heads drawn with the seed."""
     chosen = list(heads or draw_heads(run, seed))
     study = heads_study(Job(run), chosen, ("pca",), PointOptions(axes=0, rows=MOST_POINTS, pcs=tuple(sorted(set(pcs)))))
     return components_figure(study, chosen, pcs, kinds)

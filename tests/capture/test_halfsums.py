@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from qkscope.capture.rope import LayerRope
+from qkscope.capture.sums import layersums
 from qkscope.capture.sums.gramsums import GramSums
 from qkscope.capture.sums.layersums import LayerSums, layer_moments
 from qkscope.capture.sums.rowsums import RowSums
@@ -34,10 +35,10 @@ def passes(rng: np.random.Generator, dtype: torch.dtype) -> list[tuple[torch.Ten
 
 
 def moments(plan: Plan, calls, turns, *, half: bool, monkeypatch, way: type = RowSums):
-    monkeypatch.setattr(reduce, "takes", lambda _q, _k: half)
+    monkeypatch.setattr(layersums, "takes", lambda _q, _k: half)
     if way is GramSums:
-        monkeypatch.setattr(reduce, "trusted", lambda *_: True)
-        monkeypatch.setattr(reduce, "far_means", lambda q, k, _: torch.zeros(q.shape[1] + k.shape[1], q.shape[-1]))
+        monkeypatch.setattr(layersums, "trusted", lambda *_: True)
+        monkeypatch.setattr(layersums, "far_means", lambda q, k, _: torch.zeros(q.shape[1] + k.shape[1], q.shape[-1]))
     sums = LayerSums(plan, turns)
     for q, k, tokens in calls:
         t = torch.arange(tokens.first, tokens.first + q.shape[2])[:, None]

@@ -116,7 +116,7 @@ def test_a_capture_on_ray_that_is_asked_to_stop_says_so_and_can_go_on(alone, mod
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 143, said
-    assert said.endswith("stopped; the same command again goes on where it stopped\n")
+    assert said.endswith("stopped; rerun the same command to resume\n")
     run_here(model, texts, "-o", tmp_path / "run")
     assert all_bytes(tmp_path / "run") == alone
 

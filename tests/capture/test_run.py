@@ -320,7 +320,9 @@ def test_other_weights_are_another_run(ids, tmp_path):
 
 def test_a_second_process_is_told_that_the_folder_is_taken(model, ids, tmp_path):
     def meddle(_) -> None:
-        with pytest.raises(HeldError, match=rf"is in use by process {os.getpid()} on .*, since 20.* UTC; wait until it ends"):
+        with pytest.raises(
+            HeldError, match=rf"is in use by process {os.getpid()} on .*, since 20.* UTC; wait until it ends"
+        ):
             do(model, ids[:2], tmp_path / "run")
 
     do(model, ids[:2], tmp_path / "run", meddle)

@@ -87,7 +87,7 @@ def test_damage_is_measured_again_and_told(model, ids, tmp_path, caplog):
     do(model, ids, tmp_path / "run", seen.append)
     assert seen[0].documents == 1
     assert (
-        "000000-000002 is damaged (layer-001.safetensors is not what was written); what it held is measured again"
+        "000000-000002 is damaged (layer-001.safetensors differs from its checksum); its shards are measured again"
         in caplog.text
     )
     assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
@@ -145,7 +145,7 @@ def test_parts_of_another_run_are_not_taken_for_this_one(model, ids, tmp_path, c
 def test_remains_of_a_run_that_lost_its_manifest_are_not_mixed_into_another(model, ids, tmp_path):
     do(model, ids, tmp_path / "run")
     (tmp_path / "run" / "run.json").unlink()
-    words = r"holds remains of a run without its manifest \(moments, sample, checksums.json\); choose another folder"
+    words = r"contains a run without its manifest \(moments, sample, checksums.json\); choose another folder"
     with pytest.raises(DatasetError, match=words):
         do(model, ids[:8], tmp_path / "run", layers=(0, 1))
     assert len(list((tmp_path / "run" / "moments").iterdir())) == 4
@@ -215,7 +215,7 @@ def short(ids: list[np.ndarray]) -> list[np.ndarray]:
 def test_a_document_that_does_not_fit_stops_the_run_and_is_named(model, ids, tmp_path):
     words = (
         r"document 1 \(d1, 155 tokens\) does not fit into memory \(CUDA out of memory. Tried to allocate 9 GiB\); "
-        "try --prefill 2048 or a smaller --window, or leave such documents out with --keep-going"
+        "try --prefill 2048 or a smaller --window, or use --keep-going to leave out such documents"
     )
     with pytest.raises(CaptureError, match=words):
         do(model, short(ids), tmp_path / "run")
@@ -264,7 +264,7 @@ def test_memory_that_runs_out_when_sums_are_brought_together_is_one_line(model, 
     def finish(_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("qkscope.capture.shardsums.finish", finish)
+    monkeypatch.setattr("qkscope.capture.shardsums.layer_moments", finish)
     with pytest.raises(CaptureError, match="out of memory while merging the sums of documents 0 to 1"):
         do(model, ids[:2], tmp_path / "run")
 
@@ -291,7 +291,9 @@ def test_a_model_that_leaves_no_room_says_so(model, ids, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(Measurement, "_decode", decode)
-    with pytest.raises(CaptureError, match=r"out of memory after the model was loaded \(CUDA out of memory.\); try --dtype"):
+    with pytest.raises(
+        CaptureError, match=r"out of memory after the model was loaded \(CUDA out of memory.\); try --dtype"
+    ):
         do(model, ids[:2], tmp_path / "run", doing={"keep_going": True})
 
 
@@ -320,7 +322,7 @@ def test_a_capture_that_is_asked_to_stop_says_how_to_go_on(model_folder, tmp_pat
     process.send_signal(how)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code, said
-    assert said.endswith("stopped; the same command again goes on where it stopped\n")
+    assert said.endswith("stopped; rerun the same command to resume\n")
     assert "Traceback" not in said
     assert not (tmp_path / "run" / "holder.json").exists()
 
@@ -337,9 +339,7 @@ def test_a_full_disk_is_one_line_and_with_more_room_it_goes_on(model_folder, tex
         full = CliRunner().invoke(app, [*given, str(disk / "run")])
         assert full.exit_code == 2
         assert full.output.splitlines()[-1].startswith("error: no space left on device [")
-        assert full.output.splitlines()[-1].endswith(
-            "; free some space; the same command again goes on where it stopped"
-        )
+        assert full.output.splitlines()[-1].endswith("; free some space; rerun the same command to resume")
         assert not list(disk.rglob("*.tmp"))
         subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
         assert CliRunner().invoke(app, [*given, str(disk / "run")]).exit_code == 0
@@ -398,11 +398,20 @@ def test_shares_make_the_run(shares, tmp_path):
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        (["job-1"], "documents 4 to 7 and 1 shards more are in none of these folders; finish the jobs that do them"),
-        (["job-1", "job-1"], "job-1 and {0}/job-1 both hold shard 0; leave one of them out"),
-        (["job-1", "other"], "other holds a run of other settings (options.skip_first: 6 there, 4 now)"),
-        (["job-1", "whole"], "whole is a finished run; merge takes folders that capture --shard wrote"),
-        (["job-1", "nowhere"], "nowhere holds no share of a capture; merge takes folders that capture --shard wrote"),
+        (
+            ["job-1"],
+            "documents 4 to 7 and 1 more shards are in none of these folders; finish the jobs that measure them",
+        ),
+        (["job-1", "job-1"], "job-1 and {0}/job-1 both contain shard 0; leave one of them out"),
+        (
+            ["job-1", "other"],
+            "other contains a capture with different settings (options.skip_first: expected 4, got 6)",
+        ),
+        (["job-1", "whole"], "whole is a finished run; merge needs folders written by capture --shard"),
+        (
+            ["job-1", "nowhere"],
+            "nowhere contains no share of a capture; merge needs folders written by capture --shard",
+        ),
     ],
 )
 def test_shares_that_make_none(shares, tmp_path, folders, message):
@@ -452,9 +461,7 @@ def test_a_worker_that_sees_another_model_is_refused(model, ids, tmp_path, monke
 
     plain = running.ShardSums
     monkeypatch.setattr("qkscope.capture.measure.ShardSums", lambda *parts: plain(*parts[:3], "another"))
-    with pytest.raises(
-        CaptureError, match="the worker that measured documents 0 to 1 has another model, GPU type"
-    ):
+    with pytest.raises(CaptureError, match="the worker that measured documents 0 to 1 has another model, GPU type"):
         do(model, ids[:2], tmp_path / "run")
 
 

@@ -151,7 +151,7 @@ def test_several_configs_make_one_table_and_a_model_can_be_done_again(tmp_path):
     assert table.groupby("model").size().to_dict() == {"one": 4 * 6, "two": 4 * 10}
     again = run("--config", configs / "one.yaml", "--layers", "1", "--config", configs / "one.yaml", on=pca_analyze_app)
     assert again.exit_code == 2
-    assert "several sources are labelled one" in again.output
+    assert "several sources have the label one" in again.output
     assert run("--config", configs / "one.yaml", "--layers", "1", on=pca_analyze_app).exit_code == 0
     table = pd.read_csv(configs / "results" / "qk.csv")
     assert table.groupby(["model", "layer"]).size().to_dict() == {("one", 1): 4 * 6, ("two", 0): 4 * 10}
@@ -164,9 +164,7 @@ def test_token_pairing_needs_shared_tokens(tmp_path):
     rewrite(dataset, "l00h01k", lambda rows: Rows(rows.x, rows.position + 1000, rows.example_id))
     done = run("--config", path, on=rotate_analyze_app)
     assert done.exit_code == 1
-    assert (
-        "l00h02q: pairing by token needs tokens in common with l00h01k; use pairing 'independent'" in done.output
-    )
+    assert "l00h02q: pairing by token needs tokens in common with l00h01k; use pairing 'independent'" in done.output
 
 
 # ---- what goes wrong: tests/badinputs.py has the table -------------------------------------------
@@ -265,7 +263,7 @@ def test_tables_that_are_not_ours_are_not_replaced(tmp_path):
     (tmp_path / "out" / "qk.csv").write_text("my own table")
     done = run("analyze", dataset, "-o", tmp_path / "out")
     assert done.exit_code == 2
-    assert "not ours to replace" in done.output
+    assert "not written by qkscope" in done.output
     assert (tmp_path / "out" / "qk.csv").read_text() == "my own table"
 
 

@@ -130,7 +130,7 @@ def test_somebody_elses_csv_makes_a_report(tmp_path):
 def test_two_runs_of_one_name_need_labels(dataset, tmp_path):
     done = run("report", dataset, dataset, "-o", tmp_path / "out")
     assert done.exit_code == 2
-    assert "labelled tiny" in done.output
+    assert "the label tiny" in done.output
 
 
 # ---- view ----------------------------------------------------------------------------------------
@@ -247,7 +247,9 @@ def test_a_run_under_another_label_is_reported_under_that_label(dataset, tmp_pat
 def test_pictures_need_to_know_which_head(dataset, tmp_path):
     path = config(tmp_path, dataset)
     assert "choose a head with --random" in run("--config", path, on=pca_visualize_app).output
-    assert "has no query head with layer 7" in run("--config", path, "--layer", 7, "--random", on=pca_visualize_app).output
+    assert (
+        "has no query head with layer 7" in run("--config", path, "--layer", 7, "--random", on=pca_visualize_app).output
+    )
     assert (
         "leave out --collage"
         in run("--config", path, "--complement", "--collage", "--random", on=rotate_visualize_app).output

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
-from qkscope.core import moments
+from qkscope.core import chunksums
 from qkscope.core.moments import Moments
 
 
@@ -120,7 +120,7 @@ def test_chunks_do_not_matter(monkeypatch):
     rng = np.random.default_rng(1)
     x, t = rng.standard_normal((500, 4)), rng.integers(0, 9999, 500)
     whole = Moments.from_rows(x, t)
-    monkeypatch.setattr(moments, "CHUNK", 37)
+    monkeypatch.setattr(chunksums, "CHUNK", 37)
     assert_same(Moments.from_rows(x, t), whole.mean, whole.scatter)
 
 

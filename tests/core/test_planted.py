@@ -46,7 +46,7 @@ def test_seed_documents_and_window_are_honoured():
 def test_impossible_heads_are_refused():
     with pytest.raises(ValueError, match="d of at least 6"):
         plant(4, rings=[Ring(0.1, 1.0, 1.0)] * 2)
-    with pytest.raises(ValueError, match="right angle"):
+    with pytest.raises(ValueError, match="orthogonal"):
         plant(2, a=np.array([1.0, 0.0]), b=np.array([1.0, 1.0]))
     with pytest.raises(ValueError, match="at most 20 rows"):
         plant(4, n=21, documents=2, window=10)

@@ -59,7 +59,7 @@ def test_repeated_tokens_are_ordered_by_content():
 
 
 def test_unlike_samples_do_not_merge():
-    with pytest.raises(ValueError, match="one size and seed"):
+    with pytest.raises(ValueError, match="equal size and seed"):
         Sample.from_rows(rows(3), 2, 0).merge(Sample.from_rows(rows(3), 2, 1))
 
 

@@ -48,9 +48,7 @@ def test_one_that_dies_before_it_is_there_is_replaced_too(tmp_path):
 
 
 def test_an_item_that_kills_every_actor_is_named(tmp_path):
-    with pytest.raises(
-        QkscopeError, match=r"^3 workers died on 2, one after another, most likely out of memory; "
-    ):
+    with pytest.raises(QkscopeError, match=r"^3 workers died on 2, one after another, most likely out of memory; "):
         list(for_each(Dies(tmp_path, item=2, times=9), range(6), RAY))
 
 

@@ -4,9 +4,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.figures import beyond, bias, collages, components, depth, distance, drift, scatter, training, trajectory
+from qkscope.figures import (
+    bias,
+    collages,
+    components,
+    depth,
+    distance,
+    drift,
+    formulas,
+    ropeplanes,
+    scatter,
+    training,
+    trajectory,
+)
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import models
+from qkscope.heads import choose_heads
 from qkscope.study.study import Study, StudyRun
 from tests.studies import CHECKPOINTS, MODELS, published_shape
 
@@ -237,8 +250,8 @@ def test_the_published_choice_of_heads():
     heads = [(layer, head) for layer in range(28) for head in range(24)]
     import random
 
-    assert collages.choose(heads[::-1]) == random.Random(42).sample(sorted(heads), 4)
-    assert collages.choose(heads[:3]) == heads[:3]
+    assert choose_heads(heads[::-1]) == random.Random(42).sample(sorted(heads), 4)
+    assert choose_heads(heads[:3]) == heads[:3]
 
 
 def points(n: int = 50, **columns) -> pd.DataFrame:
@@ -326,10 +339,10 @@ def test_the_spectrum_says_which_planes_carry_half_of_the_bias():
         for p, b in enumerate([0.0, 0.1, 0.6, 0.3])
     ]  # fmt: skip
     rows += [{"view": "svd", "plane": 0, "var_share": 1.0}]
-    data = beyond.prepare_spectrum(study(rows, "planes"))
+    data = ropeplanes.prepare_spectrum(study(rows, "planes"))
     assert len(data) == 4
-    assert "1 of 4 planes carry half of the bias; they make 1 to 1 turns" in beyond.say_spectrum(data)[0]
-    beyond.draw_spectrum(data)
+    assert "1 of 4 planes carry half of the bias; they make 1 to 1 turns" in ropeplanes.say_spectrum(data)[0]
+    ropeplanes.draw_spectrum(data)
 
 
 def test_distance_curves_show_heads_from_the_worst_to_the_best_and_all_of_them_in_the_histogram():
@@ -349,8 +362,8 @@ def test_distance_curves_show_heads_from_the_worst_to_the_best_and_all_of_them_i
 def test_the_audit_compares_formulas_head_by_head():
     heads = pd.DataFrame({"model": "m", "family": "", "layer": 0, "head": [0, 1], "posvar_q": [0.1, 0.2]})
     heads = heads.assign(posvar_q_published=heads["posvar_q"] * 3, posvar_k=0.1, posvar_k_published=0.1)
-    data = beyond.prepare_audit(study([{"head": 0, "bias_strength": 0.1, "window": 10.0}], "rotated", heads=heads))
+    data = formulas.prepare_audit(study([{"head": 0, "bias_strength": 0.1, "window": 10.0}], "rotated", heads=heads))
     assert len(data) == 1
     assert data["bias_window"].tolist() == [1.0]
-    assert "3.00 times the exact share" in beyond.say_audit(data)[0]
-    beyond.draw_audit(data)
+    assert "3.00 times the exact share" in formulas.say_audit(data)[0]
+    formulas.draw_audit(data)

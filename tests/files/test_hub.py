@@ -136,5 +136,5 @@ def test_a_file_that_does_not_come_fails_its_head_and_not_the_others(hub, tmp_pa
     assert done.returncode == 1
     failed = [line for line in done.stderr.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 1
-    assert failed[0].startswith(f"failed: {REVISION} l01h01q: the Hub did not deliver {REPO}/deep/prefix/l01h01q")
+    assert failed[0].startswith(f"failed: {REVISION} l01h01q: cannot read {REPO}/deep/prefix/l01h01q")
     assert len((tmp_path / "out" / "rotated.csv").read_text().splitlines()) == 1 + 7

@@ -165,7 +165,9 @@ def test_what_is_no_part_is_refused_rather_than_removed(tmp_path):
     (tmp_path / "elsewhere" / "000000-000001").mkdir(parents=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / PARTS).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DatasetError, match="parts is a symbolic link, which a capture never creates; choose another folder"):
+    with pytest.raises(
+        DatasetError, match="parts is a symbolic link, which a capture never creates; choose another folder"
+    ):
         Parts(tmp_path / "run", MANIFEST).open(tmp_path / "run" / "kept")
     (tmp_path / "other" / PARTS / "photographs").mkdir(parents=True)
     with pytest.raises(DatasetError, match="photographs is not a part of a capture; move it away or choose another"):

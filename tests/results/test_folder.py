@@ -120,7 +120,7 @@ def test_what_a_new_analysis_no_longer_says_is_gone(tmp_path):
 def test_a_table_of_another_version_is_found_before_the_work(tmp_path):
     (tmp_path / "out").mkdir()
     pd.DataFrame({"model": ["m"], "layer": [0]}).to_parquet(tmp_path / "out" / "heads.parquet")
-    with pytest.raises(TableError, match="not a table of this version"):
+    with pytest.raises(TableError, match="not written by this version"):
         check_results_folder(tmp_path / "out")
 
 

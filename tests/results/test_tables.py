@@ -103,7 +103,7 @@ def test_rows_are_sorted_whatever_order_they_come_in(frames, tmp_path):
 
 def test_a_table_of_another_layout_is_refused_and_left_alone(frames, tmp_path):
     frames["qk"].drop(columns=["eigengap"]).to_parquet(tmp_path / "qk.parquet")
-    with pytest.raises(TableError, match=r"qk.parquet is not a table of this version .*eigengap"):
+    with pytest.raises(TableError, match=r"qk.parquet was not written by this version .*eigengap"):
         read_table(tmp_path, "qk")
     (tmp_path / "qk.parquet").write_bytes(b"no table")
     with pytest.raises(TableError, match="move it away or write elsewhere"):

@@ -80,14 +80,14 @@ def test_headlines_come_from_the_summary_and_odd_summaries_are_ignored(tmp_path)
 
 
 def test_what_is_wrong_is_said_with_the_file(tmp_path):
-    with pytest.raises(TableError, match=r"holds none of qk.csv"):
+    with pytest.raises(TableError, match=r"contains none of qk.csv"):
         read_folder(tmp_path)
     foreign(tmp_path / "a", model="m")
     pd.read_csv(tmp_path / "a" / "qk.csv").drop(columns="r_k").to_csv(tmp_path / "a" / "qk.csv", index=False)
     with pytest.raises(TableError, match=r"qk.csv has no column r_k"):
         read_folder(tmp_path / "a")
     foreign(tmp_path / "b", layer=["first", "second", "third"])
-    with pytest.raises(TableError, match=r"qk.csv: column layer should hold whole numbers"):
+    with pytest.raises(TableError, match=r"qk.csv: column layer must contain integers"):
         read_folder(tmp_path / "b")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "qk.parquet").write_bytes(b"no table")
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said_with_the_file(tmp_path):
         read_folder(tmp_path / "c")
     with pytest.raises(TableError, match=r"has no model 'z'; it has b"):
         build([Entry(foreign(tmp_path / "d", model="b"), model="z")])
-    with pytest.raises(TableError, match=r"two runs of the study are labelled 'b'"):
+    with pytest.raises(TableError, match=r"two runs of the study have the label 'b'"):
         build([Entry(tmp_path / "d"), Entry(foreign(tmp_path / "e", model="b"))])
     assert not is_results(tmp_path)
     assert is_results(tmp_path / "d")
@@ -114,16 +114,16 @@ def test_a_head_that_is_there_twice_and_numbers_that_no_head_has_are_refused(tmp
     with pytest.raises(TableError, match=r"has model m, layer 0, head 0 more than once"):
         read_folder(tmp_path / "twice")
     foreign(tmp_path / "half", head=[0, 0.5, 1])
-    with pytest.raises(TableError, match=r"column head should hold whole numbers \(found 0.5\)"):
+    with pytest.raises(TableError, match=r"column head must contain integers \(got 0.5\)"):
         read_folder(tmp_path / "half")
     foreign(tmp_path / "minus", layer=[-1, 0, 1])
-    with pytest.raises(TableError, match=r"column layer holds -1; layers and heads count from 0"):
+    with pytest.raises(TableError, match=r"column layer contains -1; layers and heads are counted from 0"):
         read_folder(tmp_path / "minus")
 
 
 def test_a_table_without_rows_is_no_table(tmp_path):
     pd.read_csv(foreign(tmp_path) / "qk.csv").head(0).to_csv(tmp_path / "qk.csv", index=False)
-    with pytest.raises(TableError, match="holds none of"):
+    with pytest.raises(TableError, match="contains none of"):
         read_folder(tmp_path)
 
 

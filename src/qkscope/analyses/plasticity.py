@@ -189,10 +189,8 @@ class _HeadPlasticity:
 
     def _has_enough_groups(self, name: str) -> Float[np.ndarray, "1 1"]:
         """1 if enough document groups have queries in every part of the window that a scalar is about, else 0."""
-        all_buckets, first, last = parts_of_window(self.cells.n.shape[-1], self.window)
-        needed = {"ap_overall": [all_buckets], "ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}[
-            name
-        ]
+        whole, first, last = parts_of_window(self.cells.n.shape[-1], self.window)
+        needed = {"ap_overall": [whole], "ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}[name]
         counts = [(self.cells.n[..., part].sum(-1) > 0).sum(-1) for part in needed]
         return (np.min(counts, axis=0) >= MIN_GROUPS).astype(float)[:, None]
 

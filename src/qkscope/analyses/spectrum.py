@@ -20,8 +20,6 @@ from qkscope.core.rows import Pair
 
 NULL_DRAWS = 400
 NULL_QUANTILE = 0.99
-PLANES_AT_ONCE = 2**22
-"""Complex numbers transformed at a time, to bound memory at long windows."""
 
 
 @dataclass(frozen=True)

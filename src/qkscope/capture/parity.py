@@ -57,8 +57,10 @@ def _refuse_non_finite(model: nn.Module, hidden: torch.Tensor) -> None:
         return
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
-            raise CaptureError(f"the model's weights hold non-finite values, the first of them in {name}; use others")
-    raise CaptureError("the model's hidden states hold non-finite values; try --dtype float32 or bfloat16")
+            raise CaptureError(
+                f"the model's weights contain non-finite values, first in {name}; choose another checkpoint"
+            )
+    raise CaptureError("the model's hidden states contain non-finite values; try --dtype float32 or bfloat16")
 
 
 def _recomputed_error(attention: Attention, output: torch.Tensor) -> float:

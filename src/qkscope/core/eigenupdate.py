@@ -1,7 +1,7 @@
-"""Eigenpairs of matrices close to one that is known, from products with a few vectors.
+"""Eigenpairs of matrices close to a known matrix, from products with a few vectors.
 
-A vector u with Mu − λu = r is corrected by (λ − K)⁻¹ r, where K is the known matrix (Davidson's step): what is left is
-smaller by the ratio of the matrices' distance to the distance of their eigenvalues.
+A vector u with Mu − λu = r is corrected by (λ − K)⁻¹ r, where K is the known matrix (Davidson's step): the remaining
+error is smaller by the ratio of ‖M − K‖ to the distance of λ from the other eigenvalues.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NEAR_BLOCK = 8
 NEAR_TIES = 2
 """Eigenpairs beyond the wanted ones that take part in the corrections."""
 NEAR_LIMIT = 3e-3
-"""Largest residual ‖Mu − λu‖ / λ before the last correction; beyond it the matrix is decomposed in full."""
+"""Largest residual ‖Mu − λu‖ / λ before the last correction; above it the matrix is decomposed in full."""
 NEAR_STEP = 0.02
-"""Longest last correction; likewise."""
+"""Largest last correction; above it the matrix is decomposed in full."""
 ALIKE = 1e-4
-"""Eigenvalues that differ by less than this share of themselves may stand for one another."""
+"""Eigenvalues that differ by less than this relative amount count as equal."""
 TOO_CLOSE = 0.05
-"""Eigenvalues nearer than this share of one another are not told apart by a correction."""
+"""A correction does not separate eigenvalues whose relative distance is less than this."""
 
 
 @runtime_checkable
@@ -68,20 +68,20 @@ class KnownAll:
 
     @property
     def beyond(self) -> Float[np.ndarray, "*batch"]:
-        """0 where the block is all there is."""
+        """0 if the block contains all eigenpairs."""
         values = self.all.values
         return values[..., self.block] if self.block < values.shape[-1] else np.zeros(values.shape[:-1])
 
     def solve(
         self, values: Float[np.ndarray, "*batch g m"], residual: Float[np.ndarray, "*batch g m d"]
     ) -> Float[np.ndarray, "*batch g m d"]:
-        """Axis by axis."""
+        """Exact, axis by axis."""
         return _axis_by_axis(self.all, values, residual)[1]
 
 
 @dataclass(frozen=True)
 class KnownTop:
-    """The matrix itself and its leading eigenpairs but the last, which says what lies beyond; one is wanted."""
+    """The matrix and its leading eigenpairs; the last of them only bounds the others. One eigenpair is wanted."""
 
     matrix: Float[np.ndarray, "*batch d d"]
     top: Eigen
@@ -99,7 +99,7 @@ class KnownTop:
     def solve(
         self, values: Float[np.ndarray, "*batch g m"], residual: Float[np.ndarray, "*batch g m d"]
     ) -> Float[np.ndarray, "*batch g m d"]:
-        """Axis by axis on those that are known; off them all at the distance from the first eigenvalue."""
+        """Axis by axis on the known axes; off them with (λ₁ − K)⁻¹ for the first eigenvalue λ₁."""
         axes = self.leading.axes[..., None, :, :]
         on, step = _axis_by_axis(self.leading, values, residual)
         off = residual - on @ axes
@@ -107,7 +107,7 @@ class KnownTop:
 
     @cached_property
     def _resolvent(self) -> Float[np.ndarray, "*batch d d"]:
-        """(λ₁ − K)⁻¹, with what is known lifted out of the way, and a little more where others are as large."""
+        """(λ₁ − K)⁻¹ with the known axes shifted away, and a small shift in case others are as large as λ₁."""
         axes, largest = self.leading.axes, self.top.values[..., 0, None, None]
         lift = np.maximum(largest, ALIKE * np.abs(self.matrix).max((-2, -1), keepdims=True))
         lift = np.where(lift > 0, lift, 1.0)
@@ -128,65 +128,65 @@ def _axis_by_axis(
 def eigh_near(times: Times, known: Known, k: int, ceiling: Float[np.ndarray, "*batch g"], rounds: int = 1) -> Eigen:
     """The k leading eigenpairs of g positive matrices close to a known one.
 
-    The block of leading axes is decomposed exactly, corrected and decomposed within the span of the corrected, so many
-    ``rounds``, and corrected once more. A matrix is taken to be near only if the axes beyond the block carry less than
-    the k-th eigenvalue and the residual ends up small; the others are decomposed in full. ``ceiling`` is the most that
-    those axes can carry; where it decides nothing, a factorisation does.
+    The block of leading axes is decomposed exactly; ``rounds`` times it is corrected and decomposed within the span of
+    the corrected axes; then it is corrected once more. The result is accepted only if eigenvalues beyond the block are
+    below the k-th eigenvalue and the residual is small; other matrices are decomposed in full. ``ceiling`` is an upper
+    bound of the eigenvalues beyond the block; if it is too large to decide, a factorisation decides.
     """
     axes = known.leading.axes[..., None, :, :]
     rows = times(axes)
     onto = axes.swapaxes(-1, -2)
     values, mix = eigh_descending(rows @ onto)
-    sure = _sure(rows - (rows @ onto) @ axes, mix, values, k, ceiling)
-    # A few more than are wanted: until the corrections are made, near ties stand in no certain order.
-    held = min(k + NEAR_TIES, axes.shape[-2])
-    values, mix = values[..., :held], mix[..., :held, :]
-    found, product = mix @ axes, mix @ rows
+    bounded = _bounded(rows - (rows @ onto) @ axes, mix, values, k, ceiling)
+    # A few more than are wanted: before the corrections, the order of near ties is uncertain.
+    n_kept = min(k + NEAR_TIES, axes.shape[-2])
+    values, mix = values[..., :n_kept], mix[..., :n_kept, :]
+    vectors, product = mix @ axes, mix @ rows
     for _ in range(rounds):
-        residual = product - values[..., None] * found
-        values, found, product = _ritz(times, found + known.solve(values, residual))
-    span, values, found = found, values[..., :k], found[..., :k, :]
-    residual = product[..., :k, :] - values[..., None] * found
+        residual = product - values[..., None] * vectors
+        values, vectors, product = _ritz(times, vectors + known.solve(values, residual))
+    span, values, vectors = vectors, values[..., :k], vectors[..., :k, :]
+    residual = product[..., :k, :] - values[..., None] * vectors
     step = known.solve(values, residual)
-    step -= (step @ span.swapaxes(-1, -2)) @ span  # within the span they are as good as can be
+    step -= (step @ span.swapaxes(-1, -2)) @ span  # within the span they are already optimal
     small = np.vecdot(residual, residual) <= np.copysign((NEAR_LIMIT * values) ** 2, NEAR_LIMIT)
-    near = (small & (np.vecdot(step, step) <= NEAR_STEP**2)).all(-1)
-    values, found = values + np.vecdot(step, residual), found + step
-    found /= np.linalg.norm(found, axis=-1, keepdims=True)
-    if not (near & sure).all():
+    converged = (small & (np.vecdot(step, step) <= NEAR_STEP**2)).all(-1)
+    values, vectors = values + np.vecdot(step, residual), vectors + step
+    vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
+    if not (converged & bounded).all():
         d = axes.shape[-1]
-        matrices = np.broadcast_to(times(np.eye(d)), (*near.shape, d, d))
-        for at in zip(*np.nonzero(~(near & sure)), strict=True):
-            if not (near[at] and _none_missed(matrices[at], Eigen(values[at], found[at]))):
-                full = eigh_descending(matrices[at])
-                values[at], found[at] = full.values[:k], full.axes[:k]
-    return Eigen(values, found)
+        matrices = np.broadcast_to(times(np.eye(d)), (*converged.shape, d, d))
+        for index in zip(*np.nonzero(~(converged & bounded)), strict=True):
+            if not (converged[index] and _none_missed(matrices[index], Eigen(values[index], vectors[index]))):
+                full = eigh_descending(matrices[index])
+                values[index], vectors[index] = full.values[:k], full.axes[:k]
+    return Eigen(values, vectors)
 
 
-def _sure(
+def _bounded(
     beyond: Float[np.ndarray, "*batch g block d"],
     mix: Float[np.ndarray, "*batch g block block"],
     values: Float[np.ndarray, "*batch g block"],
     k: int,
     ceiling: Float[np.ndarray, "*batch g"],
 ) -> Bool[np.ndarray, "*batch g"]:
-    """Whether all that is not wanted stays below the k-th eigenvalue of the block.
+    """Whether all unwanted eigenvalues are below the k-th eigenvalue of the block.
 
-    Not wanted are the block's own further eigenvalues, what lies beyond it, at most ``ceiling``, and what couples the
-    two: ``beyond`` are the block's rows there. The most of it is the larger eigenvalue of [[b, c], [cᵀ, ceiling]].
+    Unwanted are the block's further eigenvalues, those beyond the block (at most ``ceiling``), and the coupling of the
+    two: ``beyond`` has the block's rows there. The bound is the larger eigenvalue of [[b, c], [cᵀ, ceiling]].
     """
     if k >= values.shape[-1]:
         return np.asarray(ceiling < values[..., k - 1])
     coupled = ((mix[..., k:, :] @ beyond) ** 2).sum((-2, -1))
-    next_one = values[..., k]
-    most = (next_one + ceiling) / 2 + np.sqrt(((next_one - ceiling) / 2) ** 2 + coupled)
-    return np.asarray(most < values[..., k - 1] * (1 + ALIKE))
+    next_value = values[..., k]
+    largest = (next_value + ceiling) / 2 + np.sqrt(((next_value - ceiling) / 2) ** 2 + coupled)
+    return np.asarray(largest < values[..., k - 1] * (1 + ALIKE))
 
 
-def _none_missed(matrix: Float[np.ndarray, "d d"], found: Eigen) -> bool:
-    """Whether the matrix, less the eigenpairs found, is below the last of them: then they are the leading ones."""
-    rest = matrix - (found.axes.T * found.values) @ found.axes
-    return is_positive(found.values[-1] * (1 + ALIKE) * np.eye(len(matrix)) - rest)
+def _none_missed(matrix: Float[np.ndarray, "d d"], eigen: Eigen) -> bool:
+    """Whether the matrix minus these eigenpairs is below the last of them: then they are the leading ones."""
+    remainder = matrix - (eigen.axes.T * eigen.values) @ eigen.axes
+    return is_positive(eigen.values[-1] * (1 + ALIKE) * np.eye(len(matrix)) - remainder)
 
 
 def _ritz(

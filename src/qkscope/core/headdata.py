@@ -1,4 +1,4 @@
-"""One head as analyses see it: its moments and, where they are to be had, vectors and its rotary encoding."""
+"""One head as analyses see it: its moments and, if available, vectors and its rotary encoding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkscope.heads import HeadId
 
 
 class HeadData(NamedTuple):
-    """What is known of one query head and the key head it reads."""
+    """The data of one query head and the key head it reads."""
 
     head: HeadId
     key_head: HeadId
@@ -19,8 +19,8 @@ class HeadData(NamedTuple):
     vectors: Pair | None = None
     """A sample of its queries and keys."""
     rotary: HeadRotary | None = None
-    """How it is rotated, with the means of queries and keys with the rotation undone."""
+    """Its rotary encoding, and the means of queries and keys with the rotation undone."""
     sliding_window: int | None = None
-    """Tokens that a query sees, where it does not see them all."""
+    """Number of tokens that a query sees; None: all."""
     nope: bool | None = None
-    """Whether its layer has no rotary encoding; None where that is not known."""
+    """Whether its layer has no rotary encoding; None: unknown."""

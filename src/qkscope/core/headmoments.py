@@ -1,8 +1,8 @@
-"""What the moment-based analyses see of a head: moments by document group and by position bucket, means by both.
+"""Statistics of a head: moments by document group and by position bucket, means by both.
 
-Documents fall into 8 groups (example_id mod 8), which is what the jackknife deletes one at a time.
-Positions fall into 16 equal buckets over the window. A group and a bucket together are a cell.
-All of it merges, and all of it batches over heads.
+Documents are divided into 8 groups (example_id mod 8), which the jackknife deletes one at a time.
+Positions are divided into 16 equal buckets over the window. A group and a bucket together are a cell.
+All statistics can be merged and batched over heads.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class BucketMeans:
     @classmethod
     def stack(cls, parts: Sequence[BucketMeans]) -> BucketMeans:
         """Put equally shaped means side by side along a new first axis."""
-        return cls(*(np.stack([getattr(part, name) for part in parts]) for name in ("n", "mean_x", "mean_t")))
+        return cls(*(np.stack([getattr(means, name) for means in parts]) for name in ("n", "mean_x", "mean_t")))
 
     def __getitem__(self, index: Any) -> BucketMeans:
         """Index the batch axes."""
-        return BucketMeans(*(np.asarray(part[index]) for part in (self.n, self.mean_x, self.mean_t)))
+        return BucketMeans(*(np.asarray(array[index]) for array in (self.n, self.mean_x, self.mean_t)))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class HeadMoments:
     window: Int[np.ndarray, "*batch"]
     """Context length of the capture, in tokens."""
     scaling: Float[np.ndarray, "*batch"]
-    """What the model multiplies q·k by before the softmax."""
+    """The factor on q·k before the softmax."""
     dropped_q: Int[np.ndarray, "*batch"]
     """Non-finite query rows left out."""
     dropped_k: Int[np.ndarray, "*batch"]
@@ -92,7 +92,7 @@ class HeadMoments:
 
     @classmethod
     def stack(cls, heads: Sequence[HeadMoments]) -> HeadMoments:
-        """Several heads side by side along a new first axis; what some have and some have not, the batch has not."""
+        """Several heads side by side along a new first axis; optional parts are None unless all heads have them."""
         cross = [h.cross for h in heads if h.cross is not None]
         q_buckets = [h.q_buckets for h in heads if h.q_buckets is not None]
         q_cells = [h.q_cells for h in heads if h.q_cells is not None]
@@ -110,12 +110,12 @@ class HeadMoments:
         )
 
     def few(self, count: int) -> Iterator[tuple[slice, HeadMoments]]:
-        """Consecutive parts of a batch, at most ``count`` heads each, and where they stand."""
+        """Consecutive slices of a batch, at most ``count`` heads each, and their moments."""
         for start in range(0, len(self.window), count):
-            some = slice(start, start + count)
-            parts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-            chosen: dict[str, Any] = {name: None if part is None else part[some] for name, part in parts.items()}
-            yield some, HeadMoments(**chosen)
+            span = slice(start, start + count)
+            values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+            chosen: dict[str, Any] = {name: None if value is None else value[span] for name, value in values.items()}
+            yield span, HeadMoments(**chosen)
 
     @property
     def d(self) -> int:
@@ -179,9 +179,9 @@ class HeadMoments:
 
     @property
     def n_groups(self) -> Int[np.ndarray, "*batch"]:
-        """Document groups with rows, of the class (or the pairs) that has fewest."""
-        parts = [self.q, self.k] + ([] if self.cross is None else [self.cross])
-        return np.asarray(np.min([(part.n > 0).sum(-1) for part in parts], axis=0))
+        """Number of document groups with rows; the smallest over queries, keys and (if present) pairs."""
+        classes = [self.q, self.k] + ([] if self.cross is None else [self.cross])
+        return np.asarray(np.min([(moments.n > 0).sum(-1) for moments in classes], axis=0))
 
 
 def group_moments(rows: Rows) -> Moments:
@@ -230,7 +230,7 @@ def bucket_moments(rows: Rows, window: int, buckets: int = N_BUCKETS) -> Moments
 
 
 def cross_moments(q: Rows, k: Rows) -> Moments:
-    """Moments of (q, k) stacked into one vector of 2d, over the tokens both have, by document group (8,)."""
+    """Moments of (q, k) stacked into one vector of length 2d, over the tokens both have, by document group (8,)."""
     keys_q, keys_k = _token_keys(q), _token_keys(k)
     _, in_q, in_k = np.intersect1d(keys_q, keys_k, return_indices=True)
     both = Rows(np.concatenate([q.x[in_q], k.x[in_k]], axis=-1), q.position[in_q], q.example_id[in_q])

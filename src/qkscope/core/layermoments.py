@@ -1,4 +1,4 @@
-"""Everything a captured run keeps of one layer: moments of all its heads, by document group and position bucket."""
+"""Statistics that a captured run stores for a layer: moments of all heads by document group and position bucket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LayerMoments:
     k: Moments
     """Keys by document group (Hkv, 8)."""
     q_buckets: Moments | None
-    """Queries by position bucket (Hq, buckets), unless they were left on disk."""
+    """Queries by position bucket (Hq, buckets); None if they were not loaded."""
     q_cells: BucketMeans
     """Query means by document group and position bucket (Hq, 8, buckets)."""
     k_cells: BucketMeans
@@ -33,7 +33,7 @@ class LayerMoments:
     unrotated_k: Float[np.ndarray, "hkv 8 planes 2"]
     """The same for the keys."""
     temperature: Float[np.ndarray, "2 positions"]
-    """Where queries are scaled by a factor of their position: Σ of it, and count, at each position; else empty."""
+    """If queries are scaled by a factor that depends on position: its sum and count at each position; else empty."""
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of documents."""
@@ -53,8 +53,8 @@ class LayerMoments:
         sums = self.unrotated_q[query].sum(0), self.unrotated_k[key].sum(0)
         counts = self.q.n[query].sum(), self.k.n[key].sum()
         mean_q, mean_k = (ratio(s[:, 0], n) + 1j * ratio(s[:, 1], n) for s, n in zip(sums, counts, strict=True))
-        known = self.temperature.shape[-1] > 0
-        temperature = ratio(self.temperature[0], self.temperature[1]) if known else None
+        has_temperature = self.temperature.shape[-1] > 0
+        temperature = ratio(self.temperature[0], self.temperature[1]) if has_temperature else None
         return HeadRotary(rope, mean_q, mean_k, temperature)
 
     def head(self, query: int, key: int, window: int, scaling: float) -> HeadMoments:
@@ -73,5 +73,5 @@ class LayerMoments:
 
     @cached_property
     def _keys(self) -> list[Moments]:
-        """Keys head by head: the query heads that read one share what is made of it."""
+        """Keys of each head: query heads that read the same key head share its cached results."""
         return [self.k[key] for key in range(len(self.k.n))]

@@ -1,7 +1,7 @@
 """Moments with each document group left out in turn, without forming their scatters.
 
-The scatter of all rows but those of group g is S − S_g − c δδᵀ, with δ the distance between the two means and
-c = n_g (n − n_g) / n. Only products of it with a few vectors are ever wanted.
+The scatter of all rows except those of group g is S − S_g − c δδᵀ, with δ the difference of the two means and
+c = n_g (n − n_g) / n. Only products of it with a few vectors are needed.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments, Spread
 
 CANCELS = 1e-4
-"""Where less than this share of the spread is left without a group, the others are merged instead of subtracting it."""
+"""If less than this share of the spread remains without a group, the others are merged instead of subtracting it."""
 
 
 @dataclass(frozen=True)
 class LeaveOneOut(Spread):
-    """All rows but those of one group, for each group in turn (…, groups)."""
+    """All rows except those of one group, for each group (…, groups)."""
 
     groups: Moments
-    """By group (…, groups)."""
+    """Moments by group (…, groups)."""
     whole: Moments
     """All groups together (…)."""
 
     @cached_property
     def n(self) -> Float[np.ndarray, "*batch groups"]:
-        """Rows that are left."""
+        """Number of remaining rows."""
         return np.asarray(self.whole.n[..., None] - self.groups.n)
 
     @cached_property
     def mean(self) -> Float[np.ndarray, "*batch groups z"]:
-        """Their mean; 0 where none are left."""
-        away = self.whole.mean[..., None, :] - self.groups.mean
-        mean = self.whole.mean[..., None, :] + ratio(self.groups.n, self.n)[..., None] * away
+        """Their mean; 0 where no rows remain."""
+        difference = self.whole.mean[..., None, :] - self.groups.mean
+        mean = self.whole.mean[..., None, :] + ratio(self.groups.n, self.n)[..., None] * difference
         return np.where(self.n[..., None] > 0, mean, 0.0)
 
     @cached_property
@@ -55,7 +55,7 @@ class LeaveOneOut(Spread):
 
     @property
     def cancels(self) -> bool:
-        """Whether subtracting a group would leave little but rounding, and the others are merged instead."""
+        """Whether subtracting a group would leave mostly rounding error, so that the others are merged instead."""
         return self._merged is not None
 
     def times(self, vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
@@ -83,43 +83,43 @@ class LeaveOneOut(Spread):
 
     @cached_property
     def _merged(self) -> Moments | None:
-        """The groups that remain, merged, where subtracting would leave little but rounding."""
-        left, whole = (_spreads(part) for part in (self._diagonal, self.whole.diagonal[..., None, :]))
+        """The remaining groups, merged, if subtracting would leave mostly rounding error; else None."""
+        left, whole = (_spreads(diagonal) for diagonal in (self._diagonal, self.whole.diagonal[..., None, :]))
         if (left >= CANCELS * whole).all():
             return None
         return self.groups.merged(1.0 - np.eye(self.groups.n.shape[-1]))
 
 
 def _spreads(diagonal: Float[np.ndarray, "*batch z"]) -> Float[np.ndarray, "2 *batch"]:
-    """Of x in all, and of t."""
+    """Total spread of x, and spread of t."""
     return np.stack([diagonal[..., :-1].sum(-1), diagonal[..., -1]])
 
 
 @dataclass(frozen=True)
 class PooledLeaveOneOut:
-    """Two classes together, given each."""
+    """Queries and keys together, with each document group left out."""
 
     q: LeaveOneOut
     k: LeaveOneOut
 
     @cached_property
     def n(self) -> Float[np.ndarray, "*batch groups"]:
-        """Rows of both."""
+        """Number of rows of both."""
         return np.asarray(self.q.n + self.k.n)
 
     @property
     def whole_n(self) -> Float[np.ndarray, "*batch 1"]:
-        """Rows of both, no group left out."""
+        """Number of rows of both, no group left out."""
         return np.asarray(self.q.whole.n + self.k.whole.n)[..., None]
 
     @cached_property
     def _root(self) -> Float[np.ndarray, "*batch groups z"]:
-        """What the distance between the classes adds to the scatter is its outer product with itself."""
+        """Its outer product with itself is what the distance between the classes adds to the scatter."""
         return np.sqrt(ratio(self.q.n * self.k.n, self.n))[..., None] * (self.q.mean - self.k.mean)
 
     @property
     def cov_xt(self) -> Float[np.ndarray, "*batch groups d"]:
-        """C = Cov(x, t)."""
+        """Cov(x, t)."""
         between = self._root[..., :-1] * self._root[..., -1:]
         return ratio(self.q.scatter_xt + self.k.scatter_xt + between, self.n[..., None])
 

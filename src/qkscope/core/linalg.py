@@ -10,9 +10,9 @@ from scipy import linalg
 from scipy.linalg import lapack
 
 PerHead = Float[np.ndarray, "*batch"] | np.float64
-"""One number per head of a batch; without a batch axis NumPy hands out a scalar instead of an array."""
+"""One number per head of a batch; without a batch axis NumPy returns a scalar instead of an array."""
 TruthPerHead = Bool[np.ndarray, "*batch"] | np.bool_
-"""One truth value per head, alike."""
+"""One boolean per head of a batch."""
 SIGN_ANCHOR = 0.05
 """Below this |r_q| the sign of a component is anchored on r_k instead."""
 
@@ -20,15 +20,15 @@ SIGN_ANCHOR = 0.05
 def ratio(
     part: Float[np.ndarray, "..."] | np.float64, whole: Float[np.ndarray, "..."] | np.float64
 ) -> Float[np.ndarray, "..."]:
-    """Part / whole, and 0 where the whole is 0: what does not vary explains nothing.
+    """Part / whole; 0 where the whole is not positive.
 
     >>> ratio(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
     [0.25, 0.0]
     """
-    some = np.greater(whole, 0)
-    if some.all():
+    positive = np.greater(whole, 0)
+    if positive.all():
         return np.asarray(part / whole)
-    return np.asarray(np.where(some, part, 0.0) / np.where(some, whole, 1.0))
+    return np.asarray(np.where(positive, part, 0.0) / np.where(positive, whole, 1.0))
 
 
 class Eigen(NamedTuple):
@@ -50,12 +50,12 @@ def eigh_descending(matrix: Float[np.ndarray, "*batch d d"]) -> Eigen:
 
 
 def _rows(vectors: Float[np.ndarray, "*batch d k"]) -> Float[np.ndarray, "*batch k d"]:
-    """Columns as rows, last first, laid out so that products with them are fast."""
+    """Columns as rows, last first, contiguous in memory so that products are fast."""
     return np.ascontiguousarray(vectors[..., ::-1].swapaxes(-1, -2))
 
 
 def eigh_leading(matrix: Float[np.ndarray, "*batch d d"], k: int) -> Eigen:
-    """The k leading eigenpairs of a covariance alone: half the work where a few are wanted.
+    """Only the k leading eigenpairs of a covariance: half the work if k is small.
 
     >>> eigh_leading(np.diag([1.0, 4.0, 2.0]), 2).values.tolist()
     [4.0, 2.0]
@@ -65,8 +65,8 @@ def eigh_leading(matrix: Float[np.ndarray, "*batch d d"], k: int) -> Eigen:
         values, axes = eigh_descending(matrix)
         return Eigen(values[..., :k], axes[..., :k, :])
     flat = matrix.reshape(-1, d, d)
-    found = [linalg.eigh(one, subset_by_index=(d - k, d - 1), check_finite=False) for one in flat]
-    values, vectors = np.stack([pair[0] for pair in found]), np.stack([pair[1] for pair in found])
+    pairs = [linalg.eigh(square, subset_by_index=(d - k, d - 1), check_finite=False) for square in flat]
+    values, vectors = np.stack([pair[0] for pair in pairs]), np.stack([pair[1] for pair in pairs])
     batch = matrix.shape[:-2]
     return Eigen(
         np.maximum(values[:, ::-1], 0.0).reshape(*batch, k),
@@ -75,21 +75,21 @@ def eigh_leading(matrix: Float[np.ndarray, "*batch d d"], k: int) -> Eigen:
 
 
 def inverse(matrix: Float[np.ndarray, "*batch d d"]) -> Float[np.ndarray, "*batch d d"]:
-    """Of a positive definite matrix, by Cholesky's factor: half the work where that is known.
+    """Inverse of a positive definite matrix, by Cholesky's factor: half the work of a general inverse.
 
     >>> inverse(np.array([[2.0, 0.0], [0.0, 4.0]])).round(12).tolist()
     [[0.5, 0.0], [0.0, 0.25]]
     """
     d = matrix.shape[-1]
-    found = np.empty((matrix.size // d**2, d, d))
-    for one, into in zip(matrix.reshape(-1, d, d), found, strict=True):
-        factor, failed = lapack.dpotrf(one, lower=1)
-        half, also = lapack.dpotri(factor, lower=1)
-        if failed or also:
+    inverses = np.empty((matrix.size // d**2, d, d))
+    for square, result in zip(matrix.reshape(-1, d, d), inverses, strict=True):
+        factor, failed = lapack.dpotrf(square, lower=1)
+        half, failed_inverse = lapack.dpotri(factor, lower=1)
+        if failed or failed_inverse:
             raise np.linalg.LinAlgError("matrix is not positive definite")
         lower = np.tril(half)
-        into[:] = lower + np.tril(half, -1).T
-    return found.reshape(matrix.shape)
+        result[:] = lower + np.tril(half, -1).T
+    return inverses.reshape(matrix.shape)
 
 
 def is_positive(matrix: Float[np.ndarray, "d d"]) -> bool:
@@ -112,7 +112,7 @@ def canonical_signs(r_q: Float[np.ndarray, "*shape"], r_k: Float[np.ndarray, "*s
 
 
 def sign_is_anchored_on_k(r_q: Float[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
-    """Where r_q is too weak to fix a sign, and the sign of r_k therefore says nothing."""
+    """Where r_q is too weak to fix the sign, so that the sign of r_k means nothing."""
     return np.abs(r_q) < SIGN_ANCHOR
 
 
@@ -134,7 +134,7 @@ def off_axis_matrix(
     axis: Float[np.ndarray, "*batch d"],
     along: Float[np.ndarray, "*#batch"] | float = 0.0,
 ) -> Float[np.ndarray, "*batch d d"]:
-    """(I − aaᵀ)M(I − aaᵀ) for a symmetric M and a unit axis a; less ``along``·aaᵀ."""
+    """(I − aaᵀ)M(I − aaᵀ) − ``along``·aaᵀ for a symmetric M and a unit axis a."""
     on = (matrix @ axis[..., None])[..., 0]
     half = on - axis * ((on * axis).sum(-1, keepdims=True) / 2 - np.asarray(along)[..., None] / 2)
     cross = axis[..., :, None] * half[..., None, :]
@@ -159,7 +159,7 @@ def householder(axis: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batc
 def fisher_direction(
     within: Float[np.ndarray, "*batch m m"], apart: Float[np.ndarray, "*batch m"]
 ) -> Float[np.ndarray, "*batch m"]:
-    """Fisher's direction W⁺(μ_Q − μ_K) between two classes; their difference itself where neither varies.
+    """Fisher's direction W⁺(μ_Q − μ_K) between two classes; μ_Q − μ_K itself if neither varies.
 
     >>> fisher_direction(np.diag([1.0, 4.0]), np.array([1.0, 1.0])).tolist()
     [1.0, 0.25]

@@ -14,28 +14,23 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Float32, Real
+from jaxtyping import Float, Real
 
+from qkscope.core.chunksums import chunk_sums
 from qkscope.core.linalg import ratio
 
 ROUNDING = 1e-13
-"""Share of the total variance below which variance along a direction is an effect of rounding."""
-CHUNK = 65_536
-"""Rows are reduced in fixed chunks, so that a result never depends on how they were delivered."""
-SINGLE_CHUNK = 1024
-"""The same where rows are in single precision, and sums within a chunk are too."""
-SINGLE_RANGE = 1e-9, 1e15
-"""Between these the largest value of such rows has to lie; others are widened first."""
+"""Share of the total variance below which variance along a direction is rounding error."""
 
 
 class Spread(ABC):
-    """What has a count, a mean and a scatter, whether or not the scatter stands there as a matrix."""
+    """Anything with a count, a mean and a scatter, whether or not the scatter is stored as a matrix."""
 
     if TYPE_CHECKING:
 
         @property
         def n(self) -> Float[np.ndarray, "*batch"]:
-            """How many rows."""
+            """Number of rows."""
             raise NotImplementedError
 
         @property
@@ -74,7 +69,7 @@ class Spread(ABC):
 
     @cached_property
     def cov_xt(self) -> Float[np.ndarray, "*batch d"]:
-        """C = Cov(x, t), the direction in which the mean drifts with position."""
+        """Cov(x, t), the direction in which the mean drifts with position."""
         return self._per_row(self.scatter_xt)
 
     @cached_property
@@ -92,9 +87,9 @@ class Spread(ABC):
         scatter[..., m, m] = self.diagonal[..., -1]
         return Moments(self.n, mean, scatter)
 
-    def _per_row(self, part: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        n = self.n.reshape(self.n.shape + (1,) * (part.ndim - self.n.ndim))
-        return np.asarray(part / np.where(n > 0, n, 1.0))
+    def _per_row(self, sums: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+        n = self.n.reshape(self.n.shape + (1,) * (sums.ndim - self.n.ndim))
+        return np.asarray(sums / np.where(n > 0, n, 1.0))
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ class Moments(Spread):
     mean: Float[np.ndarray, "*batch z"]
     scatter: Float[np.ndarray, "*batch z z"]
 
-    # ---- making -------------------------------------------------------------------------------
+    # ---- constructors -------------------------------------------------------------------------
 
     @classmethod
     def zeros(cls, d: int, batch: tuple[int, ...] = ()) -> Moments:
@@ -124,10 +119,7 @@ class Moments(Spread):
             raise ValueError(f"expected one position per row, got x {x.shape} and t {t.shape}")
         if not x.shape[-2]:
             return cls.zeros(x.shape[-1], x.shape[:-2])
-        if x.dtype == np.float32 and x.ndim == 2 and _squares_fit(x):
-            return _single_moments(x, t)
-        starts = range(0, x.shape[-2], CHUNK)
-        return reduce(Moments.merge, (_chunk_moments(x[..., i : i + CHUNK, :], t[..., i : i + CHUNK]) for i in starts))
+        return reduce(Moments.merge, (cls(*sums) for sums in chunk_sums(x, t)))
 
     @classmethod
     def stack(cls, parts: Iterable[Moments]) -> Moments:
@@ -140,7 +132,7 @@ class Moments(Spread):
     def merge(self, other: Moments) -> Moments:
         """Moments of both sets of rows together (Chan, Golub & LeVeque 1979)."""
         if self.d != other.d:
-            raise ValueError(f"expected vectors of one length, got {self.d} and {other.d}")
+            raise ValueError(f"expected vectors of equal length, got {self.d} and {other.d}")
         n = np.asarray(self.n + other.n)
         share = ratio(other.n, n)
         delta = other.mean - self.mean
@@ -157,10 +149,10 @@ class Moments(Spread):
         return self.merge(Moments.from_rows(x, t))
 
     def merged(self, weights: Float[np.ndarray, "... parts"] | None = None) -> Moments:
-        """Merge along the last batch axis; ``weights`` (…, parts) of 0 and 1 choose the parts.
+        """Merge along the last batch axis; ``weights`` (…, parts) of 0 and 1 select the parts.
 
-        A two-dimensional choice gives one merged set per row of it: ``merged(1 - np.eye(8))`` are the
-        eight delete-one sets of a jackknife, without a subtraction that could cancel.
+        Two-dimensional weights give one merged set per row: ``merged(1 - np.eye(8))`` are the eight delete-one
+        sets of a jackknife, without a subtraction that could cancel.
         """
         if weights is None:
             weights = np.ones(self.n.shape[-1])
@@ -187,21 +179,21 @@ class Moments(Spread):
 
     @cached_property
     def total(self) -> Moments:
-        """All parts of the last batch axis, merged by way of the halves."""
+        """All parts of the last batch axis, merged via the halves."""
         return self.halves.part(0).merge(self.halves.part(1))
 
-    # ---- looking ------------------------------------------------------------------------------
+    # ---- access -------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Moments:
         """Index the batch axes."""
-        return Moments(*(np.asarray(part[index]) for part in (self.n, self.mean, self.scatter)))
+        return Moments(*(np.asarray(array[index]) for array in (self.n, self.mean, self.scatter)))
 
     def part(self, index: int) -> Moments:
         """One part along the last batch axis."""
         return Moments(np.asarray(self.n[..., index]), self.mean[..., index, :], self.scatter[..., index, :, :])
 
     def subset(self, coordinates: Any) -> Moments:
-        """Moments of some coordinates of x, with t; ``subset([])`` are those of t alone."""
+        """Moments of some coordinates of x, with t; ``subset([])`` has t only."""
         keep = np.append(np.arange(self.d)[coordinates], self.d)
         return Moments(self.n, self.mean[..., keep], self.scatter[..., keep[:, None], keep])
 
@@ -242,13 +234,13 @@ class Moments(Spread):
         return ratio(self.cov_xt, self.var_t[..., None])
 
     def correlations(self, total: Float[np.ndarray, "*batch"]) -> Float[np.ndarray, "*batch d"]:
-        """Pearson correlation of each coordinate with t; 0 where it varies by no more than rounding of ``total``."""
+        """Pearson correlation of each coordinate with t; 0 where its variance is only rounding error of ``total``."""
         along = self.variances
         scale = np.sqrt(np.where(along > ROUNDING * total[..., None], along, 0.0) * self.var_t[..., None])
         return np.clip(ratio(self.cov_xt, scale), -1.0, 1.0)
 
     def turned(self, signs: Float[np.ndarray, "*batch d"]) -> Moments:
-        """With each coordinate multiplied by its sign."""
+        """The moments with each coordinate multiplied by its sign."""
         factor = np.concatenate([signs, np.ones((*signs.shape[:-1], 1))], -1)
         return Moments(self.n, self.mean * factor, self.scatter * factor[..., :, None] * factor[..., None, :])
 
@@ -266,53 +258,8 @@ class Moments(Spread):
         return ratio(np.einsum("...md,...d->...m", axes, self.cov_xt), self.var_t[..., None])
 
     def corr_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
-        """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where either does not vary beyond rounding."""
+        """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where either varies only by rounding error."""
         cov = np.einsum("...md,...d->...m", axes, self.cov_xt)
         along, total = self.var_along(axes), self.total_variance[..., None]
         scale = np.sqrt(np.where(along > ROUNDING * total, along, 0.0) * self.var_t[..., None])
         return np.clip(ratio(cov, scale), -1.0, 1.0)
-
-
-def _squares_fit(x: Float32[np.ndarray, "n d"]) -> bool:
-    """Whether squares of single-precision rows stay within its range, with room to spare on both sides."""
-    largest = float(max(x.max(), -x.min()))
-    return SINGLE_RANGE[0] < largest < SINGLE_RANGE[1]
-
-
-def _single_moments(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"]) -> Moments:
-    """Moments with squares in single precision, chunk by chunk: about its mean, they are as exact as the rows are."""
-    near = x[0].astype(np.float64)  # sums about a row keep what is the same in all rows exactly zero
-    starts = range(0, len(x), SINGLE_CHUNK)
-    return reduce(Moments.merge, (_squared(x[i : i + SINGLE_CHUNK], t[i : i + SINGLE_CHUNK], near) for i in starts))
-
-
-def _squared(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"], near: Float[np.ndarray, "d"]) -> Moments:
-    """Moments of a chunk; ``near`` is a vector close to its rows, the same for all chunks.
-
-    The mean and what goes with t are summed in double precision: whether there is a drift at all depends on it.
-    """
-    n, mean_t = len(x), float(t.mean())
-    at = t - mean_t
-    double = x.astype(np.float64)
-    double -= near
-    sums, with_t = np.stack([np.ones(n), at]) @ double
-    mean = near + sums / n
-    shift = mean.astype(np.float32)
-    z = x - shift
-    scatter = np.empty((x.shape[1] + 1,) * 2)
-    scatter[:-1, :-1] = z.T @ z
-    off = mean - shift
-    if (off**2 > 1e-9 / n * np.diagonal(scatter)[:-1]).any():
-        scatter[:-1, :-1] -= n * off[:, None] * off
-    scatter[:-1, -1] = scatter[-1, :-1] = with_t
-    scatter[-1, -1] = at @ at
-    return Moments(np.asarray(float(n)), np.append(mean, mean_t), scatter)
-
-
-def _chunk_moments(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:
-    n = x.shape[-2]
-    z = np.empty((*x.shape[:-1], x.shape[-1] + 1))
-    z[..., :-1], z[..., -1] = x, t
-    mean = np.ones(n) @ z / max(n, 1)
-    z -= mean[..., None, :]
-    return Moments(np.full(z.shape[:-2], float(n)), mean, z.swapaxes(-1, -2) @ z)

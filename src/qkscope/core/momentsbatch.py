@@ -1,7 +1,7 @@
-"""Moments of several heads side by side, copied into one array only where that is asked for.
+"""Moments of several heads side by side, copied into one array only if needed.
 
-Most of what is made of a batch needs totals and halves. Each head has those once, and query heads that read one key
-head share its.
+Most results of a batch need only totals and halves. Each head caches its own, and query heads that read the same key
+head share those of the key head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MomentsBatch(Moments):
     @cached_property
     def scatter(self) -> Float[np.ndarray, "heads *batch z z"]:
         """Scatters of all heads."""
-        return self.heads[0].scatter[None] if len(self.heads) == 1 else np.stack([one.scatter for one in self.heads])
+        return self.heads[0].scatter[None] if len(self.heads) == 1 else np.stack([head.scatter for head in self.heads])
 
     @cached_property
     def diagonal(self) -> Float[np.ndarray, "heads *batch z"]:
@@ -42,22 +42,22 @@ class MomentsBatch(Moments):
         return np.stack([head.scatter_xt for head in self.heads])
 
     def times(self, vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
-        """Each row of ``vectors`` multiplied by the scatter of x; heads that are one and the same take one product."""
+        """Each row of ``vectors`` multiplied by the scatter of x; equal neighbouring heads share one product."""
         *_, m, d = vectors.shape
         batch = np.broadcast_shapes(vectors.shape[:-2], self.n.shape)
         assert batch[0] == len(self.heads)
-        given = np.broadcast_to(vectors, (*(1,) * (len(batch) + 2 - vectors.ndim), *vectors.shape))
-        found = np.empty((*batch, m, d))
+        rows = np.broadcast_to(vectors, (*(1,) * (len(batch) + 2 - vectors.ndim), *vectors.shape))
+        products = np.empty((*batch, m, d))
         for start, stop in self._runs:
-            some = given[start:stop] if len(given) > 1 else given
-            side_by_side = np.concatenate(list(some), -2)
+            rows_of_run = rows[start:stop] if len(rows) > 1 else rows
+            side_by_side = np.concatenate(list(rows_of_run), -2)
             product = self.heads[start].times(side_by_side)
-            found[start:stop] = np.stack(np.split(product, len(some), -2))
-        return found
+            products[start:stop] = np.stack(np.split(product, len(rows_of_run), -2))
+        return products
 
     @cached_property
     def _runs(self) -> list[tuple[int, int]]:
-        """Where neighbours that are one and the same head begin and end."""
+        """Start and end of each run of neighbours that are the same object."""
         edges = [i for i in range(len(self.heads)) if i == 0 or self.heads[i] is not self.heads[i - 1]]
         return list(zip(edges, [*edges[1:], len(self.heads)], strict=True))
 
@@ -72,5 +72,5 @@ class MomentsBatch(Moments):
         return MomentsBatch([head.total for head in self.heads])
 
     def __getitem__(self, index: Any) -> Moments:
-        """Index the batch axes; a range of heads is not copied."""
+        """Index the batch axes; a slice of heads is not copied."""
         return MomentsBatch(self.heads[index]) if isinstance(index, slice) else super().__getitem__(index)

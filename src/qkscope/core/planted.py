@@ -1,11 +1,11 @@
 """Synthetic heads whose axes, slopes and rings are known: ground truth for tests, docs and the demo.
 
-A planted head draws, for class Q (and K alike, with its own numbers), at position t of document D
+A planted head draws, for class Q (and for K with its own numbers), at position t of document D
 
     x = μ^a a + μ^b b + α (t − t̄) a + Σ_rings r (cos(ωt + φ) u + sin(ωt + φ) v) + σ_doc ε_D + σ ε
 
-with t uniform on 0 … window − 1 and t̄ its mean. The truth holds the population moments of that law, so
-any moment-based column has an exact expected value: the analysis of the truth.
+with t uniform on 0 … window − 1 and t̄ its mean. The truth has the population moments of that law, so every
+moment-based column has an exact expected value: the analysis of the truth.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qkscope.core.rows import Rows
 
 @dataclass(frozen=True)
 class Ring:
-    """A circle of given frequency (radians per token) in a plane of its own, as RoPE makes them."""
+    """A circle with a given frequency (radians per token) in its own plane, as RoPE produces."""
 
     frequency: float
     radius_q: float
@@ -34,7 +34,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Frame:
-    """What both classes of a head share: axes, planes, noise and window."""
+    """What queries and keys of a head share: axes, planes, noise and window."""
 
     a: Float[np.ndarray, "d"]
     b: Float[np.ndarray, "d"]
@@ -64,7 +64,7 @@ class Law:
         return mean
 
     def population(self) -> Moments:
-        """Moments of the law itself, of weight 1: position uniform over the window, noise as planted."""
+        """Population moments of the law, with weight 1: position uniform over the window, noise as planted."""
         t = np.arange(self.frame.window, dtype=float)
         exact = Moments.from_rows(self.mean_at(t), t)
         noise = np.zeros_like(exact.scatter)
@@ -72,7 +72,7 @@ class Law:
         return Moments(np.asarray(1.0), exact.mean, exact.scatter / exact.n + noise)
 
     def draw(self, n: int, documents: int, rng: np.random.Generator) -> Rows:
-        """N rows at random positions, spread evenly over the documents, in document order."""
+        """``n`` rows at random positions, spread evenly over the documents, in document order."""
         f = self.frame
         if n > documents * f.window:
             raise ValueError(f"expected at most {documents * f.window} rows from {documents} documents, got {n}")
@@ -133,8 +133,8 @@ def plant(
 ) -> PlantedHead:
     """Plant one head; ``mu_q`` and ``mu_k`` are the class means on (a, b), α the drift on a per token.
 
-    ``sigma`` is one standard deviation for all coordinates of x, or one for each. Axes left out are drawn
-    at random. Each class gets n rows, spread over the documents at positions of its own.
+    ``sigma`` is one standard deviation for all coordinates of x, or one for each. Axes that are not given are drawn
+    at random. Each class gets n rows, spread over the documents at its own positions.
     """
     rng = np.random.default_rng(seed)
     a, b, planes = _axes(d, a, b, len(rings), rng)
@@ -156,10 +156,10 @@ def _axes(
     if d < 2 + 2 * n_rings:
         raise ValueError(f"expected d of at least {2 + 2 * n_rings} for {n_rings} rings, got {d}")
     if a is not None and b is not None and abs(a @ b) > 1e-9 * np.linalg.norm(a) * np.linalg.norm(b):
-        raise ValueError("expected axes a and b at a right angle")
-    given = [axis for axis in (a, b) if axis is not None]
-    fill = rng.standard_normal((2 + 2 * n_rings - len(given), d))
-    q, r = np.linalg.qr(np.concatenate([np.reshape(given, (-1, d)), fill]).T)
+        raise ValueError("expected orthogonal axes a and b")
+    fixed = [axis for axis in (a, b) if axis is not None]
+    fill = rng.standard_normal((2 + 2 * n_rings - len(fixed), d))
+    q, r = np.linalg.qr(np.concatenate([np.reshape(fixed, (-1, d)), fill]).T)
     axes = (q * np.sign(np.diag(r))).T
     if a is None and b is not None:
         axes[[0, 1]] = axes[[1, 0]]

@@ -1,7 +1,7 @@
 """Rotary encoding as complex numbers: plane m of a vector at position t is z_m = z̃_m · e^{i s θ_m t}.
 
-Plane m is made of the coordinates start + (m, m + planes), or start + (2m, 2m + 1) where they are interleaved; s is +1
-where planes turn counter-clockwise with position.
+Plane m consists of the coordinates start + (m, m + planes), or start + (2m, 2m + 1) if they are interleaved; s is +1
+if planes turn counter-clockwise with position.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Rope:
 
     def planes_of(self, x: Float[np.ndarray, "*batch d"]) -> Complex[np.ndarray, "*batch planes"]:
         """The rotated coordinates as complex numbers."""
-        both = x[..., self.pairs]
-        return both[..., 0] + 1j * both[..., 1]
+        coordinates = x[..., self.pairs]
+        return coordinates[..., 0] + 1j * coordinates[..., 1]
 
     def unrotated(self, x: Float[np.ndarray, "n d"], position: Int[np.ndarray, "n"]) -> Complex[np.ndarray, "n planes"]:
         """The planes with their rotation undone."""
@@ -54,10 +54,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class HeadRotary:
-    """How a head is rotated, and the means of its queries and keys with the rotation undone."""
+    """The rotary encoding of a head, and the means of its queries and keys with the rotation undone."""
 
     rope: Rope
     mean_q: Complex[np.ndarray, "planes"]
     mean_k: Complex[np.ndarray, "planes"]
     temperature: Float[np.ndarray, "positions"] | None = None
-    """Factor on the queries of each position, where the layer applies one; it is divided out of mean_q."""
+    """Factor on the queries at each position, if the layer applies one; mean_q is without it."""

@@ -1,4 +1,4 @@
-"""Rows: the vectors of one head with their positions and documents, and the one order they are read in."""
+"""Rows: the vectors of one head with their positions and documents, and their canonical order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Rows:
-    """Vectors x of one head (or, with axes between n and d, of several) and where each comes from."""
+    """Vectors x of one head (or, with axes between n and d, of several) with position and document of each."""
 
     x: Float[np.ndarray, "n *heads d"]
     position: Int[np.ndarray, "n"]
@@ -25,7 +25,7 @@ class Rows:
     def __post_init__(self) -> None:
         lengths = len(self.x), len(self.position), len(self.example_id)
         if len(set(lengths)) != 1:
-            raise ValueError(f"expected equally many vectors, positions and example ids, got {lengths}")
+            raise ValueError(f"expected the same number of vectors, positions and example ids, got {lengths}")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -37,11 +37,11 @@ class Rows:
 
     @cached_property
     def tokens(self) -> bytes:
-        """Documents and positions, for looking up what depends on nothing else; heads of a run share them."""
+        """Documents and positions as bytes: a cache key for results that depend on nothing else."""
         return self.example_id.astype(np.int64).tobytes() + self.position.astype(np.int64).tobytes()
 
     def once(self, what: Hashable, make: Callable[[], _T]) -> _T:
-        """What was made of these rows before, or else is made now: query heads share the rows of their keys."""
+        """A cached result of these rows, made at first use: query heads share the rows of their keys."""
         if what not in self._made:
             self._made[what] = make()
         return self._made[what]
@@ -51,13 +51,13 @@ class Rows:
         return Rows(self.x[index], self.position[index], self.example_id[index])
 
     def as_double(self) -> Rows:
-        """The same rows in float64; made once."""
+        """The same rows in float64; cached."""
         if self.x.dtype == np.float64:
             return self
         return self.once("double", lambda: Rows(self.x.astype(np.float64), self.position, self.example_id))
 
     def concat(self, other: Rows) -> Rows:
-        """These rows, then the others."""
+        """These rows, followed by the others."""
         return Rows(
             np.concatenate([self.x, other.x]),
             np.concatenate([self.position, other.position]),
@@ -65,9 +65,9 @@ class Rows:
         )
 
     def ordered(self) -> Rows:
-        """The same rows by (example_id, position), so that no result depends on the order of a file.
+        """The same rows sorted by (example_id, position), so that no result depends on the order in a file.
 
-        Rows that share both are ordered by the bytes of their vectors.
+        Rows that are equal in both are sorted by the bytes of their vectors.
         """
         documents, positions = self.example_id, self.position
         same = documents[1:] == documents[:-1]
@@ -76,8 +76,8 @@ class Rows:
         return self.take(row_order(self.x, self.example_id, self.position))
 
     def finite(self) -> Rows:
-        """The rows whose vectors hold neither NaN nor infinity."""
-        # One sum decides for nearly every file; overflow to infinity only costs the second look.
+        """The rows whose vectors contain neither NaN nor infinity."""
+        # One sum is enough for nearly every file; if it overflows, each value is checked.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(self.x.sum()):
                 return self
@@ -87,7 +87,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Pair:
-    """Vectors of a query head and of the key head it reads, each by (example_id, position)."""
+    """Vectors of a query head and of the key head it reads, each sorted by (example_id, position)."""
 
     q: Rows
     k: Rows
@@ -109,12 +109,12 @@ class Coordinates(NamedTuple):
         return cls(*((rows.x @ axes.astype(rows.x.dtype).T).astype(np.float64) for rows in (pair.q, pair.k)))
 
     def some(self, axes: slice) -> Coordinates:
-        """On some of the axes."""
+        """The coordinates on some of the axes."""
         return Coordinates(self.q[:, axes], self.k[:, axes])
 
 
 def row_order(x: Float[np.ndarray, "n *rest"], *keys: Integer[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """Indices that sort by the keys, the first one first, and rows equal in all of them by the bytes of x."""
+    """Indices that sort by the keys, the first key first, and rows that are equal in all keys by the bytes of x."""
     order = np.lexsort(keys[::-1])
     tied = np.ones(max(len(order) - 1, 0), dtype=bool)
     for key in keys:

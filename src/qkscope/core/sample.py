@@ -1,7 +1,7 @@
-"""A uniform sample of rows that does not depend on the order they come in, and that merges.
+"""A uniform sample of rows that does not depend on their order and can be merged.
 
-Each row draws a priority from a hash of (seed, example_id, position); the sample is the rows with the
-lowest priorities. The same tokens are therefore kept in every head of a run, for queries and for keys.
+The priority of a row is a hash of (seed, example_id, position); the sample consists of the rows with the
+lowest priorities. Therefore every head of a run has the same tokens, for queries and for keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qkscope.core.rows import Pair, Rows, row_order
 
 @dataclass(frozen=True)
 class Sample:
-    """The min(size, n_seen) rows of lowest priority among n_seen rows."""
+    """The min(size, n_seen) rows with the lowest priority among n_seen rows."""
 
     rows: Rows
     size: int
@@ -26,16 +26,16 @@ class Sample:
 
     @classmethod
     def from_rows(cls, rows: Rows, size: int, seed: int = 0) -> Sample:
-        """Sample ``size`` of these rows, or all of them if they are fewer."""
+        """Sample ``size`` of these rows, or all if there are fewer."""
         if size < 0:
             raise ValueError(f"expected a sample size of 0 or more, got {size}")
         return cls(_lowest(rows, size, seed), size, seed, len(rows))
 
     def merge(self, other: Sample) -> Sample:
-        """The sample of both sets of rows together; exactly what sampling them at once gives."""
+        """The sample of both sets of rows together; equal to sampling them at once."""
         if (self.size, self.seed) != (other.size, other.seed):
             raise ValueError(
-                f"expected samples of one size and seed, got {(self.size, self.seed)} and {(other.size, other.seed)}"
+                f"expected samples of equal size and seed, got {(self.size, self.seed)} and {(other.size, other.seed)}"
             )
         rows = _lowest(self.rows.concat(other.rows), self.size, self.seed)
         return Sample(rows, self.size, self.seed, self.n_seen + other.n_seen)
@@ -47,23 +47,23 @@ def sample_pair(pair: Pair, size: int, seed: int = 0) -> Pair:
 
 
 def ordered_sample(rows: Rows, size: int, seed: int = 0) -> Rows:
-    """At most ``size`` rows, by (example_id, position); the same tokens in every head."""
+    """At most ``size`` rows, sorted by (example_id, position); the same tokens in every head."""
     if len(rows) <= size:
         return rows.ordered()
-    example_id, position = (part.astype(np.int64).tobytes() for part in (rows.example_id, rows.position))
+    example_id, position = (column.astype(np.int64).tobytes() for column in (rows.example_id, rows.position))
     chosen = _chosen(example_id, position, size, seed)
     return Sample.from_rows(rows, size, seed).rows.ordered() if chosen is None else rows.take(chosen)
 
 
 @lru_cache(maxsize=8)
 def _chosen(example_id: bytes, position: bytes, size: int, seed: int) -> Int[np.ndarray, "size"] | None:
-    """Which rows are sampled, in order; heads of a run share their tokens. None where a token comes twice."""
+    """Indices of the sampled rows, in order; cached, since heads share tokens. None if a token occurs twice."""
     tokens = np.frombuffer(example_id, np.int64), np.frombuffer(position, np.int64)
     order = np.lexsort((*tokens[::-1], priority(*tokens, seed)))
-    again = np.ones(len(order) - 1, dtype=bool)
+    repeated = np.ones(len(order) - 1, dtype=bool)
     for key in tokens:
-        again &= key[order[1:]] == key[order[:-1]]
-    if again.any():
+        repeated &= key[order[1:]] == key[order[:-1]]
+    if repeated.any():
         return None
     chosen = order[:size]
     return chosen[np.lexsort([key[chosen] for key in tokens[::-1]])]
@@ -73,8 +73,8 @@ def priority(example_id: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"], s
     """A hash of (seed, example_id, position), uniform over 64 bits."""
     with np.errstate(over="ignore"):
         mixed = _mix(np.full(len(position), seed % 2**64, dtype=np.uint64))
-        for part in (example_id, position):
-            mixed = _mix(mixed ^ _mix(part.astype(np.int64).astype(np.uint64)))
+        for values in (example_id, position):
+            mixed = _mix(mixed ^ _mix(values.astype(np.int64).astype(np.uint64)))
     return mixed
 
 

@@ -1,4 +1,4 @@
-"""The recency bias over heads: its distribution, and how it goes with separation (qk-rotation 04, 07)."""
+"""The recency bias over heads: its distribution, and its correlation with separation (qk-rotation 04, 07)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def draw_histograms(data: pd.DataFrame) -> Drawing:
     for column, name in enumerate(columns):
         edges = _edges(data[name].to_numpy(float))
         for cell, (family, (colour, _)) in zip(axes[:, column], look.items(), strict=True):
-            part = data.loc[data["family"] == family, name].to_numpy(float)
-            cell.hist(np.clip(part, edges[0], edges[-1]), bins=edges, color=colour, alpha=0.85)
+            biases = data.loc[data["family"] == family, name].to_numpy(float)
+            cell.hist(np.clip(biases, edges[0], edges[-1]), bins=edges, color=colour, alpha=0.85)
             cell.axvline(0, color="#333333", linewidth=0.9)
             cell.set_title(
-                f"{shortened(family) or 'all heads'}: {np.mean(part > 0):.1%} positive of {len(part):,}", fontsize=7.5
+                f"{shortened(family) or 'all heads'}: {np.mean(biases > 0):.1%} positive of {len(biases):,}",
+                fontsize=7.5,
             )
             cell.ticklabel_format(axis="x", style="sci", scilimits=(-3, 4), useMathText=True)
             grid(cell)
@@ -46,16 +47,17 @@ def draw_histograms(data: pd.DataFrame) -> Drawing:
 
 
 def say_histograms(data: pd.DataFrame) -> list[str]:
-    """Share of heads that favour later keys, and the middle."""
-    said = [
+    """Share of heads that favour later keys, and medians."""
+    sentences = [
         f"{(data['bias_strength'] > 0).mean():.1%} of {len(data):,} heads have a positive bias (later keys score "
-        f"higher); "
-        f"{(data['bias_strength'] < 0).sum():,} have a negative one."
+        f"higher); {(data['bias_strength'] < 0).sum():,} have a negative one."
     ]
-    for family, part in data.groupby("family", sort=False):
-        window = f", {part['bias_window'].median():.3g} per window" if part["bias_window"].notna().any() else ""
-        said.append(f"{str(family) or 'Median'}: median bias {part['bias_strength'].median():.3g} per token{window}.")
-    return said
+    for family, heads in data.groupby("family", sort=False):
+        window = f", {heads['bias_window'].median():.3g} per window" if heads["bias_window"].notna().any() else ""
+        sentences.append(
+            f"{str(family) or 'Median'}: median bias {heads['bias_strength'].median():.3g} per token{window}."
+        )
+    return sentences
 
 
 def prepare_separation(study: Study) -> pd.DataFrame:
@@ -65,17 +67,17 @@ def prepare_separation(study: Study) -> pd.DataFrame:
 
 
 def draw_separation(data: pd.DataFrame) -> Drawing:
-    """A panel per family and one for all, with r in each title; per window too where windows differ."""
+    """A panel per family and one for all, with r in each title; also per window if windows differ."""
     look = family_look(data["family"].tolist())
     names = ["bias_strength", *(["bias_window"] if _units_matter(data) else [])]
-    groups = [(family, data[data["family"] == family]) for family in look] if len(look) > 1 else []
-    across = len(groups) + 1
+    families = [(family, data[data["family"] == family]) for family in look] if len(look) > 1 else []
+    across = len(families) + 1
     figure = canvas(max(4.2, 2.35 * across), 0.5 + 2.5 * len(names))
     axes = panels(figure, len(names), across, sharex=True, sharey="row")
     for row, name in zip(axes, names, strict=True):
-        for cell, (family, part) in zip(row, groups, strict=False):
-            _cloud(cell, part, name, look)
-            cell.set_title(f"{shortened(family, 18) or 'no family'}: r = {_r(part, name):+.2f}")
+        for cell, (family, heads) in zip(row, families, strict=False):
+            _cloud(cell, heads, name, look)
+            cell.set_title(f"{shortened(family, 18) or 'no family'}: r = {_r(heads, name):+.2f}")
         _cloud(row[-1], data, name, look)
         row[-1].set_title(f"all heads: r = {_r(data, name):+.2f}")
         row[0].set_ylabel(f"recency bias {PER[name]}")
@@ -85,25 +87,27 @@ def draw_separation(data: pd.DataFrame) -> Drawing:
 
 
 def say_separation(data: pd.DataFrame) -> list[str]:
-    """The pooled correlation beside those within families."""
+    """The pooled correlation and those within families."""
     name = "bias_strength"
     pooled = _r(data, name)
-    within = {str(family): _r(part, name) for family, part in data.groupby("family", sort=False)}
-    said = [f"Over all {len(data):,} heads, r of bias (per token) and separation is {pooled:+.2f}."]
+    within = {str(family): _r(heads, name) for family, heads in data.groupby("family", sort=False)}
+    sentences = [f"Over all {len(data):,} heads, r of bias (per token) and separation is {pooled:+.2f}."]
     if len(within) > 1:
-        said.append("Within families: " + ", ".join(f"{family} {r:+.2f}" for family, r in within.items()) + ".")
-        against = [family for family, r in within.items() if r * pooled < 0]
-        if against:
-            said.append(f"The sign is the opposite within {', '.join(against)}: the pooled value does not hold there.")
-    return said
+        sentences.append("Within families: " + ", ".join(f"{family} {r:+.2f}" for family, r in within.items()) + ".")
+        opposite = [family for family, r in within.items() if r * pooled < 0]
+        if opposite:
+            sentences.append(
+                f"The sign is the opposite within {', '.join(opposite)}: the pooled value does not hold there."
+            )
+    return sentences
 
 
-def _cloud(axes: Axes, part: pd.DataFrame, name: str, look: dict[str, tuple[str, str]]) -> None:
-    for family, rows_ in part.groupby("family", sort=False):
+def _cloud(axes: Axes, heads: pd.DataFrame, name: str, look: dict[str, tuple[str, str]]) -> None:
+    for family, members in heads.groupby("family", sort=False):
         colour, marker = look[str(family)]
-        axes.scatter(rows_["separation_strength"], rows_[name], s=7, color=colour, marker=marker, alpha=0.6,
+        axes.scatter(members["separation_strength"], members[name], s=7, color=colour, marker=marker, alpha=0.6,
                      linewidths=0, rasterized=True)  # fmt: skip
-    x, y = part["separation_strength"].to_numpy(float), part[name].to_numpy(float)
+    x, y = heads["separation_strength"].to_numpy(float), heads[name].to_numpy(float)
     if len(x) > 2 and x.std() > 0:
         slope, height = np.polyfit(x, y, 1)
         ends = np.array([x.min(), x.max()])
@@ -113,18 +117,18 @@ def _cloud(axes: Axes, part: pd.DataFrame, name: str, look: dict[str, tuple[str,
     grid(axes)
 
 
-def _r(part: pd.DataFrame, name: str) -> float:
-    return correlation(part["separation_strength"], part[name])
+def _r(heads: pd.DataFrame, name: str) -> float:
+    return correlation(heads["separation_strength"], heads[name])
 
 
 def _units_matter(data: pd.DataFrame) -> bool:
-    """Whether windows differ, so that per token and per window are different stories."""
+    """Whether windows differ, so that biases per token and per window are not proportional."""
     ratio = (data["bias_window"] / data["bias_strength"]).replace([np.inf, -np.inf], np.nan).dropna()
     return len(ratio) > 0 and float(ratio.max() / ratio.min()) > 1.02
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
-    """Forty bins over the middle 98% and zero; what lies beyond counts in the outermost."""
+    """Forty bins over the middle 98% of values and zero; values beyond count in the outermost bins."""
     low, high = np.nanquantile(values, [0.01, 0.99])
     low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
@@ -135,9 +139,8 @@ def _edges(values: np.ndarray) -> np.ndarray:
 HISTOGRAMS = Figure(
     "qk-rotation/04_bias_strength",
     "The recency bias of every head",
-    "Distribution over heads of mu_q_a · alpha_k, per token as published and over the window, by family. The "
-    "outermost bins "
-    "hold what lies beyond the middle 98% of heads.",
+    "Distribution over heads of mu_q_a · alpha_k, per token as published and over the window, by family. The outermost "
+    "bins hold what lies beyond the middle 98% of heads.",
     prepare_histograms,
     draw_histograms,
     say_histograms,
@@ -145,9 +148,8 @@ HISTOGRAMS = Figure(
 SEPARATION = Figure(
     "qk-rotation/07_bias_vs_separation",
     "Bias and separation: together, and family by family",
-    "Every head's recency bias against its separation_strength, with a least-squares line, within each family and "
-    "over all. "
-    "A pooled correlation can have the opposite sign of those within (Simpson's paradox).",
+    "Every head's recency bias against its separation_strength, with a least-squares line, within each family and over "
+    "all. A pooled correlation can have the opposite sign of those within (Simpson's paradox).",
     prepare_separation,
     draw_separation,
     say_separation,

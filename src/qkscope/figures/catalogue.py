@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from qkscope.figures import (
-    beyond,
     bias,
     collages,
     components,
     depth,
     distance,
     drift,
+    formulas,
     plasticity,
     plasticityheads,
+    ropeplanes,
     scatter,
     training,
     trajectory,
@@ -45,7 +46,7 @@ PUBLISHED: tuple[Figure, ...] = (
 """The 22 figures of the published study."""
 CATALOGUE: tuple[Figure, ...] = (
     *PUBLISHED,
-    beyond.SPECTRUM,
+    ropeplanes.SPECTRUM,
     distance.CURVES,
     distance.BY_DEPTH,
     plasticity.PROFILE_FIGURE,
@@ -53,6 +54,6 @@ CATALOGUE: tuple[Figure, ...] = (
     plasticityheads.BY_CLASS,
     plasticityheads.DROP,
     plasticity.TRAINING,
-    beyond.AUDIT,
+    formulas.AUDIT,
 )
 FIGURES_BY_NAME = {figure.name: figure for figure in CATALOGUE}

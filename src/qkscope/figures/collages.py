@@ -1,4 +1,4 @@
-"""Vectors of single heads, from points.parquet: on components, on a and b, off them (qk-pca 06, qk-rotation 01, 08)."""
+"""Vectors of single heads from points.parquet: components, a and b, complement (qk-pca 06, qk-rotation 01, 08)."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ MODEL_NUMBERS = ["omega", "position_r", "bias_strength"]
 
 
 def heads_with_points(study: Study) -> list[HeadKey]:
-    """The heads a collage shows: of the first model with points, those that the seed draws."""
+    """The heads that a collage shows: a seeded choice among the heads of the first model with points."""
     points = study.tables.get("points")
     if points is None or points.empty:
         raise NotApplicable(
             "no points.parquet: write one with qkscope analyze --points, or with the …-visualize commands"
         )
     for run in models(study):
-        mine = points.loc[points["model"] == run.label, ["layer", "head"]].drop_duplicates()
-        if len(mine):
-            return [(run.label, *head) for head in choose_heads([(int(a), int(b)) for a, b in mine.to_numpy()])]
+        heads = points.loc[points["model"] == run.label, ["layer", "head"]].drop_duplicates()
+        if len(heads):
+            return [(run.label, *head) for head in choose_heads([(int(a), int(b)) for a, b in heads.to_numpy()])]
     raise NotApplicable("points.parquet holds no head of the models compared")
 
 
-# ---- preparing ----------------------------------------------------------------------------------
+# ---- data ---------------------------------------------------------------------------------------
 
 
 def prepare_components(
@@ -47,51 +47,57 @@ def prepare_components(
 ) -> pd.DataFrame:
     """Points on two components, with each component's numbers."""
     x, y = (f"pc{pc}" for pc in pcs)
-    parts = []
+    frames = []
     for key in heads or heads_with_points(study):
-        part = _points(study, key, x, y)
+        points = _points(study, key, x, y)
         for axis, pc in zip("xy", pcs, strict=True):
             numbers = _numbers(study, "qk", key, _NUMBERS, pc=pc)
-            part = part.assign(**{f"pc_{axis}": pc}, **{f"{name}_{axis}": value for name, value in numbers.items()})
-        parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+            points = points.assign(**{f"pc_{axis}": pc}, **{f"{name}_{axis}": value for name, value in numbers.items()})
+        frames.append(points)
+    return pd.concat(frames, ignore_index=True)
 
 
 def prepare_plane(study: Study, heads: Sequence[HeadKey] | None = None) -> pd.DataFrame:
     """Points on a and b with the head's numbers, and the regression of b on a in each class as a line of two points."""
-    parts = []
+    frames = []
     for key in heads or heads_with_points(study):
-        part = _points(study, key, "a", "b")
-        lines = [_line(part[part["kind"] == kind], kind) for kind in "qk"]
-        parts.append(
-            pd.concat([part, *lines], ignore_index=True).assign(**_numbers(study, "rotated", key, MODEL_NUMBERS))
+        points = _points(study, key, "a", "b")
+        lines = [_line(points[points["kind"] == kind], kind) for kind in "qk"]
+        frames.append(
+            pd.concat([points, *lines], ignore_index=True).assign(**_numbers(study, "rotated", key, MODEL_NUMBERS))
         )
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(frames, ignore_index=True)
 
 
 def prepare_complement(study: Study, head: HeadKey | None = None) -> pd.DataFrame:
     """Points of one head in every plane of its complement: one row per vector and plane."""
     key = head or heads_with_points(study)[0]
     points = study.tables["points"]
-    mine = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
-    axes = [name for name in points if str(name).startswith("svd_") and mine[name].notna().any()]
+    own_points = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
+    axes = [name for name in points if str(name).startswith("svd_") and own_points[name].notna().any()]
     count = min(len(axes) // 2, _MOST_PLANES)
     if not count:
         raise NotApplicable(f"points.parquet holds no coordinates of the complement for {_name(key)}")
-    parts = []
+    frames = []
     for plane in range(count):
         numbers = _numbers(study, "planes", key, ["var_share", "angle_r", "active"], plane=plane)
-        xy = mine[["kind", "position"]].assign(x=mine[f"svd_{2 * plane}"], y=mine[f"svd_{2 * plane + 1}"], plane=plane)
-        parts.append(xy.assign(**numbers))
-    return pd.concat(parts, ignore_index=True).assign(model=key[0], layer=key[1], head=key[2])
+        xy = own_points[["kind", "position"]].assign(
+            x=own_points[f"svd_{2 * plane}"], y=own_points[f"svd_{2 * plane + 1}"], plane=plane
+        )
+        frames.append(xy.assign(**numbers))
+    return pd.concat(frames, ignore_index=True).assign(model=key[0], layer=key[1], head=key[2])
 
 
 def _points(study: Study, key: HeadKey, x: str, y: str) -> pd.DataFrame:
     points = study.tables["points"]
-    mine = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
-    if x not in mine or y not in mine or mine[x].isna().all():
+    own_points = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
+    if x not in own_points or y not in own_points or own_points[x].isna().all():
         raise NotApplicable(f"points.parquet holds no {x} and {y} of {_name(key)}")
-    return mine[["model", "layer", "head", "kind", "position"]].assign(x=mine[x], y=mine[y]).reset_index(drop=True)
+    return (
+        own_points[["model", "layer", "head", "kind", "position"]]
+        .assign(x=own_points[x], y=own_points[y])
+        .reset_index(drop=True)
+    )
 
 
 def _line(points: pd.DataFrame, kind: str) -> pd.DataFrame:
@@ -104,23 +110,22 @@ def _line(points: pd.DataFrame, kind: str) -> pd.DataFrame:
     return points.iloc[:2].assign(kind=f"line {kind}", position=-1, x=ends, y=slope * ends + height)
 
 
-def _numbers(study: Study, table: str, key: HeadKey, names: list[str], **more: int) -> dict[str, float]:
-    """The head's numbers from a table; NaN where it has none."""
+def _numbers(study: Study, table: str, key: HeadKey, names: list[str], **keys: int) -> dict[str, float]:
+    """The head's numbers from a table; NaN where they are missing."""
     frame = study.tables.get(table)
-    nothing = dict.fromkeys(names, math.nan)
+    missing = dict.fromkeys(names, math.nan)
     if frame is None:
-        return nothing
+        return missing
     if table == "planes" and "view" in frame:
         frame = frame[frame["view"] == "svd"]
     where = (frame["model"] == key[0]) & (frame["layer"] == key[1]) & (frame["head"] == key[2])
-    for column, value in more.items():
+    for column, value in keys.items():
         where &= frame[column] == value
-    found = frame[where]
-    if found.empty:
-        return nothing
+    rows = frame[where]
+    if rows.empty:
+        return missing
     return {
-        name: float(found[name].iloc[0]) if name in found and pd.notna(found[name].iloc[0]) else math.nan
-        for name in names
+        name: float(rows[name].iloc[0]) if name in rows and pd.notna(rows[name].iloc[0]) else math.nan for name in names
     }
 
 
@@ -128,13 +133,13 @@ def _numbers(study: Study, table: str, key: HeadKey, names: list[str], **more: i
 
 
 def draw_components(data: pd.DataFrame) -> Drawing:
-    """A panel per head; its numbers stand beside it."""
+    """A panel per head, with its numbers next to it."""
 
-    def note(part: pd.DataFrame) -> str:
+    def note(points: pd.DataFrame) -> str:
         lines = []
         for axis in "xy":
-            share, r_q, r_k = (part[f"{name}_{axis}"].iloc[0] for name in _NUMBERS)
-            lines.append(f"PC{part[f'pc_{axis}'].iloc[0]:.0f}\nshare {share:.1%}\nr_q {r_q:+.2f}\nr_k {r_k:+.2f}")
+            share, r_q, r_k = (points[f"{name}_{axis}"].iloc[0] for name in _NUMBERS)
+            lines.append(f"PC{points[f'pc_{axis}'].iloc[0]:.0f}\nshare {share:.1%}\nr_q {r_q:+.2f}\nr_k {r_k:+.2f}")
         return "\n\n".join(lines)
 
     first = data.iloc[0]
@@ -144,8 +149,8 @@ def draw_components(data: pd.DataFrame) -> Drawing:
 def draw_plane(data: pd.DataFrame) -> Drawing:
     """A panel per head; lines are the regression of b on a in each class."""
 
-    def note(part: pd.DataFrame) -> str:
-        omega, position_r, bias = (part[name].iloc[0] for name in MODEL_NUMBERS)
+    def note(points: pd.DataFrame) -> str:
+        omega, position_r, bias = (points[name].iloc[0] for name in MODEL_NUMBERS)
         turn = "–" if math.isnan(omega) else f"{omega:.1e}"
         return f"ω {turn}\nposition_r {position_r:.2f}\nbias {bias:+.1e}\nper token"
 
@@ -153,24 +158,24 @@ def draw_plane(data: pd.DataFrame) -> Drawing:
 
 
 def _collage(data: pd.DataFrame, x: str, y: str, note: Any) -> Drawing:
-    groups = [(key, part) for key, part in data.groupby(["model", "layer", "head"], sort=False)]
-    columns = 1 if len(groups) == 1 else 2
-    rows = -(-len(groups) // columns)
+    heads = [(key, points) for key, points in data.groupby(["model", "layer", "head"], sort=False)]
+    columns = 1 if len(heads) == 1 else 2
+    rows = -(-len(heads) // columns)
     figure = canvas(4.0 * columns + 0.4, 2.9 * rows + 0.7)
     axes = panels(figure, rows, columns)
     norm = _shared_norm(data)
-    for cell, (key, part) in zip(axes.flat, groups, strict=False):
-        _cloud(cell, part, norm, 4.0)
+    for cell, (key, points) in zip(axes.flat, heads, strict=False):
+        _cloud(cell, points, norm, 4.0)
         for kind, colour in (("q", Q), ("k", K)):
-            line = part[part["kind"] == f"line {kind}"]
+            line = points[points["kind"] == f"line {kind}"]
             cell.plot(line["x"], line["y"], color="white", linewidth=3.0)
             cell.plot(line["x"], line["y"], color=colour, linewidth=1.5)
         cell.set_title(_name((str(key[0]), int(key[1]), int(key[2]))))
         cell.set_xlabel(x)
         cell.set_ylabel(y)
-        cell.text(1.02, 0.98, note(part), transform=cell.transAxes, va="top", ha="left", fontsize=7, color=INK,
+        cell.text(1.02, 0.98, note(points), transform=cell.transAxes, va="top", ha="left", fontsize=7, color=INK,
                   linespacing=1.35)  # fmt: skip
-    for cell in list(axes.flat)[len(groups) :]:
+    for cell in list(axes.flat)[len(heads) :]:
         cell.set_visible(False)
     _colour_bars(figure, axes, norm, data)
     return figure
@@ -184,12 +189,12 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
     figure = canvas(1.75 * columns + 0.3, 1.9 * rows + 0.9)
     axes = panels(figure, rows, columns)
     norm = _shared_norm(data)
-    for cell, (number, part) in zip(axes.flat, planes, strict=False):
-        _cloud(cell, part, norm, 1.5)
-        share, angle_r, active = (part[name].iloc[0] for name in ("var_share", "angle_r", "active"))
+    for cell, (number, points) in zip(axes.flat, planes, strict=False):
+        _cloud(cell, points, norm, 1.5)
+        share, angle_r, active = (points[name].iloc[0] for name in ("var_share", "angle_r", "active"))
         mark = "" if active == 1 else " · not active"
-        known = f": {share:.1%}\nangle_r {angle_r:+.2f}{mark}" if not math.isnan(share) else ""
-        cell.set_title(f"{number}{known}", fontsize=6.5)
+        numbers = f": {share:.1%}\nangle_r {angle_r:+.2f}{mark}" if not math.isnan(share) else ""
+        cell.set_title(f"{number}{numbers}", fontsize=6.5)
         cell.set_aspect("equal", adjustable="datalim")
         cell.set_xticks([])
         cell.set_yticks([])
@@ -203,15 +208,15 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
     return figure
 
 
-def _cloud(axes: Axes, part: pd.DataFrame, norm: Normalize, size: float) -> None:
-    """Queries and keys, early ones light; drawn in random order, so that neither class nor lateness hides the other."""
-    both = part[part["kind"].isin(["q", "k"])]
-    colours = np.empty((len(both), 4))
-    kinds = both["kind"].to_numpy()
+def _cloud(axes: Axes, points: pd.DataFrame, norm: Normalize, size: float) -> None:
+    """Queries and keys, early ones light; drawn in random order, so that neither class hides the other."""
+    vectors = points[points["kind"].isin(["q", "k"])]
+    colours = np.empty((len(vectors), 4))
+    kinds = vectors["kind"].to_numpy()
     for kind in "qk":
-        colours[kinds == kind] = position_map(kind)(norm(both["position"].to_numpy(float)[kinds == kind]))
-    order = np.random.default_rng(0).permutation(len(both))
-    axes.scatter(both["x"].to_numpy(float)[order], both["y"].to_numpy(float)[order], s=size, c=colours[order],
+        colours[kinds == kind] = position_map(kind)(norm(vectors["position"].to_numpy(float)[kinds == kind]))
+    order = np.random.default_rng(0).permutation(len(vectors))
+    axes.scatter(vectors["x"].to_numpy(float)[order], vectors["y"].to_numpy(float)[order], s=size, c=colours[order],
                  alpha=0.6, linewidths=0, rasterized=True)  # fmt: skip
 
 
@@ -234,7 +239,7 @@ def _name(key: HeadKey) -> str:
     return f"{shortened(key[0])} · layer {key[1]}, head {key[2]}"
 
 
-# ---- what they say ------------------------------------------------------------------------------
+# ---- sentences ----------------------------------------------------------------------------------
 
 
 def say_components(data: pd.DataFrame) -> list[str]:
@@ -242,8 +247,7 @@ def say_components(data: pd.DataFrame) -> list[str]:
     heads = data.groupby(["model", "layer", "head"], sort=False).first().reset_index()
     return [
         f"{_name((row['model'], row['layer'], row['head']))}: PC{row['pc_x']:.0f} holds "
-        f"{row['explained_variance_x']:.1%}, "
-        f"r_q {row['r_q_x']:+.2f}, r_k {row['r_k_x']:+.2f}."
+        f"{row['explained_variance_x']:.1%}, r_q {row['r_q_x']:+.2f}, r_k {row['r_k_x']:+.2f}."
         for _, row in heads.iterrows()
     ]
 
@@ -268,9 +272,8 @@ def say_complement(data: pd.DataFrame) -> list[str]:
     first = data.iloc[0]
     return [
         f"{_name((first['model'], int(first['layer']), int(first['head'])))}: {active.sum()} of {len(planes)} planes "
-        f"turn with "
-        f"position; they hold {planes.loc[active, 'var_share'].sum():.0%} of the complement's variance. The largest "
-        f"|angle_r| is {strongest:.2f}."
+        f"turn with position; they hold {planes.loc[active, 'var_share'].sum():.0%} of the complement's variance. The "
+        f"largest |angle_r| is {strongest:.2f}."
     ]
 
 
@@ -278,8 +281,7 @@ COMPONENTS = Figure(
     "qk-pca/06_collage_example",
     "Queries and keys of single heads on PC0 and PC1",
     "Sampled queries (blue) and keys (red) of up to four heads, drawn with seed 42; light is early, dark is late, on "
-    "one "
-    "scale of positions. Signs are canonical: r_q ≥ 0, or r_k ≥ 0 where |r_q| < 0.05.",
+    "one scale of positions. Signs are canonical: r_q ≥ 0, or r_k ≥ 0 where |r_q| < 0.05.",
     prepare_components,
     draw_components,
     say_components,
@@ -297,8 +299,7 @@ COMPLEMENT = Figure(
     "qk-rotation/08_complement_collage",
     "The complement of one head, plane by plane",
     "Principal planes of what is left of one head off a and b, in order of variance; each title gives the plane's "
-    "share of "
-    "the complement's variance and angle_r, the resultant of its rotation with position.",
+    "share of the complement's variance and angle_r, the resultant of its rotation with position.",
     prepare_complement,
     draw_complement,
     say_complement,

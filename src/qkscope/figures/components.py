@@ -1,4 +1,4 @@
-"""What each principal component has to do with position, and how much variance it holds (qk-pca 01, 05)."""
+"""Correlation with position and share of variance of each principal component (qk-pca 01, 05)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkscope.figures.style import K, Q, canvas, error_bars, grid
 from qkscope.study.study import Study
 
 FIRST = 10
-"""Components shown."""
+"""Number of components shown."""
 
 
 def prepare_roles(study: Study) -> pd.DataFrame:
@@ -43,15 +43,17 @@ def draw_roles(data: pd.DataFrame) -> Drawing:
 
 def say_roles(data: pd.DataFrame) -> list[str]:
     """The leading component against the others."""
-    first, others = data.iloc[0], data.iloc[1:]
-    said = [
+    first, further = data.iloc[0], data.iloc[1:]
+    sentences = [
         f"On PC0 the mean r_q is {first['r_q']:.2f}, the mean r_k {first['r_k']:+.2f} and the mean |r_k| "
         f"{first['abs_r_k']:.2f}, over {first['n_heads']:,.0f} heads."
     ]
-    if len(others):
-        top = others.loc[others["r_q"].idxmax()]
-        said.append(f"Of the other components PC{top['pc']:.0f} follows position most, with r_q = {top['r_q']:.2f}.")
-    return said
+    if len(further):
+        top = further.loc[further["r_q"].idxmax()]
+        sentences.append(
+            f"Of the other components PC{top['pc']:.0f} follows position most, with r_q = {top['r_q']:.2f}."
+        )
+    return sentences
 
 
 def prepare_shares(study: Study) -> pd.DataFrame:
@@ -68,8 +70,10 @@ def draw_shares(data: pd.DataFrame) -> Drawing:
     axes.bar(x, data["explained_variance"], width=0.7, color="#5b7553")
     error_bars(axes, x, data["explained_variance"], data["explained_variance_low"], data["explained_variance_high"])
     tops = data[["explained_variance", "explained_variance_high"]].max(axis=1)
-    for at, top, share in zip(x, tops, data["explained_variance"], strict=True):
-        axes.annotate(f"{share:.1%}", (at, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=7)
+    for position, top, share in zip(x, tops, data["explained_variance"], strict=True):
+        axes.annotate(
+            f"{share:.1%}", (position, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=7
+        )
     axes.set_xticks(x, [f"PC{pc}" for pc in data["pc"]])
     axes.set_ylabel("mean share of pooled variance")
     axes.set_ylim(0, float(tops.max()) * 1.15)
@@ -78,7 +82,7 @@ def draw_shares(data: pd.DataFrame) -> Drawing:
 
 
 def say_shares(data: pd.DataFrame) -> list[str]:
-    """PC0 and all of them together."""
+    """Share of PC0, and of all components together."""
     total, first = data["explained_variance"].sum(), data.iloc[0]
     return [
         f"PC0 holds {first['explained_variance']:.1%} of the pooled variance, the {len(data)} components shown "
@@ -88,11 +92,11 @@ def say_shares(data: pd.DataFrame) -> list[str]:
 
 def _by_component(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     frame = frame[frame["pc"] < FIRST]
-    parts = [
-        {"pc": int(str(pc)), "n_heads": len(part)} | mean_over_heads(part, columns)
-        for pc, part in frame.groupby("pc", sort=True)
+    means = [
+        {"pc": int(str(pc)), "n_heads": len(heads)} | mean_over_heads(heads, columns)
+        for pc, heads in frame.groupby("pc", sort=True)
     ]
-    return pd.DataFrame(parts)
+    return pd.DataFrame(means)
 
 
 ROLES = Figure(

@@ -30,28 +30,28 @@ def depth_bins(layer: pd.Series, last: int) -> pd.Series:
     >>> depth_bins(pd.Series([0, 3, 9]), 9).tolist()
     [0, 3, 9]
     """
-    # In integers: 10·layer/last has no rounding to fall on the wrong side of an edge.
+    # In integers: rounding of 10·layer/last could put a layer on the wrong side of an edge.
     return (DEPTH_BINS * layer // max(last, 1)).clip(upper=DEPTH_BINS - 1).astype(int)
 
 
 def by_depth(frame: pd.DataFrame, study: Study, columns: list[str]) -> pd.DataFrame:
-    """Mean of each column by run and depth bin; layers without rotary encoding in a bin of their own."""
-    parts = []
+    """Mean of each column by run and depth bin; layers without rotary encoding in a separate bin."""
+    tables = []
     cells = [str(i) for i in range(DEPTH_BINS)] + (
         [NOPE] if any(study.nope[m] for m in frame["model"].unique()) else []
     )
-    for label, part in frame.groupby("model", sort=False):
-        part = part.assign(bin=depth_bins(part["layer"], study.last_layer[str(label)]).astype(str))
-        part.loc[part["layer"].isin(study.nope[str(label)]), "bin"] = NOPE
-        means = part.groupby("bin")[columns].mean()
-        counts = part.groupby("bin").size().rename("n_heads")
-        parts.append(means.join(counts).reindex(cells).assign(model=label).reset_index(names="bin"))
-    table = pd.concat(parts, ignore_index=True)
+    for label, heads in frame.groupby("model", sort=False):
+        heads = heads.assign(bin=depth_bins(heads["layer"], study.last_layer[str(label)]).astype(str))
+        heads.loc[heads["layer"].isin(study.nope[str(label)]), "bin"] = NOPE
+        means = heads.groupby("bin")[columns].mean()
+        counts = heads.groupby("bin").size().rename("n_heads")
+        tables.append(means.join(counts).reindex(cells).assign(model=label).reset_index(names="bin"))
+    table = pd.concat(tables, ignore_index=True)
     return table.assign(n_heads=table["n_heads"].fillna(0).astype(int))[["model", "bin", "n_heads", *columns]]
 
 
 def prepare_component(column: str, runs: Runs) -> Callable[[Study], pd.DataFrame]:
-    """A preparation of r_q or r_k on component 0; |r_k| stands beside r_k."""
+    """A function that prepares r_q or r_k on component 0; r_k together with |r_k|."""
 
     def prepare(study: Study) -> pd.DataFrame:
         frame = rows(study, runs(study), "pc0", column)
@@ -64,7 +64,7 @@ def prepare_component(column: str, runs: Runs) -> Callable[[Study], pd.DataFrame
 
 
 def draw_component(data: pd.DataFrame) -> Drawing:
-    """One map, or two beside each other for r_k and |r_k|."""
+    """One map, or two for r_k and |r_k|."""
     columns = [name for name in ("r_q", "r_k", "abs_r_k") if name in data]
     titles = {"r_q": "mean r_q on PC0", "r_k": "mean r_k on PC0, signed", "abs_r_k": "mean |r_k| on PC0"}
     n = data["model"].nunique()
@@ -85,19 +85,23 @@ def say_component(data: pd.DataFrame) -> list[str]:
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     top, low = deep.loc[deep[column].idxmax()], deep.loc[deep[column].idxmin()]
-    said = [
+    sentences = [
         f"Highest mean {column}: {top[column]:.2f} in {top['model']} at depth bin {int(top['bin']) + 1} of "
         f"{DEPTH_BINS}; lowest: {low[column]:+.2f} in {low['model']} at bin {int(low['bin']) + 1}."
     ]
     nope = data[(data["bin"] == NOPE) & (data["n_heads"] > 0)]
     if len(nope):
-        weighted = np.average(nope[column], weights=nope["n_heads"])
-        rest = np.average(deep[column], weights=deep["n_heads"])
-        said.append(f"Layers without rotary encoding have a mean {column} of {weighted:.2f}, the others {rest:.2f}.")
+        nope_mean = np.average(nope[column], weights=nope["n_heads"])
+        rotary_mean = np.average(deep[column], weights=deep["n_heads"])
+        sentences.append(
+            f"Layers without rotary encoding have a mean {column} of {nope_mean:.2f}, the others {rotary_mean:.2f}."
+        )
     if "abs_r_k" in data:
         apart = (deep["abs_r_k"] - deep["r_k"]).max()
-        said.append(f"Signed and absolute mean differ by up to {apart:.2f}: that much is heads drifting the other way.")
-    return said
+        sentences.append(
+            f"Signed and absolute mean differ by up to {apart:.2f}: that much is heads drifting the other way."
+        )
+    return sentences
 
 
 def prepare_rotation(study: Study) -> pd.DataFrame:
@@ -124,8 +128,8 @@ def two_maps(data: pd.DataFrame, share: tuple[str, str, str], signed: tuple[str,
     image = heat_map(above, data, share[0], share[1], Normalize(0, 1), "{:.2f}")
     above.set_title(share[2])
     figure.colorbar(image, ax=above, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]).outline.set_visible(False)
-    most = max(float(data[signed[0]].abs().max()), 1e-12)
-    image = heat_map(below, data, signed[0], "PuOr_r", TwoSlopeNorm(0, -most, most), signed[1])
+    largest = max(float(data[signed[0]].abs().max()), 1e-12)
+    image = heat_map(below, data, signed[0], "PuOr_r", TwoSlopeNorm(0, -largest, largest), signed[1])
     below.set_title(signed[2])
     figure.colorbar(image, ax=below, fraction=0.04, pad=0.015).outline.set_visible(False)
     return figure
@@ -137,8 +141,8 @@ def say_rotation(data: pd.DataFrame) -> list[str]:
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     half = deep["bin"].astype(int) < DEPTH_BINS // 2
-    first, second = (np.average(part["abs_r_k_a"], weights=part["n_heads"]) if len(part) else math.nan
-                     for part in (deep[half], deep[~half]))  # fmt: skip
+    first, second = (np.average(layers["abs_r_k_a"], weights=layers["n_heads"]) if len(layers) else math.nan
+                     for layers in (deep[half], deep[~half]))  # fmt: skip
     top = deep.loc[deep["bias_window"].idxmax()]
     return [
         f"Mean |r_k_a| is {first:.2f} in the first half of the layers and {second:.2f} in the second.",
@@ -166,8 +170,8 @@ def heat_map(axes: Axes, data: pd.DataFrame, column: str, colours: str, norm: No
     axes.set_yticks(range(len(labels)), [shortened(label) for label in labels])
     names = [NOPE if name == NOPE else f"{int(name) / DEPTH_BINS:.1f}" for name in bins]
     axes.set_xticks(range(len(bins)), names)
-    place = axes.get_subplotspec()
-    if place is None or place.is_last_row():
+    subplot = axes.get_subplotspec()
+    if subplot is None or subplot.is_last_row():
         axes.set_xlabel("depth: layer / last layer, lower edge of the bin")
     axes.tick_params(length=0)
     for side in axes.spines.values():
@@ -178,9 +182,9 @@ def heat_map(axes: Axes, data: pd.DataFrame, column: str, colours: str, norm: No
 
 
 def _component(name: str, title: str, column: str, runs: Runs, who: str) -> Figure:
-    beside = " The mean of |r_k| stands beside it, for heads can disagree in sign." if column == "r_k" else ""
+    addition = " The mean of |r_k| stands beside it, for heads can disagree in sign." if column == "r_k" else ""
     shows = (
-        f"Mean {column} on PC0 by {who} and depth.{beside} Hatched: no heads there. "
+        f"Mean {column} on PC0 by {who} and depth.{addition} Hatched: no heads there. "
         "Layers without rotary encoding, where there are any, are split out at the right."
     )
     return Figure(name, title, shows, prepare_component(column, runs), draw_component, say_component)
@@ -198,8 +202,7 @@ ROTATION_BY_DEPTH = Figure(
     "qk-rotation/06_layer_heatmaps",
     "Drift and recency bias, by depth",
     "Above, how closely keys follow position on axis a; below, the recency bias over the window (mu_q_a · alpha_k · "
-    "window), "
-    "by model and depth. Hatched: no heads there.",
+    "window), by model and depth. Hatched: no heads there.",
     prepare_rotation,
     draw_rotation,
     say_rotation,

@@ -12,7 +12,7 @@ from qkscope.figures.style import INK, canvas, grid, panels
 from qkscope.study.study import Study
 
 _HEADS = 6
-"""Heads whose curves are drawn: evenly spaced by how well they are predicted."""
+"""Number of heads whose curves are drawn: evenly spaced in the order of R²."""
 
 
 def prepare_curves(study: Study) -> pd.DataFrame:
@@ -20,8 +20,8 @@ def prepare_curves(study: Study) -> pd.DataFrame:
     table = rows(study, models(study), "distance", "measured", "predicted", "distance_r2")
     heads = table.drop_duplicates(["model", "layer", "head"]).sort_values("distance_r2")
     first = heads[heads["model"] == table["model"].iloc[0]]
-    chosen = first.iloc[np.unique(np.linspace(0, len(first) - 1, min(_HEADS, len(first))).astype(int))]
-    shown = chosen[["model", "layer", "head"]].merge(table, on=["model", "layer", "head"], sort=False)
+    examples = first.iloc[np.unique(np.linspace(0, len(first) - 1, min(_HEADS, len(first))).astype(int))]
+    shown = examples[["model", "layer", "head"]].merge(table, on=["model", "layer", "head"], sort=False)
     columns = [
         "model",
         "family",
@@ -41,18 +41,18 @@ def prepare_curves(study: Study) -> pd.DataFrame:
 def draw_curves(data: pd.DataFrame) -> Drawing:
     """Measured points with standard errors, predicted lines; below them R² over all heads."""
     curves, heads = data[data["measured"].notna()], data[data["measured"].isna()]
-    groups = list(curves.groupby(["model", "layer", "head"], sort=False))
+    heads_shown = list(curves.groupby(["model", "layer", "head"], sort=False))
     figure = canvas(7.4, 5.8)
     axes = panels(figure, 3, 3, height_ratios=[1, 1, 0.8])
-    for cell, (key, part) in zip(axes[:2].flat, groups, strict=False):
-        x = np.sqrt(part["distance_low"] * part["distance_high"])
-        cell.errorbar(x, part["measured"], yerr=part["measured_se"], linestyle="none", marker="o", markersize=2.5,
+    for cell, (key, curve) in zip(axes[:2].flat, heads_shown, strict=False):
+        x = np.sqrt(curve["distance_low"] * curve["distance_high"])
+        cell.errorbar(x, curve["measured"], yerr=curve["measured_se"], linestyle="none", marker="o", markersize=2.5,
                       color=INK, elinewidth=0.8, label="measured")  # fmt: skip
-        cell.plot(x, part["predicted"], color="#d2691e", linewidth=1.5, label="predicted from means")
+        cell.plot(x, curve["predicted"], color="#d2691e", linewidth=1.5, label="predicted from means")
         cell.set_xscale("log")
-        cell.set_title(f"layer {key[1]}, head {key[2]}: R² {part['distance_r2'].iloc[0]:.3f}", fontsize=7.5)
+        cell.set_title(f"layer {key[1]}, head {key[2]}: R² {curve['distance_r2'].iloc[0]:.3f}", fontsize=7.5)
         grid(cell)
-    for cell in list(axes[:2].flat)[len(groups) :]:
+    for cell in list(axes[:2].flat)[len(heads_shown) :]:
         cell.set_visible(False)
     for cell in axes[1]:
         cell.set_xlabel("distance (tokens)")
@@ -74,8 +74,7 @@ def say_curves(data: pd.DataFrame) -> list[str]:
     r2 = data.loc[data["measured"].isna(), "distance_r2"]
     return [
         f"Over {len(r2):,} heads the median R² is {r2.median():.3f}; it is above 0.9 in {(r2 > 0.9).mean():.0%} of "
-        f"them and "
-        f"{r2.min():.2f} in the worst."
+        f"them and {r2.min():.2f} in the worst."
     ]
 
 
@@ -94,22 +93,25 @@ def prepare_depth_curves(study: Study) -> pd.DataFrame:
     spread = (
         grouped["measured"].quantile(np.array([0.25, 0.75])).unstack().set_axis(["measured_q1", "measured_q3"], axis=1)
     )
-    found = table.join(spread).join(grouped.size().rename("n_heads")).reset_index()
-    return found.assign(model=first["model"].iloc[0])
+    curves = table.join(spread).join(grouped.size().rename("n_heads")).reset_index()
+    return curves.assign(model=first["model"].iloc[0])
 
 
 def _on_one_grid(curves: pd.DataFrame) -> pd.DataFrame:
-    """Every head's curve at the bins of the head that has most; bins follow windows, which may be each head's own."""
-    heads = {key: part.sort_values("distance_low") for key, part in curves.groupby(["layer", "head"])}
+    """Every head's curve at the bins of the head with most bins; bins depend on the window of the head."""
+    heads = {key: curve.sort_values("distance_low") for key, curve in curves.groupby(["layer", "head"])}
     grid = max(heads.values(), key=len)
-    at = np.log(grid["distance_low"] * grid["distance_high"]) / 2
-    parts = []
-    for (layer, head), part in heads.items():
-        own = np.log(part["distance_low"] * part["distance_high"]) / 2
-        there = grid[(at >= own.min()) & (at <= own.max())]
-        values = {name: np.interp(at[there.index], own, part[name]) for name in ("measured", "predicted")}
-        parts.append(there[["distance_low", "distance_high"]].assign(layer=layer, head=head, **values))
-    return pd.concat(parts, ignore_index=True).assign(model=curves["model"].iloc[0])
+    log_distance = np.log(grid["distance_low"] * grid["distance_high"]) / 2
+    interpolated = []
+    for (layer, head), curve in heads.items():
+        own_log_distance = np.log(curve["distance_low"] * curve["distance_high"]) / 2
+        covered = grid[(log_distance >= own_log_distance.min()) & (log_distance <= own_log_distance.max())]
+        values = {
+            name: np.interp(log_distance[covered.index], own_log_distance, curve[name])
+            for name in ("measured", "predicted")
+        }
+        interpolated.append(covered[["distance_low", "distance_high"]].assign(layer=layer, head=head, **values))
+    return pd.concat(interpolated, ignore_index=True).assign(model=curves["model"].iloc[0])
 
 
 def draw_depth_curves(data: pd.DataFrame) -> Drawing:
@@ -117,14 +119,14 @@ def draw_depth_curves(data: pd.DataFrame) -> Drawing:
     figure = canvas(7.4, 2.9)
     axes = panels(figure, 1, 3, sharey=True)[0]
     for number, cell in enumerate(axes):
-        part = data[data["third"] == number]
-        if part.empty:
+        curve = data[data["third"] == number]
+        if curve.empty:
             cell.set_visible(False)
             continue
-        x = np.sqrt(part["distance_low"] * part["distance_high"])
-        cell.fill_between(x, part["measured_q1"], part["measured_q3"], color=INK, alpha=0.1, linewidth=0)
-        cell.plot(x, part["measured"], linestyle="none", marker="o", markersize=2.8, color=INK, label="measured")
-        cell.plot(x, part["predicted"], color="#d2691e", linewidth=1.5, label="predicted from means")
+        x = np.sqrt(curve["distance_low"] * curve["distance_high"])
+        cell.fill_between(x, curve["measured_q1"], curve["measured_q3"], color=INK, alpha=0.1, linewidth=0)
+        cell.plot(x, curve["measured"], linestyle="none", marker="o", markersize=2.8, color=INK, label="measured")
+        cell.plot(x, curve["predicted"], color="#d2691e", linewidth=1.5, label="predicted from means")
         cell.set_xscale("log")
         cell.set(xlabel="distance (tokens)")
         cell.set_title(THIRDS[number])
@@ -137,18 +139,18 @@ def draw_depth_curves(data: pd.DataFrame) -> Drawing:
 
 def say_depth_curves(data: pd.DataFrame) -> list[str]:
     """R² of each third's mean curve, and how far the score falls."""
-    said = []
+    sentences = []
     for number in sorted(data["third"].unique().tolist()):
-        part = data[data["third"] == number]
-        total = ((part["measured"] - part["measured"].mean()) ** 2).sum()
-        r2 = 1 - ((part["measured"] - part["predicted"]) ** 2).sum() / total if total > 0 else np.nan
-        near, far = part.iloc[0], part.iloc[-1]
-        said.append(
+        curve = data[data["third"] == number]
+        total = ((curve["measured"] - curve["measured"].mean()) ** 2).sum()
+        r2 = 1 - ((curve["measured"] - curve["predicted"]) ** 2).sum() / total if total > 0 else np.nan
+        near, far = curve.iloc[0], curve.iloc[-1]
+        sentences.append(
             f"{THIRDS[number].capitalize()}: {near['measured']:+.2f} at distance {near['distance_low']:,.0f}, "
             f"{far['measured']:+.2f} beyond {far['distance_low']:,.0f}; R² of the mean curve {r2:.3f} "
-            f"({int(part['n_heads'].max()):,} heads)."
+            f"({int(curve['n_heads'].max()):,} heads)."
         )
-    return said
+    return sentences
 
 
 CURVES = Figure(
@@ -156,8 +158,7 @@ CURVES = Figure(
     "The score at each distance, predicted from means",
     "Mean score over pairs of one document against their distance (points, with standard errors by document) and its "
     "prediction from the mean query and the mean key with their rotation undone (line), for heads from the worst "
-    "predicted "
-    "to the best; below, R² of all heads.",
+    "predicted to the best; below, R² of all heads.",
     prepare_curves,
     draw_curves,
     say_curves,

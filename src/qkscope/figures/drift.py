@@ -1,4 +1,4 @@
-"""The rotation model by model: correlations on axis a, variance in the plane, slopes (qk-rotation 02, 03, 05)."""
+"""The rotation model for each model: correlations on axis a, variance in the plane, slopes (qk-rotation 02, 03, 05)."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def say_bars(data: pd.DataFrame) -> list[str]:
     return [
         f"On axis a keys follow position more closely than queries in {keys} of {len(data)} "
         f"{'models' if len(data) > 1 else 'model'}: over all heads r_q_a "
-        f"{np.average(data['r_q_a'], weights=weights):.3f}, "
-        f"r_k_a {np.average(data['r_k_a'], weights=weights):.3f}."
+        f"{np.average(data['r_q_a'], weights=weights):.3f}, r_k_a {np.average(data['r_k_a'], weights=weights):.3f}."
     ]
 
 
@@ -57,19 +56,19 @@ def prepare_variance(study: Study) -> pd.DataFrame:
 
 
 def draw_variance(data: pd.DataFrame) -> Drawing:
-    """Stacked bars, shares written in."""
+    """Stacked bars, labelled with their shares."""
     figure = canvas(max(3.8, 1.6 + 0.62 * len(data)), 3.3)
     axes = figure.subplots()
     below = np.zeros(len(data))
     x = np.arange(len(data))
-    parts = (("var_frac_a", "#c98b2b", "axis a: drift"), ("var_frac_b", "#5b7553", "axis b: separation"),
-             ("complement", "#d9d9d9", "complement"))  # fmt: skip
-    for name, colour, label in parts:
+    shares = (("var_frac_a", "#c98b2b", "axis a: drift"), ("var_frac_b", "#5b7553", "axis b: separation"),
+              ("complement", "#d9d9d9", "complement"))  # fmt: skip
+    for name, colour, label in shares:
         share = data[name].to_numpy(float)
         axes.bar(x, share, bottom=below, width=0.72, color=colour, label=label)
-        for at, low, size in zip(x.tolist(), below, share, strict=True):
+        for position, low, size in zip(x.tolist(), below, share, strict=True):
             if size >= 0.05:
-                axes.text(at, low + size / 2, f"{size:.0%}", ha="center", va="center", fontsize=6.8)
+                axes.text(position, low + size / 2, f"{size:.0%}", ha="center", va="center", fontsize=6.8)
         below += share
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of pooled variance")
@@ -79,7 +78,7 @@ def draw_variance(data: pd.DataFrame) -> Drawing:
 
 
 def say_variance(data: pd.DataFrame) -> list[str]:
-    """The plane over all heads, and which axis holds more."""
+    """The plane's share over all heads, and which axis has more variance."""
     weights = data["n_heads"]
     plane = np.average(1 - data["complement"], weights=weights)
     b_over_a = np.average(data["b_over_a"], weights=weights)
@@ -95,11 +94,11 @@ def prepare_slopes(study: Study) -> pd.DataFrame:
     frame = rows(study, models(study), "rotated", "alpha_q", "alpha_k")
     frame = frame[frame["alpha_q"] != 0]
     frame = frame.assign(slope_ratio=frame["alpha_k"].abs() / frame["alpha_q"].abs())
-    parts = [
-        _who(part) | median_over_heads(part, "slope_ratio") | {"pooled": float(frame["slope_ratio"].median())}
-        for _, part in frame.groupby("model", sort=False)
+    medians = [
+        _labels(heads) | median_over_heads(heads, "slope_ratio") | {"pooled": float(frame["slope_ratio"].median())}
+        for _, heads in frame.groupby("model", sort=False)
     ]
-    return pd.DataFrame(parts)
+    return pd.DataFrame(medians)
 
 
 def draw_slopes(data: pd.DataFrame) -> Drawing:
@@ -108,19 +107,19 @@ def draw_slopes(data: pd.DataFrame) -> Drawing:
     axes = figure.subplots()
     look = family_look(data["family"].tolist())
     y = np.arange(len(data))[::-1]
-    for at, (_, row) in zip(y, data.iterrows(), strict=True):
+    for height, (_, row) in zip(y, data.iterrows(), strict=True):
         colour, marker = look[str(row["family"])]
-        axes.hlines(at, row["slope_ratio_low"], row["slope_ratio_high"], color=colour, linewidth=1.8)
-        axes.plot(row["slope_ratio"], at, marker=marker, markersize=6, color=colour)
+        axes.hlines(height, row["slope_ratio_low"], row["slope_ratio_high"], color=colour, linewidth=1.8)
+        axes.plot(row["slope_ratio"], height, marker=marker, markersize=6, color=colour)
         right = np.nanmax([row["slope_ratio"], row["slope_ratio_high"]])
-        axes.annotate(f"{row['slope_ratio']:.2f}", (right, at), xytext=(7, 0), textcoords="offset points", va="center",
-                      fontsize=7)  # fmt: skip
+        axes.annotate(f"{row['slope_ratio']:.2f}", (right, height), xytext=(7, 0), textcoords="offset points",
+                      va="center", fontsize=7)  # fmt: skip
     axes.axvline(1, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)))
     axes.set_yticks(y, [shortened(name) for name in data["model"]])
     axes.set_ylim(-0.6, len(data) - 0.4)
     axes.set_xlabel("median |alpha_k| / |alpha_q|; 1: keys and queries drift equally fast")
-    most = float(np.nanmax(data[["slope_ratio", "slope_ratio_high"]].to_numpy(float)))
-    axes.set_xlim(0, max(1.15, most * 1.18))
+    largest = float(np.nanmax(data[["slope_ratio", "slope_ratio_high"]].to_numpy(float)))
+    axes.set_xlim(0, max(1.15, largest * 1.18))
     grid(axes, "x")
     return figure
 
@@ -130,18 +129,19 @@ def say_slopes(data: pd.DataFrame) -> list[str]:
     faster = int((data["slope_ratio"] > 1).sum())
     return [
         f"Over all heads the median ratio is {data['pooled'].iloc[0]:.2f}; keys drift faster than queries in {faster} "
-        f"of "
-        f"{len(data)} {'models' if len(data) > 1 else 'model'} ({data['slope_ratio'].min():.2f} to "
+        f"of {len(data)} {'models' if len(data) > 1 else 'model'} ({data['slope_ratio'].min():.2f} to "
         f"{data['slope_ratio'].max():.2f})."
     ]
 
 
 def _by_model(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    return pd.DataFrame([_who(part) | mean_over_heads(part, columns) for _, part in frame.groupby("model", sort=False)])
+    return pd.DataFrame(
+        [_labels(heads) | mean_over_heads(heads, columns) for _, heads in frame.groupby("model", sort=False)]
+    )
 
 
-def _who(part: pd.DataFrame) -> dict[str, object]:
-    return {"model": part["model"].iloc[0], "family": part["family"].iloc[0], "n_heads": len(part)}
+def _labels(heads: pd.DataFrame) -> dict[str, object]:
+    return {"model": heads["model"].iloc[0], "family": heads["family"].iloc[0], "n_heads": len(heads)}
 
 
 def _model_ticks(axes: Axes, data: pd.DataFrame) -> None:
@@ -153,8 +153,7 @@ BARS = Figure(
     "qk-rotation/02_rq_rk_drift_bars",
     "Queries and keys on the drift axis",
     "Mean correlation with position along axis a, for queries and keys of each model, with 95% bootstrap intervals "
-    "over key "
-    "heads.",
+    "over key heads.",
     prepare_bars,
     draw_bars,
     say_bars,

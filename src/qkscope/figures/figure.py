@@ -1,4 +1,4 @@
-"""What a figure is: a name, what it shows, how its data is prepared, how it is drawn, what it says."""
+"""What a figure is: a name, a description, functions that prepare and draw its data, and sentences about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkscope.study.study import Study
 
 
 class NotApplicable(QkscopeError):
-    """A figure that this study cannot have; the text says why."""
+    """A figure that does not apply to this study; the text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Figure:
     shows: str
     """What is drawn, in a sentence or two."""
     prepare: Callable[[Study], pd.DataFrame]
-    """Exactly the numbers that are drawn; ``NotApplicable`` where there are none."""
+    """Returns exactly the numbers that are drawn; raises ``NotApplicable`` if there are none."""
     draw: Callable[[pd.DataFrame], Drawing]
     says: Callable[[pd.DataFrame], list[str]]
     """What it shows in this data, in sentences whose numbers come from the prepared data."""

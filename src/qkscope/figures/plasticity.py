@@ -27,7 +27,7 @@ from qkscope.figures.timeaxis import band, mean_sd, spread, time_axis
 from qkscope.study.study import Study
 
 _MIN_PAIRS = 20
-"""Cells of the map with fewer pairs are left empty."""
+"""Cells of the map with fewer pairs are empty."""
 VARIANTS = {"ap": ("exact", INK, "-"), "ap_fixed": ("queries turned to one place", "#1f8a70", "-"),
             "ap_published": ("published model", "#b5651d", "--")}  # fmt: skip
 
@@ -50,27 +50,27 @@ def prepare_profile(study: Study) -> pd.DataFrame:
     table = table.join(grouped.size().rename("n_heads")).reset_index()
     order = {run.label: i for i, run in enumerate(study.runs)}
     table = table.sort_values(["model", "q_bucket"], key=lambda c: c.map(order) if c.name == "model" else c)
-    about = {run.label: (run.family, run.phase or "", is_checkpoint(run)) for run in study.runs}
+    labels = {run.label: (run.family, run.phase or "", is_checkpoint(run)) for run in study.runs}
     for i, name in enumerate(("family", "phase", "checkpoint")):
-        table[name] = [about[model][i] for model in table["model"]]
+        table[name] = [labels[model][i] for model in table["model"]]
     return table.reset_index(drop=True)
 
 
 def draw_profile(data: pd.DataFrame) -> Drawing:
-    """One run in three variants; beside it every run."""
+    """One run in three variants; next to it every run."""
     labels = list(dict.fromkeys(data["model"]))
-    one = labels[-1] if data["checkpoint"].all() else labels[0]
+    shown = labels[-1] if data["checkpoint"].all() else labels[0]
     figure = canvas(7.4 if len(labels) > 1 else 4.8, 3.2)
     axes = panels(figure, 1, 2 if len(labels) > 1 else 1, sharey=True)[0]
-    part = data[data["model"] == one]
-    axes[0].fill_between(part["place"], part["ap_q1"], part["ap_q3"], color=INK, alpha=0.1, linewidth=0)
+    profile = data[data["model"] == shown]
+    axes[0].fill_between(profile["place"], profile["ap_q1"], profile["ap_q3"], color=INK, alpha=0.1, linewidth=0)
     for name, (label, colour, line) in VARIANTS.items():
-        if part[name].notna().any():
+        if profile[name].notna().any():
             marker = "o" if line == "-" else None
-            axes[0].plot(part["place"], part[name], color=colour, linestyle=line, marker=marker, markersize=2.5,
+            axes[0].plot(profile["place"], profile[name], color=colour, linestyle=line, marker=marker, markersize=2.5,
                          label=label)  # fmt: skip
     axes[0].legend(loc="lower left", fontsize=6.8)
-    axes[0].set_title(shortened(one, 34))
+    axes[0].set_title(shortened(shown, 34))
     axes[0].set_ylabel("attention plasticity, mean over heads")
     if len(labels) > 1:
         _every_run(axes[1], data)
@@ -83,32 +83,36 @@ def draw_profile(data: pd.DataFrame) -> Drawing:
 def _every_run(axes: Axes, data: pd.DataFrame) -> None:
     families = {name: colour for name, (colour, _) in family_look(data["family"].tolist()).items()}
     phases = phase_colours([phase for phase, c in zip(data["phase"], data["checkpoint"], strict=True) if c])
-    parts = list(data.groupby("model", sort=False))
+    profiles = list(data.groupby("model", sort=False))
     named = set()
-    for i, (_, part) in enumerate(parts):
-        first = part.iloc[0]
+    for i, (_, profile) in enumerate(profiles):
+        first = profile.iloc[0]
         colour = phases[first["phase"]] if first["checkpoint"] else families[first["family"]]
         group = first["phase"] if first["checkpoint"] else first["family"]
         label = None if group in named else shortened(group or "all runs", 24)
         named.add(group)
-        axes.plot(part["place"], part["ap"], color=colour, alpha=0.45 + 0.55 * (i + 1) / len(parts), label=label)
+        axes.plot(
+            profile["place"], profile["ap"], color=colour, alpha=0.45 + 0.55 * (i + 1) / len(profiles), label=label
+        )
     axes.legend(loc="lower left", fontsize=6.8)
     axes.set_title("every run, exact; later runs stronger")
 
 
 def say_profile(data: pd.DataFrame) -> list[str]:
     """From the beginning to the end of the window, and how the variants differ."""
-    said = []
-    for model, part in data.groupby("model", sort=False):
-        first, last = part.iloc[0], part.iloc[-1]
+    sentences = []
+    for model, profile in data.groupby("model", sort=False):
+        first, last = profile.iloc[0], profile.iloc[-1]
         variants = [
-            f"{label} {part[name].mean():.2f}" for name, (label, *_) in VARIANTS.items() if part[name].notna().any()
+            f"{label} {profile[name].mean():.2f}"
+            for name, (label, *_) in VARIANTS.items()
+            if profile[name].notna().any()
         ]
-        said.append(
+        sentences.append(
             f"{model}: from {first['ap']:.2f} near the beginning of the window to {last['ap']:.2f} near its end; "
             f"means over the window: {', '.join(variants)}."
         )
-    return said if len(said) <= 4 else [said[0], said[-1]]
+    return sentences if len(sentences) <= 4 else [sentences[0], sentences[-1]]
 
 
 # ---- by the distances of keys -------------------------------------------------------------------
@@ -148,9 +152,9 @@ def draw_pairs(data: pd.DataFrame) -> Drawing:
 
 
 def _octaves(axes: Axes, table: pd.DataFrame) -> None:
-    for values, put in ((table.columns, axes.set_xticks), (table.index, axes.set_yticks)):
+    for values, set_ticks in ((table.columns, axes.set_xticks), (table.index, axes.set_yticks)):
         step = max(1, len(values) // 7)
-        put(range(0, len(values), step), [_short(int(v)) for v in values[::step]])
+        set_ticks(range(0, len(values), step), [_short(int(v)) for v in values[::step]])
 
 
 def _short(n: int) -> str:
@@ -158,14 +162,16 @@ def _short(n: int) -> str:
 
 
 def say_pairs(data: pd.DataFrame) -> list[str]:
-    """Near against far."""
+    """Near keys compared with distant keys."""
     near, far = data["inter_key"] <= data["inter_key"].median(), data["inter_key"] > data["inter_key"].median()
-    means = [float(np.average(part["ap"], weights=part["n_pairs"])) for part in (data[near], data[far]) if len(part)]
-    said = [f"{data['model'].iloc[0]}, {int(data['n_pairs'].sum()):,} pairs of keys."]
+    means = [
+        float(np.average(pairs["ap"], weights=pairs["n_pairs"])) for pairs in (data[near], data[far]) if len(pairs)
+    ]
+    sentences = [f"{data['model'].iloc[0]}, {int(data['n_pairs'].sum()):,} pairs of keys."]
     if len(means) == 2:
         edge = int(data["inter_key"].median())
-        said.append(f"Keys up to {2 * edge - 1:,} tokens apart: {means[0]:.2f}; farther apart: {means[1]:.2f}.")
-    return said
+        sentences.append(f"Keys up to {2 * edge - 1:,} tokens apart: {means[0]:.2f}; farther apart: {means[1]:.2f}.")
+    return sentences
 
 
 # ---- over training ------------------------------------------------------------------------------
@@ -186,8 +192,8 @@ def draw_training(data: pd.DataFrame) -> Drawing:
     figure = canvas(6.6, 3.4)
     axes = figure.subplots()
     ends = spread([float(data[name].iloc[-1]) for name in OVER_TRAINING], 0.06)
-    for (name, (label, colour)), at in zip(OVER_TRAINING.items(), ends, strict=True):
-        band(axes, data, name, colour, "-", label, at, band=name == "ap_overall")
+    for (name, (label, colour)), height in zip(OVER_TRAINING.items(), ends, strict=True):
+        band(axes, data, name, colour, "-", label, height, band=name == "ap_overall")
     axes.set(ylim=(0, 1), ylabel="attention plasticity, mean over heads")
     time_axis(axes, data)
     _windows(axes, data["window"].tolist())
@@ -196,7 +202,7 @@ def draw_training(data: pd.DataFrame) -> Drawing:
 
 
 def _windows(axes: Axes, windows: Sequence[float]) -> None:
-    """The window of each checkpoint, where they differ: bucket widths follow it, and plasticity with them."""
+    """The window of each checkpoint, if they differ: bucket widths depend on it, and plasticity on bucket widths."""
     if len({w for w in windows if w == w}) < 2:
         return
     for x, window in enumerate(windows):
@@ -207,15 +213,15 @@ def _windows(axes: Axes, windows: Sequence[float]) -> None:
 def say_training(data: pd.DataFrame) -> list[str]:
     """From the first checkpoint to the last."""
     first, last = data.iloc[0], data.iloc[-1]
-    moved = ", ".join(f"{label} {first[name]:.2f} → {last[name]:.2f}" for name, (label, _) in OVER_TRAINING.items())
-    said = [f"From {first['model']} to {last['model']}: {moved}."]
+    changes = ", ".join(f"{label} {first[name]:.2f} → {last[name]:.2f}" for name, (label, _) in OVER_TRAINING.items())
+    sentences = [f"From {first['model']} to {last['model']}: {changes}."]
     windows = data["window"].dropna().unique()
     if len(windows) > 1:
-        said.append(
+        sentences.append(
             f"The window goes from {windows[0]:,.0f} to {windows[-1]:,.0f} tokens and the buckets with it: a wider "
             "bucket holds more of RoPE's motion, which counts as variety of queries."
         )
-    return said
+    return sentences
 
 
 PROFILE_FIGURE = Figure(

@@ -17,12 +17,12 @@ from qkscope.study.study import Study
 # ---- by class of heads --------------------------------------------------------------------------
 
 MOST_MODELS = 4
-"""Models that sentences are written about."""
+"""Number of models that sentences are written about, at most."""
 RANKED = ("bias_full_window", "posvar_q", "posvar_k", "amplification_window")
 
 
 def prepare_plasticity_classes(study: Study) -> pd.DataFrame:
-    """Each head's plasticity, its class, and what plasticity is ranked against."""
+    """Each head's plasticity, its class, and the columns that plasticity is ranked against."""
     frame = rows(study, models(study), "heads", "ap_overall", "taxonomy")
     rotated = study.table("rotated", "bias_full_window")
     if rotated is not None:
@@ -34,26 +34,26 @@ def prepare_plasticity_classes(study: Study) -> pd.DataFrame:
 
 
 def draw_plasticity_classes(data: pd.DataFrame) -> Drawing:
-    """Every head as a point beside its class's mean and interval."""
-    there = [kind for kind in TAXONOMY if (data["taxonomy"] == kind).any()]
+    """Every head as a point, next to the mean and interval of its class."""
+    kinds = [kind for kind in TAXONOMY if (data["taxonomy"] == kind).any()]
     figure = canvas(6.6, 3.2)
     axes = figure.subplots()
     rng = np.random.default_rng(0)
-    for x, kind in enumerate(there):
-        part = data[data["taxonomy"] == kind]
-        axes.scatter(x + rng.uniform(-0.28, 0.28, len(part)), part["ap_overall"], s=7, color=CLASSES[kind], alpha=0.65,
-                     linewidths=0, rasterized=True)  # fmt: skip
-        mean = mean_over_heads(part, ["ap_overall"])
+    for x, kind in enumerate(kinds):
+        heads = data[data["taxonomy"] == kind]
+        axes.scatter(x + rng.uniform(-0.28, 0.28, len(heads)), heads["ap_overall"], s=7, color=CLASSES[kind],
+                     alpha=0.65, linewidths=0, rasterized=True)  # fmt: skip
+        mean = mean_over_heads(heads, ["ap_overall"])
         error_bars(axes, [x + 0.38], [mean["ap_overall"]], [mean["ap_overall_low"]], [mean["ap_overall_high"]])
     counts = data["taxonomy"].value_counts()
-    axes.set_xticks(range(len(there)), [f"{kind}\n{counts[kind]} heads" for kind in there])
-    axes.set(ylim=(0, 1), ylabel="attention plasticity of the head", xlim=(-0.6, len(there) - 0.4))
+    axes.set_xticks(range(len(kinds)), [f"{kind}\n{counts[kind]} heads" for kind in kinds])
+    axes.set(ylim=(0, 1), ylabel="attention plasticity of the head", xlim=(-0.6, len(kinds) - 0.4))
     grid(axes)
     return figure
 
 
 def say_plasticity_classes(data: pd.DataFrame) -> list[str]:
-    """Means by class, and ranks, model by model: pooled over models they could say the opposite."""
+    """Means by class, and rank correlations, model by model: pooled over models they could have the opposite sign."""
     models = list(dict.fromkeys(data["model"]))
     named = len(models) > 1
     return [
@@ -64,24 +64,24 @@ def say_plasticity_classes(data: pd.DataFrame) -> list[str]:
 
 
 def _say_model(data: pd.DataFrame) -> list[str]:
-    said = []
+    means = []
     for kind in TAXONOMY:
-        part = data[data["taxonomy"] == kind]
-        if len(part):
-            mean = mean_over_heads(part, ["ap_overall"])
-            said.append(f"{kind} {mean['ap_overall']:.2f}{_range(mean, 'ap_overall')}")
-    lines = [f"mean plasticity by class: {', '.join(said)}."]
+        heads = data[data["taxonomy"] == kind]
+        if len(heads):
+            mean = mean_over_heads(heads, ["ap_overall"])
+            means.append(f"{kind} {mean['ap_overall']:.2f}{_range(mean, 'ap_overall')}")
+    lines = [f"mean plasticity by class: {', '.join(means)}."]
     ranks = []
     for name in RANKED:
-        part = data.dropna(subset=[name]) if name in data else data.iloc[:0]
-        if len(part) > 2:
-            found = rank_correlation(part, "ap_overall", name)
-            ranks.append(f"{name} {found['rho']:+.2f}{_range(found, 'rho')}")
+        heads = data.dropna(subset=[name]) if name in data else data.iloc[:0]
+        if len(heads) > 2:
+            rank = rank_correlation(heads, "ap_overall", name)
+            ranks.append(f"{name} {rank['rho']:+.2f}{_range(rank, 'rho')}")
     return lines + ([f"rank correlation with plasticity: {', '.join(ranks)}."] if ranks else [])
 
 
-def _range(found: dict[str, float], name: str) -> str:
-    low, high = found[f"{name}_low"], found[f"{name}_high"]
+def _range(values: dict[str, float], name: str) -> str:
+    low, high = values[f"{name}_low"], values[f"{name}_high"]
     return "" if np.isnan(low) else f" ({low:.2f} to {high:.2f})"
 
 
@@ -111,16 +111,18 @@ def say_drop(data: pd.DataFrame) -> list[str]:
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     low = deep.loc[deep["ap_overall"].idxmin()]
-    said = [f"Lowest: {low['ap_overall']:.2f} in {low['model']} at depth bin {int(low['bin']) + 1} of {DEPTH_BINS}."]
+    sentences = [
+        f"Lowest: {low['ap_overall']:.2f} in {low['model']} at depth bin {int(low['bin']) + 1} of {DEPTH_BINS}."
+    ]
     falls = deep.dropna(subset=["ap_drop"])
     if len(falls):
-        most = falls.loc[falls["ap_drop"].idxmax()]
+        largest = falls.loc[falls["ap_drop"].idxmax()]
         mean = float(np.average(falls["ap_drop"], weights=falls["n_heads"]))
-        said.append(
-            f"Over all heads it falls by {mean:+.3f} along the window, most ({most['ap_drop']:+.2f}) in "
-            f"{most['model']} at depth bin {int(most['bin']) + 1}."
+        sentences.append(
+            f"Over all heads it falls by {mean:+.3f} along the window, most ({largest['ap_drop']:+.2f}) in "
+            f"{largest['model']} at depth bin {int(largest['bin']) + 1}."
         )
-    return said
+    return sentences
 
 
 BY_CLASS = Figure(

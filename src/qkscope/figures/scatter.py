@@ -22,16 +22,16 @@ def prepare_scatter(study: Study) -> pd.DataFrame:
 
 
 def draw_scatter(data: pd.DataFrame) -> Drawing:
-    """One cloud per family; the names of the regions stand outside the frame."""
+    """One cloud per family; the names of the regions are outside the frame."""
     figure = canvas(6.6, 4.6)
     axes = figure.subplots()
     _regions(axes)
     look = family_look(data["family"].tolist())
     size = 14 if len(data) < 800 else 7
     for family, (colour, marker) in look.items():
-        part = data[data["family"] == family]
-        axes.scatter(part["r_q"], part["r_k"], s=size, color=colour, marker=marker, alpha=0.65, linewidths=0,
-                     label=f"{shortened(family) or 'all'} ({len(part):,})", rasterized=len(data) > 500)  # fmt: skip
+        heads = data[data["family"] == family]
+        axes.scatter(heads["r_q"], heads["r_k"], s=size, color=colour, marker=marker, alpha=0.65, linewidths=0,
+                     label=f"{shortened(family) or 'all'} ({len(heads):,})", rasterized=len(data) > 500)  # fmt: skip
     for y, left, right in ((0.85, "k-positional", "position-\ndominated"), (0.0, "content-\nfocused", "q-positional"),
                            (-0.85, "k-positional,\ndiscordant", "position-dominated,\ndiscordant")):  # fmt: skip
         axes.annotate(left, (-0.1, y), ha="right", va="center", fontsize=7, color=FAINT, annotation_clip=False,
@@ -47,21 +47,20 @@ def draw_scatter(data: pd.DataFrame) -> Drawing:
 def say_scatter(data: pd.DataFrame) -> list[str]:
     """Classes over all heads, and the centre of each family."""
     shares = data["taxonomy"].value_counts(normalize=True)
-    said = [
+    sentences = [
         "Of " + f"{len(data):,} heads, " + ", ".join(f"{share:.1%} are {kind}" for kind, share in shares.items()) + "."
     ]
-    said.append(
+    sentences.append(
         f"In {discordant(data).mean():.1%} of the heads whose r_q is strong enough to fix the sign, r_k is negative: "
-        f"keys drift "
-        "against queries along PC0."
+        "keys drift against queries along PC0."
     )
-    for family, part in data.groupby("family", sort=False):
+    for family, heads in data.groupby("family", sort=False):
         name = str(family) or "All heads"
-        said.append(
-            f"{name}: mean r_q {part['r_q'].mean():.2f}, mean r_k {part['r_k'].mean():+.2f}, "
-            f"mean |r_k| {part['r_k'].abs().mean():.2f}."
+        sentences.append(
+            f"{name}: mean r_q {heads['r_q'].mean():.2f}, mean r_k {heads['r_k'].mean():+.2f}, "
+            f"mean |r_k| {heads['r_k'].abs().mean():.2f}."
         )
-    return said
+    return sentences
 
 
 def prepare_portraits(study: Study) -> pd.DataFrame:
@@ -73,26 +72,26 @@ def prepare_portraits(study: Study) -> pd.DataFrame:
 
 
 def six_checkpoints(runs: list[StudyRun]) -> list[StudyRun]:
-    """The first, an early one, the end of each phase and the last; the latest phases go first where there are many."""
+    """The first, an early one, the end of each phase and the last; if too many, the latest phases are kept."""
     ends = [i for i, run in enumerate(runs) if i + 1 == len(runs) or runs[i + 1].phase != run.phase]
-    wanted = [0, len(runs) - 1, min(1, len(runs) - 1), *reversed(ends), *range(len(runs))]
-    chosen = list(dict.fromkeys(wanted))[:PORTRAITS]
+    candidates = [0, len(runs) - 1, min(1, len(runs) - 1), *reversed(ends), *range(len(runs))]
+    chosen = list(dict.fromkeys(candidates))[:PORTRAITS]
     return [runs[i] for i in sorted(chosen)]
 
 
 def draw_portraits(data: pd.DataFrame) -> Drawing:
     """One panel per checkpoint, coloured by class."""
-    groups = list(data.groupby("order", sort=True))
-    rows_, columns = (2, 3) if len(groups) > 3 else (1, len(groups))
-    figure = canvas(7.2, 2.5 * rows_ + 0.5)
-    axes = panels(figure, rows_, columns, sharex=True, sharey=True)
-    for cell, (_, part) in zip(axes.flat, groups, strict=False):
+    panel_groups = list(data.groupby("order", sort=True))
+    n_rows, columns = (2, 3) if len(panel_groups) > 3 else (1, len(panel_groups))
+    figure = canvas(7.2, 2.5 * n_rows + 0.5)
+    axes = panels(figure, n_rows, columns, sharex=True, sharey=True)
+    for cell, (_, heads) in zip(axes.flat, panel_groups, strict=False):
         _regions(cell)
         for kind, colour in CLASSES.items():
-            chosen = part[part["taxonomy"] == kind]
-            cell.scatter(chosen["r_q"], chosen["r_k"], s=6, color=colour, alpha=0.8, linewidths=0, rasterized=True)
-        cell.set_title(f"{shortened(part['model'].iloc[0])}\n{shortened(part['phase'].iloc[0])}", fontsize=7.5)
-    for cell in list(axes.flat)[len(groups) :]:
+            members = heads[heads["taxonomy"] == kind]
+            cell.scatter(members["r_q"], members["r_k"], s=6, color=colour, alpha=0.8, linewidths=0, rasterized=True)
+        cell.set_title(f"{shortened(heads['model'].iloc[0])}\n{shortened(heads['phase'].iloc[0])}", fontsize=7.5)
+    for cell in list(axes.flat)[len(panel_groups) :]:
         cell.set_visible(False)
     for cell in axes[-1]:
         cell.set_xlabel("r_q on PC0")
@@ -107,10 +106,10 @@ def say_portraits(data: pd.DataFrame) -> list[str]:
     """From the first panel to the last."""
     first, last = data[data["order"] == data["order"].min()], data[data["order"] == data["order"].max()]
     return [
-        f"{part['model'].iloc[0]}: mean r_q {part['r_q'].mean():.2f}, mean r_k {part['r_k'].mean():+.2f}; "
-        f"{(part['taxonomy'] == 'position-dominated').mean():.0%} position-dominated, spread of r_q "
-        f"{part['r_q'].std(ddof=0):.2f}."
-        for part in (first, last)
+        f"{heads['model'].iloc[0]}: mean r_q {heads['r_q'].mean():.2f}, mean r_k {heads['r_k'].mean():+.2f}; "
+        f"{(heads['taxonomy'] == 'position-dominated').mean():.0%} position-dominated, spread of r_q "
+        f"{heads['r_q'].std(ddof=0):.2f}."
+        for heads in (first, last)
     ]
 
 
@@ -128,8 +127,7 @@ SCATTER = Figure(
     "qk-pca/02_rq_vs_rk_scatter",
     "Each head by how its queries and keys follow position on PC0",
     "Every head at its (r_q, r_k) on PC0, by family. Dashed lines stand at 0.3 and 0.7, above and below zero: they "
-    "bound "
-    "the classes named at the sides.",
+    "bound the classes named at the sides.",
     prepare_scatter,
     draw_scatter,
     say_scatter,

@@ -1,4 +1,4 @@
-"""Which runs a figure is about, and in what order."""
+"""Which runs a figure shows, and in what order."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from qkscope.study.study import Study, StudyRun
 
 
 def models(study: Study) -> list[StudyRun]:
-    """The runs that are compared as models; of a study of checkpoints alone, the last one."""
-    found = [run for run in study.runs if not is_checkpoint(run)]
-    return found or list(study.runs[-1:])
+    """The runs that are compared as models; for a study with only checkpoints, the last one."""
+    compared = [run for run in study.runs if not is_checkpoint(run)]
+    return compared or list(study.runs[-1:])
 
 
 def checkpoints(study: Study) -> list[StudyRun]:
-    """The runs that are points in time; ``NotApplicable`` if there are fewer than two."""
-    found = [run for run in study.runs if is_checkpoint(run)]
-    if len(found) < 2:
+    """The runs that are training checkpoints; ``NotApplicable`` if there are fewer than two."""
+    ordered = [run for run in study.runs if is_checkpoint(run)]
+    if len(ordered) < 2:
         raise NotApplicable("the study has no ordered checkpoints (runs with a phase or a step)")
-    return found
+    return ordered
 
 
 def is_checkpoint(run: StudyRun) -> bool:
-    """Whether the study says where in training a run stands."""
+    """Whether the study gives a phase or step of training for a run."""
     return run.phase is not None or run.step is not None
 
 
 def rows(study: Study, runs: list[StudyRun], table: str, *columns: str) -> pd.DataFrame:
-    """The rows of these runs, in their order; ``pc0`` stands for component 0 of ``qk``."""
+    """The rows of these runs, in their order; ``pc0`` means component 0 of ``qk``."""
     frame = study.pc0 if table == "pc0" else study.table(table, *columns)
     if frame is not None and not set(columns) <= set(frame.columns):
         frame = None
-    found = needed(frame, f"{', '.join(columns)} ({'qk' if table == 'pc0' else table}.csv)")
+    available = needed(frame, f"{', '.join(columns)} ({'qk' if table == 'pc0' else table}.csv)")
     labels = [run.label for run in runs]
-    chosen = found[found["model"].isin(labels)]
+    chosen = available[available["model"].isin(labels)]
     order = {label: i for i, label in enumerate(labels)}
     chosen = chosen.sort_values("model", key=lambda column: column.map(order), kind="stable", ignore_index=True)
     return needed(chosen.dropna(subset=list(columns)), f"{', '.join(columns)} of {', '.join(labels[:3])}")
@@ -55,13 +55,13 @@ def timeline(runs: list[StudyRun]) -> pd.DataFrame:
 
 
 def discordant(frame: pd.DataFrame) -> pd.Series:
-    """1 where keys drift against queries along PC0, 0 where they drift alike; empty where r_q is too weak to tell."""
-    known = (frame["r_q"].abs() >= SIGN_ANCHOR) & frame["r_k"].notna()
-    return (frame["r_k"] < 0).astype(float).where(known)
+    """1 where keys drift against queries along PC0, 0 where in the same direction; empty where r_q is too weak."""
+    sign_defined = (frame["r_q"].abs() >= SIGN_ANCHOR) & frame["r_k"].notna()
+    return (frame["r_k"] < 0).astype(float).where(sign_defined)
 
 
 def with_window(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
-    """``bias_window`` of every head: from its own window, or the one the study states for its run."""
+    """``bias_window`` of every head: from the head's window, or from the window that the study gives for the run."""
     windows = frame["model"].map({run.label: run.window for run in study.runs}).astype(float)
     if "window" in frame:
         windows = frame["window"].fillna(windows)

@@ -57,13 +57,13 @@ RC = {
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """The settings every figure is drawn and saved under."""
+    """The settings with which every figure is drawn and saved."""
     with mpl.rc_context(RC):  # type: ignore[arg-type]
         yield
 
 
 def canvas(width: float, height: float) -> Figure:
-    """An empty figure, in inches."""
+    """An empty figure of this size in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -87,12 +87,12 @@ def position_map(kind: str) -> Colormap:
 
 
 def plain(label: str) -> str:
-    """A label as it is: dollar signs start no formula."""
+    """A label with dollar signs escaped, so that they do not start a formula."""
     return str(label).replace("$", r"\$")
 
 
 def shortened(label: str, most: int = 28) -> str:
-    """A label that fits on an axis."""
+    """A label shortened to fit on an axis."""
     text = str(label)
     return plain(text if len(text) <= most else f"{text[: most - 1]}…")
 
@@ -104,7 +104,7 @@ def grid(axes: Axes, which: str = "y") -> None:
 
 
 def error_bars(axes: Axes, x: Any, value: Any, low: Any, high: Any, colour: str = INK, **more: Any) -> None:
-    """Intervals about values; they need not be symmetric, nor contain the value."""
+    """Values with intervals, which need not be symmetric or contain the value."""
     axes.vlines(x, low, high, color=colour, linewidth=1.0, **more)
     axes.plot(x, value, linestyle="none", marker="_", color=colour, markersize=3)
 

@@ -31,7 +31,7 @@ def band(
 
 
 def spread(values: list[float], least: float) -> list[float]:
-    """Heights for labels near these values, at least so far apart, in the same order.
+    """Heights for labels near these values, at least ``least`` apart, in the same order.
 
     >>> [round(x, 2) for x in spread([0.5, 0.52, 0.9], 0.1)]
     [0.46, 0.56, 0.9]
@@ -69,7 +69,7 @@ def ticks(axes: Axes, data: pd.DataFrame) -> None:
 
 
 def phase_key(axes: Axes, colours: dict[str, str]) -> None:
-    """An empty cell that names the phases' colours."""
+    """A legend of the phases' colours in an empty cell."""
     axes.axis("off")
     axes.text(0.14, 0.62, "median over heads, bars:\nmiddle half of the heads", fontsize=7, color=FAINT, va="bottom",
               transform=axes.transAxes)  # fmt: skip

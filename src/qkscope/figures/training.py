@@ -41,7 +41,7 @@ def _to_last_pc0(tracks: pd.DataFrame, last: str) -> pd.DataFrame:
 
 
 def draw_signal(data: pd.DataFrame) -> Drawing:
-    """Three lines with bands of one standard deviation; dotted, the direction that is PC0 in the end."""
+    """Three lines with bands of one standard deviation; dotted: the direction that is PC0 at the last checkpoint."""
     figure = canvas(6.6, 3.4)
     axes = figure.subplots()
     for name, colour in (("followed_r_q", Q), ("followed_abs_r_k", K)):
@@ -49,8 +49,8 @@ def draw_signal(data: pd.DataFrame) -> Drawing:
             axes.plot(data["order"], data[name], color=colour, linestyle=":", linewidth=1.1)
     lines = (("r_q", Q, "-", "r_q"), ("r_k", K, "-", "r_k"), ("abs_r_k", K, "--", "|r_k|"))
     ends = spread([float(data[name].iloc[-1]) for name, *_ in lines], 0.075)
-    for (name, colour, line, label), at in zip(lines, ends, strict=True):
-        band(axes, data, name, colour, line, label, at, band=name != "abs_r_k")
+    for (name, colour, line, label), height in zip(lines, ends, strict=True):
+        band(axes, data, name, colour, line, label, height, band=name != "abs_r_k")
     axes.axhline(0, color="#777777", linewidth=0.7)
     axes.set_ylabel("correlation with position on PC0")
     low = float((data["r_k"] - data["r_k_sd"]).min())
@@ -61,14 +61,13 @@ def draw_signal(data: pd.DataFrame) -> Drawing:
 
 
 def say_signal(data: pd.DataFrame) -> list[str]:
-    """First and last checkpoint, and what a change of signed r_k is made of."""
+    """First and last checkpoint, and how much of a change of r_k is a change of sign."""
     first, last = data.iloc[0], data.iloc[-1]
     return [
         f"From {first['model']} to {last['model']}, mean r_q goes {first['r_q']:.2f} → {last['r_q']:.2f}, mean r_k "
         f"{first['r_k']:+.2f} → {last['r_k']:+.2f}, mean |r_k| {first['abs_r_k']:.2f} → {last['abs_r_k']:.2f}.",
-        f"Where the sign is defined, the share of heads whose keys drift against their queries goes "
-        f"{first['discordant']:.0%} → "
-        f"{last['discordant']:.0%}; what changes in r_k but not in |r_k| is that.",
+        "Where the sign is defined, the share of heads whose keys drift against their queries goes "
+        f"{first['discordant']:.0%} → {last['discordant']:.0%}; what changes in r_k but not in |r_k| is that.",
         *_say_component_tracks(data),
     ]
 
@@ -99,7 +98,7 @@ def prepare_classes(study: Study) -> pd.DataFrame:
 
 
 def _draw_classes(data: pd.DataFrame) -> Drawing:
-    """Stacked shares, with the larger ones written in."""
+    """Stacked shares, the larger ones labelled."""
     figure = canvas(6.6, 3.4)
     axes = figure.subplots()
     below = np.zeros(len(data))
@@ -107,10 +106,10 @@ def _draw_classes(data: pd.DataFrame) -> Drawing:
     for kind, colour in CLASSES.items():
         share = data[kind].to_numpy(float)
         axes.bar(x, share, bottom=below, width=0.82, color=colour, label=kind)
-        for at, low, size in zip(x, below, share, strict=True):
+        for position, low, size in zip(x, below, share, strict=True):
             if size >= 0.06:
                 light = kind in ("content-focused", "mixed", "q-positional")
-                axes.text(at, low + size / 2, f"{size:.0%}", ha="center", va="center", fontsize=6.5,
+                axes.text(position, low + size / 2, f"{size:.0%}", ha="center", va="center", fontsize=6.5,
                           color="#222222" if light else "white")  # fmt: skip
         below += share
     axes.set_ylim(0, 1)
@@ -121,10 +120,10 @@ def _draw_classes(data: pd.DataFrame) -> Drawing:
 
 
 def _say_classes(data: pd.DataFrame) -> list[str]:
-    """How the classes move from the first checkpoint to the last."""
+    """How the class shares change from the first checkpoint to the last."""
     first, last = data.iloc[0], data.iloc[-1]
-    moved = [f"{kind} {first[kind]:.0%} → {last[kind]:.0%}" for kind in TAXONOMY]
-    return [f"From {first['model']} to {last['model']} ({last['n_heads']:,.0f} heads): " + ", ".join(moved) + "."]
+    changes = [f"{kind} {first[kind]:.0%} → {last[kind]:.0%}" for kind in TAXONOMY]
+    return [f"From {first['model']} to {last['model']} ({last['n_heads']:,.0f} heads): " + ", ".join(changes) + "."]
 
 
 # ---- share of PC0 -------------------------------------------------------------------------------
@@ -153,12 +152,11 @@ def say_share(data: pd.DataFrame) -> list[str]:
     """Start, end, and the largest step."""
     first, last = data.iloc[0], data.iloc[-1]
     steps = data["explained_variance"].diff().abs()
-    at = int(steps.iloc[1:].to_numpy().argmax()) + 1
+    step = int(steps.iloc[1:].to_numpy().argmax()) + 1
     return [
-        f"PC0's mean share goes {first['explained_variance']:.3f} → {last['explained_variance']:.3f}; the largest "
-        f"step is "
-        f"from {data['model'].iloc[at - 1]} to {data['model'].iloc[at]} "
-        f"({data['explained_variance'].diff().iloc[at]:+.3f})."
+        f"PC0's mean share goes {first['explained_variance']:.3f} → {last['explained_variance']:.3f}; the largest step "
+        f"is from {data['model'].iloc[step - 1]} to {data['model'].iloc[step]} "
+        f"({data['explained_variance'].diff().iloc[step]:+.3f})."
     ]
 
 

@@ -41,7 +41,7 @@ def prepare_decomposition(study: Study) -> pd.DataFrame:
 
 
 def draw_trajectory(data: pd.DataFrame) -> Drawing:
-    """One panel per column; bias per token and per window are both there."""
+    """One panel per column; the bias per token and per window."""
     return _draw_quartiles(data, TRAJECTORY)
 
 
@@ -51,36 +51,35 @@ def draw_decomposition(data: pd.DataFrame) -> Drawing:
 
 
 def say_trajectory(data: pd.DataFrame) -> list[str]:
-    """First to last, and the change where the window changes."""
+    """From first to last, and the change when the window changes."""
     first, last = data.iloc[0], data.iloc[-1]
-    moved = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in TRAJECTORY)
-    return [f"Medians from {first['model']} to {last['model']}: {moved}.", *_over_windows(data, ["bias"])]
+    changes = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in TRAJECTORY)
+    return [f"Medians from {first['model']} to {last['model']}: {changes}.", *_over_windows(data, ["bias"])]
 
 
 def say_decomposition(data: pd.DataFrame) -> list[str]:
-    """Which factor moves the bias."""
+    """Which factor changes the bias."""
     first, last = data.iloc[0], data.iloc[-1]
-    moved = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in DECOMPOSITION)
-    return [f"Medians from {first['model']} to {last['model']}: {moved}.", *_over_windows(data, ["alpha_k", "bias"])]
+    changes = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in DECOMPOSITION)
+    return [f"Medians from {first['model']} to {last['model']}: {changes}.", *_over_windows(data, ["alpha_k", "bias"])]
 
 
 def _over_windows(data: pd.DataFrame, names: list[str]) -> list[str]:
-    """What happens per token and per window from the last checkpoint of the first window to the last of all."""
+    """Changes per token and per window from the last checkpoint with the first window to the last checkpoint."""
     windows = data["window"].dropna().unique()
     if len(windows) < 2:
         return []
     before, after = data[data["window"] == windows[0]].iloc[-1], data.iloc[-1]
     per_token = {"bias": "bias_strength", "alpha_k": "alpha_k"}
-    said = []
+    sentences = []
     for name in names:
         token, window = per_token[name], f"{name}_window"
         changes = [after[column] / before[column] - 1 if before[column] else math.nan for column in (token, window)]
-        said.append(
+        sentences.append(
             f"From a window of {windows[0]:,.0f} to one of {after['window']:,.0f} ({before['model']} to "
-            f"{after['model']}), "
-            f"{name} per token changes by {changes[0]:+.0%} and per window by {changes[1]:+.0%}."
+            f"{after['model']}), {name} per token changes by {changes[0]:+.0%} and per window by {changes[1]:+.0%}."
         )
-    return said
+    return sentences
 
 
 def _quartiles(study: Study, columns: list[str]) -> pd.DataFrame:
@@ -112,10 +111,16 @@ def _draw_quartiles(data: pd.DataFrame, names: dict[str, str]) -> Drawing:
     for cell, (column, title) in zip(axes.flat, names.items(), strict=False):
         cell.plot(x, data[column], color="#b9b9b9", linewidth=1.0, zorder=1)
         for phase, colour in colours.items():
-            part = data[data["phase"] == phase]
-            at = part["order"].to_numpy()
-            cell.vlines(at, part[f"{column}_q1"], part[f"{column}_q3"], color=colour, linewidth=1.6)
-            cell.plot(at, part[column], linestyle="none", marker="o", markersize=4.5, color=colour)
+            checkpoints_of_phase = data[data["phase"] == phase]
+            order = checkpoints_of_phase["order"].to_numpy()
+            cell.vlines(
+                order,
+                checkpoints_of_phase[f"{column}_q1"],
+                checkpoints_of_phase[f"{column}_q3"],
+                color=colour,
+                linewidth=1.6,
+            )
+            cell.plot(order, checkpoints_of_phase[column], linestyle="none", marker="o", markersize=4.5, color=colour)
         cell.set_title(title)
         lowest = float(np.nanmin(data[f"{column}_q1"])) if data[f"{column}_q1"].notna().any() else 0.0
         if lowest >= 0:
@@ -134,8 +139,7 @@ TRAJECTORY_FIGURE = Figure(
     "qk-rotation/09_training_trajectory",
     "The rotation model over training",
     "Median over heads at each checkpoint, with the middle half of the heads as bars, coloured by phase. The bias "
-    "stands "
-    "there per token, as published, and per window: slopes per token shrink when the window grows.",
+    "stands there per token, as published, and per window: slopes per token shrink when the window grows.",
     prepare_trajectory,
     draw_trajectory,
     say_trajectory,
@@ -144,8 +148,7 @@ DECOMPOSITION_FIGURE = Figure(
     "qk-rotation/10_bias_decomposition",
     "What the recency bias is made of, over training",
     "Median over heads of the two factors of the bias, mu_q_a and alpha_k, and of the bias, with the middle half of "
-    "the "
-    "heads as bars; slopes per token and per window.",
+    "the heads as bars; slopes per token and per window.",
     prepare_decomposition,
     draw_decomposition,
     say_decomposition,

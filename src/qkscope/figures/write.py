@@ -1,4 +1,4 @@
-"""A figure on disk: figure.png, figure.svg, data.csv and a README that says what it shows in this data."""
+"""A figure on disk: figure.png, figure.svg, data.csv and a README that describes it and this data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Written:
 
 @dataclass(frozen=True)
 class SkippedFigure:
-    """A figure that this study cannot have."""
+    """A figure that does not apply to this study, and why."""
 
     name: str
     title: str
@@ -56,20 +56,20 @@ def write_figures(
     workers: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Written], list[SkippedFigure]]:
-    """Draw every figure of the catalogue that applies, each into a folder of its own."""
-    tasks, left_out = [], []
-    for place in (
+    """Draw every figure of the catalogue that applies, each into its own folder."""
+    tasks, skipped = [], []
+    for path in (
         folder,
         *(folder / figure.name for figure in CATALOGUE),
         *(folder / f.name.split("/")[0] for f in CATALOGUE),
     ):
-        if place.is_symlink():
-            raise TableError(f"{place} is a link, and figures would be written where it leads; remove it")
+        if path.is_symlink():
+            raise TableError(f"{path} is a symbolic link, and figures would be written to its target; remove it")
     for figure in CATALOGUE:
         try:
             tasks.append(_Task(figure.name, figure.prepare(study), folder / figure.name, _produced(study, command)))
         except NotApplicable as error:
-            left_out.append(SkippedFigure(figure.name, figure.title, str(error)))
+            skipped.append(SkippedFigure(figure.name, figure.title, str(error)))
     done: dict[int, Written] = {}
     if on_done is not None:
         on_done(0, len(tasks))
@@ -77,7 +77,7 @@ def write_figures(
         done[index] = written
         if on_done is not None:
             on_done(len(done), len(tasks))
-    return [done[index] for index in range(len(tasks))], left_out
+    return [done[index] for index in range(len(tasks))], skipped
 
 
 def _write(task: _Task) -> Written:
@@ -99,7 +99,7 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def rendered(drawing: Drawing, form: str) -> bytes:
-    """The figure as a file's content, without a date in it."""
+    """The figure as the bytes of a file, without a date."""
     buffer = io.BytesIO()
     no_date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
     drawing.savefig(buffer, format=form, metadata=no_date)
@@ -128,8 +128,8 @@ def _produced(study: Study, command: str) -> str:
         + (f", window {run.window:,}" if run.window else "")
         for run in study.runs
     ]
-    made = f"With `{command}`, " if command else "With "
-    return "\n".join([f"{made}qkscope {__version__}, from the tables of:", "", *runs])
+    produced = f"With `{command}`, " if command else "With "
+    return "\n".join([f"{produced}qkscope {__version__}, from the tables of:", "", *runs])
 
 
 def _readme(title: str, shows: str, says: list[str], about: str, data: pd.DataFrame) -> str:

@@ -16,7 +16,9 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tmp")
 def check_writable(folder: Path) -> None:
     """Raise a ``TableError`` before the work starts if this folder could not be written after it."""
     if folder.is_symlink() and not folder.exists():
-        raise TableError(f"cannot write to {folder} (it is a link to {folder.readlink()}, which does not exist)")
+        raise TableError(
+            f"cannot write to {folder} (it is a link to {folder.readlink()}, which does not exist); choose another"
+        )
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise TableError(f"cannot write to {folder} ({nearest} is not a writable directory); choose another")

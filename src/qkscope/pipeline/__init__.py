@@ -1,1 +1,1 @@
-"""The only wiring: jobs, tasks, and how they are done."""
+"""Connects runs, analyses and results: jobs and tasks, and how they are executed."""

@@ -1,4 +1,4 @@
-"""The only wiring: runs → moments → analyses → tables, head group by head group, in one read."""
+"""Connects everything: runs → moments → analyses → tables, a few key heads at a time, each read once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from qkscope.results.tables import arranged, empty_table
 from qkscope.runs.run import Run
 
 HEADS_AT_ONCE = 16
-"""Query heads whose tables are made together, at least: a table costs about as much for one head as for many."""
+"""Query heads whose tables are made together, at least: one head takes about as long as many."""
 BATCHES_PER_WORKER = 2
-"""With fewer than this, starting a worker costs more than it saves."""
+"""With fewer batches, starting a worker costs more time than it saves."""
 
 OnDone = Callable[[int, int, list[Failure]], None]
-"""Called with heads done, heads in all and the failures just found."""
+"""Called with the number of heads done, the number of all heads and the new failures."""
 
 
 def analyze(
@@ -43,7 +43,7 @@ def analyze(
     strict: bool = False,
     on_done: OnDone | None = None,
 ) -> list[Outcome]:
-    """Analyse every chosen head of every job; a head that fails is reported and the others go on, unless strict."""
+    """Analyse every selected head of every job; a failed head is reported, or raises if ``strict``."""
     _check(jobs)
     wanted = named(analyses)
     tasks = [task for job in jobs for task in _tasks(job, wanted, intervals)]
@@ -62,21 +62,23 @@ def analyze(
 
 
 def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: float) -> list[Path]:
-    """Write tables and summary.json; returns the csv files. A model of which no head succeeded changes nothing."""
-    worth = [outcome.results() for outcome in outcomes if outcome.n_failed < outcome.n_heads]
-    return write_folder(folder, worth, wall_seconds=wall_seconds)
+    """Write tables and summary.json; returns the csv files. A model without any successful head changes nothing."""
+    results = [outcome.results() for outcome in outcomes if outcome.n_failed < outcome.n_heads]
+    return write_folder(folder, results, wall_seconds=wall_seconds)
 
 
 def _check(jobs: Sequence[Job]) -> None:
-    """Raise what would make the tables of several jobs ambiguous, or cannot be had."""
-    names = [job.run.model for job in jobs]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ConfigError(f"several sources are labelled {', '.join(sorted(twice))}; give each a label of its own")
+    """Raise if two jobs have the same label, or the requested buckets differ from those of the capture."""
+    labels = [job.run.model for job in jobs]
+    duplicates = {name for name in labels if labels.count(name) > 1}
+    if duplicates:
+        raise ConfigError(
+            f"several sources have the label {', '.join(sorted(duplicates))}; give each source its own label"
+        )
     for job in jobs:
-        own = job.run.source.buckets
-        if own is not None and job.buckets not in (None, own):
-            raise ConfigError(f"{job.run.model} was captured with {own} position buckets; leave out --buckets")
+        captured_buckets = job.run.source.buckets
+        if captured_buckets is not None and job.buckets not in (None, captured_buckets):
+            raise ConfigError(f"{job.run.model} was captured with {captured_buckets} position buckets; omit --buckets")
 
 
 def _tasks(job: Job, analyses: Sequence[Analysis], intervals: bool) -> list[Task]:
@@ -88,7 +90,7 @@ def _tasks(job: Job, analyses: Sequence[Analysis], intervals: bool) -> list[Task
 
 
 def _batches(groups: list[tuple[HeadId, ...]]) -> Iterator[tuple[tuple[HeadId, ...], ...]]:
-    """Whole groups, so many together that each batch but the last has enough heads."""
+    """Batches of whole groups; each batch except the last has at least HEADS_AT_ONCE heads."""
     batch: list[tuple[HeadId, ...]] = []
     for group in groups:
         batch.append(group)
@@ -105,24 +107,24 @@ def _outcome(
     results: dict[int, tuple[Tables, list[Failure]]],
     analyses: tuple[Analysis, ...],
 ) -> Outcome:
-    """Put the results of a job's tasks together, in the order of the tasks."""
-    mine = [results[index] for index, task in enumerate(tasks) if task.job is job]
-    whole = joined([tables for tables, _ in mine])
-    found = dict(whole.frames)
-    if HEADS_TABLE.name in found:
-        found[HEADS_TABLE.name] = with_empty_scalars(found[HEADS_TABLE.name])
+    """Combine the results of a job's tasks, in the order of the tasks."""
+    own_results = [results[index] for index, task in enumerate(tasks) if task.job is job]
+    tables = joined([task_tables for task_tables, _ in own_results])
+    computed = dict(tables.frames)
+    if HEADS_TABLE.name in computed:
+        computed[HEADS_TABLE.name] = with_empty_scalars(computed[HEADS_TABLE.name])
     names = [table.name for analysis in analyses for table in analysis.tables]
-    frames = {name: arranged(name, found[name]) if name in found else empty_table(name) for name in names}
+    frames = {name: arranged(name, computed[name]) if name in computed else empty_table(name) for name in names}
     if HEADS_TABLE.name in frames:
         frames[HEADS_TABLE.name] = with_scalars(frames[HEADS_TABLE.name], frames)
-    frames |= {name: frame for name, frame in found.items() if name not in frames}
+    frames |= {name: frame for name, frame in computed.items() if name not in frames}
     n_heads = sum(task.n_heads for task in tasks if task.job is job)
-    failures = [failure for _, failed in mine for failure in failed]
-    return Outcome(job, analyses, n_heads, Tables({**frames}, whole.replicates), failures)
+    failures = [failure for _, failed in own_results for failure in failed]
+    return Outcome(job, analyses, n_heads, Tables({**frames}, tables.replicates), failures)
 
 
 def _chance(run: Run, heads: list[HeadId]) -> float | None:
-    """The limit of chance coherence on the tokens of the first head that can be read; None if none of three can."""
+    """Chance coherence on the tokens of the first readable head; None if none of the first three is readable."""
     for head in heads[:3]:
         loaded, _ = run.source.load([head], replace(run.reading, sample=PLANE_ROWS))
         vectors = loaded[0].vectors if loaded else None
@@ -132,9 +134,9 @@ def _chance(run: Run, heads: list[HeadId]) -> float | None:
 
 
 def analysis_names(chosen: str | None) -> list[str]:
-    """The analyses of a comma-separated list, in the order of the catalogue; all of them where there is none."""
+    """The analyses of a comma-separated list, in the order of the catalogue; None: all."""
     names = list(ANALYSES_BY_NAME) if chosen is None else [name.strip() for name in chosen.split(",")]
     unknown = [name for name in names if name not in ANALYSES_BY_NAME]
     if unknown:
-        raise ConfigError(f"unknown analysis {unknown[0]!r}; there are {', '.join(ANALYSES_BY_NAME)}")
+        raise ConfigError(f"unknown analysis {unknown[0]!r}; choose from {', '.join(ANALYSES_BY_NAME)}")
     return [analysis.name for analysis in ANALYSES if analysis.name in names]

@@ -1,4 +1,4 @@
-"""What is to be done, and what came of it: jobs, the tasks they fall into, outcomes."""
+"""Jobs, the tasks they are split into, and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from qkscope.runs.selection import Selection
 
 @dataclass(frozen=True)
 class Job:
-    """One run and everything that is to be done with it."""
+    """One run and everything to compute from it."""
 
     run: Run
     selection: Selection = field(default_factory=Selection)
     pca: PcaOptions = field(default_factory=PcaOptions)
     rotation: RotationOptions = field(default_factory=RotationOptions)
     points: PointOptions | None = None
-    """Which vectors are written out for pictures, if any."""
+    """Which vectors are written for figures, if any."""
     buckets: int | None = None
-    """Position buckets of plasticity, for a dataset; a captured run has its own."""
+    """Number of position buckets for plasticity, for a dataset; in a captured run it is fixed."""
     config: Mapping[str, object] = field(default_factory=dict)
-    """The configuration it came from, for the record."""
+    """The configuration it came from; recorded in the summary."""
 
     @classmethod
     def from_config(cls, config: Config) -> Job:
-        """Open the run that a config describes, with its choices."""
+        """Open the run that a config describes, with its options."""
         data = config.data
         run = open_run(
             data.dataset,
@@ -103,28 +103,28 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Task:
-    """The query heads of one or several key heads: what one worker does at a time."""
+    """The query heads of one or several key heads: the unit of work of a worker."""
 
     job: Job
     groups: tuple[tuple[HeadId, ...], ...]
-    """The query heads of each key head, which is read once."""
+    """The query heads of each key head; a key head is read once."""
     names: tuple[str, ...]
-    """The analyses that are wanted."""
+    """Names of the requested analyses."""
     intervals: bool
     chance: float | None
-    """What the coherence of structureless planes stays below, from the tokens of the first head."""
+    """Coherence below which a plane counts as chance, from the tokens of the first head."""
 
     @property
     def n_heads(self) -> int:
-        """How many query heads it does."""
+        """Number of query heads."""
         return sum(map(len, self.groups))
 
     @property
     def options(self) -> AnalysisOptions:
-        """The job's choices, as analyses see them."""
+        """The job's options, as analyses receive them."""
         return AnalysisOptions(self.job.pca, self.job.rotation, self.job.points, self.intervals, self.chance)
 
 
 def with_points(analyses: tuple[Analysis, ...], job: Job) -> tuple[Analysis, ...]:
-    """The analyses, and the points for pictures where the job asks for them."""
+    """The analyses, and the points for figures if the job requests them."""
     return analyses if job.points is None else (*analyses, POINTS_ANALYSIS)

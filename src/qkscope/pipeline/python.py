@@ -1,4 +1,4 @@
-"""The same from Python: one function per analysis, each giving a table as a DataFrame. A head that fails raises."""
+"""Python interface: one function per analysis; each returns a table as a DataFrame. A failed head raises."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def rotation(
 
 
 def planes(run: Run, *, workers: int = 1) -> pd.DataFrame:
-    """Planes of the complement of a and b, head by head: the table ``planes``."""
+    """Planes of the complement of a and b, and RoPE planes, of every head: the table ``planes``."""
     return _table(Job(run), "planes", "planes", workers, intervals=False)
 
 
 def distance(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
-    """The distance curve of every head that knows its rotation: the table ``distance``."""
+    """The distance curve of every head whose rotation is known: the table ``distance``."""
     return _table(Job(run), "distance", "distance", workers, intervals)
 
 
 def plasticity(run: Run, *, buckets: int | None = None, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
-    """Attention plasticity of every head, bucket by bucket: the table ``plasticity``."""
+    """Attention plasticity of every head and position bucket: the table ``plasticity``."""
     return _table(Job(run, buckets=buckets), "plasticity", "plasticity", workers, intervals)
 
 
 def tables(run: Run, *, points: PointOptions | None = None, workers: int = 1) -> dict[str, pd.DataFrame]:
-    """All tables at once, from one read; ``points`` says of which heads vectors are added, for pictures."""
+    """All tables at once, from one read; ``points`` selects the heads whose vectors are added, for figures."""
     (outcome,) = analyze([Job(run, points=points)], place=Place(workers), strict=True)
     return {name: frame for name, frame in outcome.tables.frames.items() if name != "axes"}
 

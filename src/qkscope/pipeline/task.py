@@ -1,4 +1,4 @@
-"""One task: read some key heads and the heads that read them, and tabulate them all together."""
+"""One task: read a few key heads and their query heads, and tabulate them all together."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ def do_task(task: Task) -> tuple[Tables, list[Failure]]:
         loaded += heads
         errors += failed
     parts = []
-    for _, alike in groupby(loaded, lambda one: one.moments.d):  # neighbours only: rows stay in order
-        tables, failed = _tabulate(task, list(alike), analyses)
+    for _, same_size in groupby(loaded, lambda head: head.moments.d):  # only neighbours are grouped: rows stay in order
+        tables, failed = _tabulate(task, list(same_size), analyses)
         parts.append(tables)
         errors += failed
     return joined(parts), [Failure(run.model, error) for error in errors]
 
 
 def _tabulate(task: Task, heads: list[HeadData], analyses: tuple[Analysis, ...]) -> tuple[Tables, list[HeadError]]:
-    """All analyses of the heads at once; if the mathematics fails, head by head, to see whose it is."""
+    """All analyses of the heads at once; if a computation fails, head by head, to find the failing head."""
     run = task.job.run
     try:
-        tables, still = tabulate(batch_of(run.model, run.family, heads, analyses, task.options), analyses)
-        return tables, [_no_drift(run, heads[i].head) for i in still]
+        tables, not_drifting = tabulate(batch_of(run.model, run.family, heads, analyses, task.options), analyses)
+        return tables, [_no_drift(run, heads[i].head) for i in not_drifting]
     except (np.linalg.LinAlgError, FloatingPointError) as error:
         if len(heads) == 1:
             head = heads[0].head
             return Tables({}), [HeadError(head, f"cannot be analysed ({error})", run.source.file(head))]
-    parts = [_tabulate(task, [one], analyses) for one in heads]
-    return joined([tables for tables, _ in parts]), [error for _, errors in parts for error in errors]
+    by_head = [_tabulate(task, [head], analyses) for head in heads]
+    return joined([tables for tables, _ in by_head]), [error for _, errors in by_head for error in errors]
 
 
 def _reading(task: Task, analyses: tuple[Analysis, ...]) -> Reading:
-    """What the analyses need beside the moments: pairs by token, vectors, buckets, means with the rotation undone."""
+    """What the analyses need besides moments: pairs by token, vectors, buckets, means with the rotation undone."""
     job = task.job
     return replace(
         job.run.reading,
@@ -67,18 +67,18 @@ def _reading(task: Task, analyses: tuple[Analysis, ...]) -> Reading:
 
 
 def joined(parts: list[Tables]) -> Tables:
-    """The tables of several tasks or heads under each other; rows that are about more than heads are added up."""
+    """The tables of several tasks or heads concatenated; rows that are not about single heads are merged."""
     if len(parts) == 1:
         return parts[0]
-    whole = under_each_other(parts)
+    tables = under_each_other(parts)
     merged = {
         name: merge(frame)
-        for name, frame in whole.given.items()
+        for name, frame in tables.given.items()
         if name in DECLARED_TABLES
         and (merge := DECLARED_TABLES[name].merge) is not None
         and isinstance(frame, pd.DataFrame)
     }
-    return together([whole, Tables(merged)])
+    return together([tables, Tables(merged)])
 
 
 def _no_drift(run: Run, head: HeadId) -> HeadError:

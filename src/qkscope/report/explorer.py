@@ -1,4 +1,4 @@
-"""explorer.html: a map of all heads by any metric, and everything about the one that is clicked."""
+"""explorer.html: a map of all heads by any metric, and all details of the selected head."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from qkscope.report.points import COMPLEMENT_AXES, packed, rows_per_kind
 from qkscope.study.study import Study, StudyRun
 
 FIRST_METRICS = ("bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
-"""The metric shown first is the first of these that there is."""
+"""The metric shown first is the first of these that exists."""
 
 
 def explorer_html(study: Study, *, report: str | None = None) -> str:
     """The whole page; ``report`` is the report's file name, if there is one."""
     frame = head_frame(study)
-    known = metrics(frame)
-    columns = [metric.column for metric in known]
+    shown_metrics = metrics(frame)
+    columns = [metric.column for metric in shown_metrics]
     by_run = {run.label: frame[frame["model"] == run.label].reset_index(drop=True) for run in study.runs}
     points = _points(study, by_run)
     data = {
         "runs": [_run(run, by_run[run.label], columns, _last_position(study, run)) for run in study.runs],
-        "metrics": [vars(metric) for metric in known],
+        "metrics": [vars(metric) for metric in shown_metrics],
         "first": next((name for name in FIRST_METRICS if name in columns), columns[0] if columns else None),
         "planes": [_planes(study, run.label, by_run[run.label]) for run in study.runs],
         "rope": [_rows(study, "planes", run.label, by_run[run.label], ROPE) for run in study.runs],
@@ -47,12 +47,12 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
 
 
 def plotly_js() -> Markup:
-    """The library that draws, as its Python package ships it."""
+    """Plotly's JavaScript library, as its Python package ships it."""
     return Markup((files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
 
 
 def _last_position(study: Study, run: StudyRun) -> int:
-    """What positions of points are a share of: the window, or one past the last position where it is not known."""
+    """The number of positions: the window, or one more than the last position if the window is unknown."""
     if run.window:
         return run.window
     points = study.tables.get("points")
@@ -92,34 +92,34 @@ CURVE = ("distance_low", "distance_high", "measured", "measured_se", "predicted"
 def _rows(
     study: Study, table: str, label: str, frame: pd.DataFrame, columns: tuple[str, ...]
 ) -> list[list[list[float | None]]]:
-    """For each head of the run, its rows of a table: these columns, one list each; empty where there are none."""
-    found = study.tables.get(table)
-    if found is None or not set(columns) <= set(found):
+    """For each head of the run, its rows of a table: one list per column; empty if it has no rows."""
+    rows = study.tables.get(table)
+    if rows is None or not set(columns) <= set(rows):
         return []
-    mine = found[found["model"] == label].dropna(subset=[columns[0]])
-    by_head = dict(iter(mine.groupby(["layer", "head"])))
+    own_rows = rows[rows["model"] == label].dropna(subset=[columns[0]])
+    by_head = dict(iter(own_rows.groupby(["layer", "head"])))
     heads = zip(frame["layer"].astype(int), frame["head"].astype(int), strict=True)
     return [[numbers(by_head[key], column) for column in columns] if key in by_head else [] for key in heads]
 
 
 def _planes(study: Study, label: str, frame: pd.DataFrame) -> list[list[list[float]]]:
-    """For each head of the run, (share, angle_r, frequency, active) of each plane; empty where there are none."""
+    """For each head of the run, (share, angle_r, frequency, active) of each plane; empty if it has no planes."""
     table = study.tables.get("planes")
     if table is None or not {"var_share", "angle_r", "frequency", "active"} <= set(table):
         return []
-    mine = table[table["model"] == label]
-    if "view" in mine:
-        mine = mine[mine["view"] == "svd"]
-    by_head = {key: part.sort_values("plane") for key, part in mine.groupby(["layer", "head"])}
-    found: list[list[list[float]]] = []
+    own_rows = table[table["model"] == label]
+    if "view" in own_rows:
+        own_rows = own_rows[own_rows["view"] == "svd"]
+    by_head = {key: rows.sort_values("plane") for key, rows in own_rows.groupby(["layer", "head"])}
+    planes: list[list[list[float]]] = []
     for layer, head in zip(frame["layer"], frame["head"], strict=True):
-        part = by_head.get((int(layer), int(head)))
-        if part is None:
-            found.append([])
+        rows_of_head = by_head.get((int(layer), int(head)))
+        if rows_of_head is None:
+            planes.append([])
             continue
-        rows = part[["var_share", "angle_r", "frequency", "active"]].astype(float).fillna(0.0).to_numpy()
-        found.append([[float(f"{value:.4g}") for value in row] for row in rows])
-    return found
+        values = rows_of_head[["var_share", "angle_r", "frequency", "active"]].astype(float).fillna(0.0).to_numpy()
+        planes.append([[float(f"{value:.4g}") for value in row] for row in values])
+    return planes
 
 
 def _points(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
@@ -128,12 +128,12 @@ def _points(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, st
     if table is None or table.empty:
         return []
     groups = dict(iter(table.groupby(["model", "layer", "head"], sort=False)))
-    most = rows_per_kind(len(groups))
-    found = []
+    n_rows = rows_per_kind(len(groups))
+    elements = []
     for r, run in enumerate(study.runs):
         frame = by_run[run.label]
         for i, (layer, head) in enumerate(zip(frame["layer"], frame["head"], strict=True)):
-            part = groups.get((run.label, int(layer), int(head)))
-            if part is not None and most:
-                found.append((f"points-{r}-{i}", packed(part, _last_position(study, run), most)))
-    return found
+            points_of_head = groups.get((run.label, int(layer), int(head)))
+            if points_of_head is not None and n_rows:
+                elements.append((f"points-{r}-{i}", packed(points_of_head, _last_position(study, run), n_rows)))
+    return elements

@@ -1,4 +1,4 @@
-"""The findings of the study: what each says whatever the data."""
+"""The findings of the study: the texts that do not depend on the data."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ FINDINGS = (
         "How much of the variance is position",
         "A part of what queries and keys vary in is a linear function of where the token stands.",
         "The published formula, Σ explained_variance · r², multiplies a share of the pooled variance, in which the "
-        "distance "
-        "between queries and keys counts, with a correlation within one class. It is not a fraction of anything. The "
-        "exact "
-        "share, ‖Cov(x, t)‖² / (var t · tr Σ), is.",
+        "distance between queries and keys counts, with a correlation within one class. It is not a fraction of "
+        "anything. The exact share, ‖Cov(x, t)‖² / (var t · tr Σ), is.",
         ("qk-pca/01_pc_roles", "qk-pca/05_explained_variance", "audit/01_published_vs_exact"),
         (
             Measure("posvar_q", "queries, exact", "heads", percent=True),
@@ -39,8 +37,7 @@ FINDINGS = (
         "Queries and keys are apart",
         "Queries and keys of a head form two clouds, usually far apart along the first component.",
         "lda_accuracy_gaussian is what Fisher's line would score on PC0 and PC1 if both clouds were Gaussian. PCA "
-        "centres "
-        "its coordinates; (Uq)·(Uk) = q·k holds for the uncentred ones only.",
+        "centres its coordinates; (Uq)·(Uk) = q·k holds for the uncentred ones only.",
         ("qk-pca/06_collage_example",),
         (
             Measure("fisher", "Fisher ratio on PC0", "heads"),
@@ -54,8 +51,7 @@ FINDINGS = (
         "amplification",
         "The mean query amplifies the keys' drift",
         "On PC0 the score holds the term mu_q · slope_k · j: a mean query far from zero turns a small drift of the "
-        "keys "
-        "into a bias towards one end of the context.",
+        "keys into a bias towards one end of the context.",
         "Per token, the term shrinks as the window grows even if nothing else changes; per window it is comparable.",
         (),
         (
@@ -68,8 +64,7 @@ FINDINGS = (
         "Kinds of heads",
         "Heads by how their queries and keys follow position on PC0: above 0.7 is strong, below 0.3 is weak.",
         "Classes use |r_k|. A mean of signed r_k can fall because heads turn discordant rather than because keys "
-        "forget "
-        "position, so |r_k| and the discordant share stand beside it.",
+        "forget position, so |r_k| and the discordant share stand beside it.",
         ("qk-pca/02_rq_vs_rk_scatter",),
         (
             *(Measure(kind, kind, "qk", percent=True) for kind in TAXONOMY),
@@ -80,11 +75,9 @@ FINDINGS = (
         "axes",
         "PC0 and the drift axis tell different stories",
         "PC0 is where queries and keys vary most; axis a is where their position drift is. Queries tend to follow "
-        "position "
-        "more closely on the first, keys on the second.",
+        "position more closely on the first, keys on the second.",
         "Axis a is fitted to the position covariance, so a correlation along it is high by construction; compare it "
-        "between "
-        "classes and runs, not with 0.",
+        "between classes and runs, not with 0.",
         ("qk-pca/03_layer_heatmap_rq", "qk-pca/04_layer_heatmap_rk", "qk-rotation/02_rq_rk_drift_bars"),
         (
             Measure("r_q", "r_q on PC0", "qk"),
@@ -99,14 +92,11 @@ FINDINGS = (
         "bias",
         "Recency bias",
         "bias_strength = mu_q_a · alpha_k is what one more token of lateness adds to the score of a key for the "
-        "average "
-        "query, in the plane of a and b. Positive means that later keys score higher.",
+        "average query, in the plane of a and b. Positive means that later keys score higher.",
         "The average runs over all pairs of positions, also those a causal mask hides, so a head that decays evenly "
-        "with "
-        "distance scores about 0. Values per token cannot be compared across windows; values per window can. "
-        "bias_full is "
-        "the same in all dimensions, of which bias_strength is the part on axis a; bias_causal is the slope within "
-        "queries over the keys before them, which is what attention sees.",
+        "with distance scores about 0. Values per token cannot be compared across windows; values per window can. "
+        "bias_full is the same in all dimensions, of which bias_strength is the part on axis a; bias_causal is the "
+        "slope within queries over the keys before them, which is what attention sees.",
         ("qk-rotation/04_bias_strength", "qk-rotation/05_slope_ratio", "qk-rotation/06_layer_heatmaps"),
         (
             Measure("positive", "share positive", "rotated", percent=True),
@@ -133,8 +123,7 @@ FINDINGS = (
         "Off a and b no direction drifts with position, yet pairs of directions turn with it: the rings that rotary "
         "encoding makes, shared by queries and keys.",
         "A plane counts as active when its rotation is coherent over documents beyond 99% of structureless planes on "
-        "the "
-        "same tokens. The published count rests on another criterion.",
+        "the same tokens. The published count rests on another criterion.",
         ("qk-rotation/08_complement_collage",),
         (
             Measure("active_planes", "active planes of at most 30", "heads"),
@@ -152,24 +141,19 @@ FINDINGS = (
         "planes",
         "Which RoPE planes carry the bias",
         "RoPE turns each pair of coordinates at a speed of its own. Planes that turn many times within the window "
-        "carry no "
-        "drift; planes that hardly turn carry little; the bias sits in between.",
+        "carry no drift; planes that hardly turn carry little; the bias sits in between.",
         "Parts of planes add up to bias_full, in all dimensions, not to bias_strength, its part on axis a. The lock "
-        "compares "
-        "a mean over tokens with a mean over a sample.",
+        "compares a mean over tokens with a mean over a sample.",
         ("rope/01_plane_spectrum",),
     ),
     Finding(
         "distance",
         "The distance curve follows from means",
-        "Undo the rotation, average queries and keys, and rotate back: that predicts the mean score at every "
-        "distance. The "
-        "linear drift in the plane of a and b is its first-order part.",
-        "R² is over bins of distance, equally weighted, and says how well the mean score is predicted, not the "
-        "scores: over "
-        "single pairs position explains the share in the last column, and content the rest. Heads without rotary "
-        "encoding "
-        "have no such curve.",
+        "Undo the rotation, average queries and keys, and rotate back: that predicts the mean score at every distance. "
+        "The linear drift in the plane of a and b is its first-order part.",
+        "R² is over bins of distance, equally weighted, and says how well the mean score is predicted, not the scores: "
+        "over single pairs position explains the share in the last column, and content the rest. Heads without rotary "
+        "encoding have no such curve.",
         ("distance/01_distance_curves", "distance/02_curves_by_depth"),
         (
             Measure("distance_r2", "R² of the curve", "heads"),

@@ -1,4 +1,4 @@
-"""From runs, datasets, results folders or a study file to a study: tables that are missing are computed."""
+"""From runs, datasets, results folders or a study file to a study; missing tables are computed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qkscope.study.study import Entry, Study, build
 
 @dataclass(frozen=True)
 class Sources:
-    """What a study is made of, in order."""
+    """The sources of a study, in order."""
 
     items: tuple[StudyRunConfig, ...]
     title: str = ""
@@ -42,10 +42,10 @@ def sources(arguments: Sequence[str]) -> Sources:
 
 
 def _located(item: StudyRunConfig, folder: Path) -> StudyRunConfig:
-    """Paths in a study file are relative to it; what is not there and could be a Hub id is taken as it stands."""
-    near = folder / item.path
-    elsewhere = not near.exists() and (item.path.count("/") == 1 or item.path.startswith("hf://"))
-    return item if elsewhere else item.model_copy(update={"path": str(near)})
+    """Paths in a study file are relative to it; a path that does not exist but could be a Hub id is not changed."""
+    path = folder / item.path
+    is_hub_id = not path.exists() and (item.path.count("/") == 1 or item.path.startswith("hf://"))
+    return item if is_hub_id else item.model_copy(update={"path": str(path)})
 
 
 def gather(
@@ -56,14 +56,14 @@ def gather(
     workers: int | None = None,
     on_done: OnDone | None = None,
 ) -> Study:
-    """Read every results folder; analyse every run or dataset into a folder of its own below ``folder``.
+    """Read every results folder; analyse every run or dataset into its own subfolder of ``folder``.
 
     With ``points``, vectors of four heads are kept for the collages, and fewer of every other head for the explorer.
     """
     folders = [Path(item.path) for item in given.items]
-    known = [is_results(path) for path in folders]
-    runs = {i: _open(item) for i, item in enumerate(given.items) if not known[i]}
-    places = {i: folder / _safe(f"{i:02d}-{run.model}") for i, run in runs.items()}
+    has_tables = [is_results(path) for path in folders]
+    runs = {i: _open(item) for i, item in enumerate(given.items) if not has_tables[i]}
+    folders_of_runs = {i: folder / _safe(f"{i:02d}-{run.model}") for i, run in runs.items()}
     jobs = {
         i: Job(run, points=run_points(run) if points else None, config={"command": "report"}) for i, run in runs.items()
     }
@@ -71,9 +71,9 @@ def gather(
     outcomes = analyze(list(jobs.values()), place=Place(workers), on_done=on_done) if jobs else []
     seconds = time.monotonic() - started
     for i, outcome in zip(jobs, outcomes, strict=True):
-        write_results(places[i], [outcome], wall_seconds=seconds)
+        write_results(folders_of_runs[i], [outcome], wall_seconds=seconds)
     entries = [
-        _entry(item, folders[i]) if known[i] else replace(_entry(item, places[i]), model=runs[i].model)
+        _entry(item, folders[i]) if has_tables[i] else replace(_entry(item, folders_of_runs[i]), model=runs[i].model)
         for i, item in enumerate(given.items)
     ]
     return build(entries, given.title)
@@ -95,5 +95,5 @@ def _entry(item: StudyRunConfig, folder: Path) -> Entry:
 
 
 def _safe(name: str) -> str:
-    """A folder name from a label, which may be anything."""
+    """A valid folder name from an arbitrary label."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:80].strip(".") or "run"

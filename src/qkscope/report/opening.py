@@ -25,8 +25,8 @@ CHANGES = (
 
 def opening(study: Study) -> list[tuple[str, str]]:
     """(question, answer) pairs; every number is computed from the tables, and a question without data is left out."""
-    parts = (_measured, _positional, _variance, _classes, _axes, _direction, _apart, _rings, _outstanding, _changed)
-    return [(question, answer) for part in parts for question, answer in [part(study)] if answer]
+    questions = (_measured, _positional, _variance, _classes, _axes, _direction, _apart, _rings, _outstanding, _changed)
+    return [(question, answer) for ask in questions for question, answer in [ask(study)] if answer]
 
 
 def interval_note(study: Study) -> str:
@@ -52,17 +52,19 @@ def _mean(study: Study, table: str, column: str, key: str = "") -> Value | None:
 
 def _measured(study: Study) -> tuple[str, str]:
     runs = models(study)
-    some = next((f for f in (study.pc0, study.tables.get("rotated"), study.tables.get("heads")) if f is not None), None)
-    heads = 0 if some is None else int(some["model"].isin([run.label for run in runs]).sum())
+    table = next(
+        (f for f in (study.pc0, study.tables.get("rotated"), study.tables.get("heads")) if f is not None), None
+    )
+    heads = 0 if table is None else int(table["model"].isin([run.label for run in runs]).sum())
     windows = sorted({run.window for run in runs if run.window})
     named = runs[0].label if len(runs) == 1 else f"{len(runs)} models"
     total = f", and {len(study.runs) - len(runs)} checkpoints" if len(study.runs) > len(runs) else ""
-    at = (
+    window = (
         f" at a window of {' to '.join(f'{w:,}' for w in dict.fromkeys([windows[0], windows[-1]]))} tokens"
         if windows
         else ""
     )
-    return "What was measured?", f"{heads:,} query heads of {named}{at}{total}."
+    return "What was measured?", f"{heads:,} query heads of {named}{window}{total}."
 
 
 def _positional(study: Study) -> tuple[str, str]:
@@ -81,10 +83,10 @@ def _variance(study: Study) -> tuple[str, str]:
     published = _mean(study, "heads", "posvar_q_published")
     if q is None or k is None:
         return "", ""
-    beside = f" The published formula says {published.text(percent=True)} for queries." if published else ""
+    comparison = f" The published formula says {published.text(percent=True)} for queries." if published else ""
     return (
         "How much variance is linear in position?",
-        f"{q.text(percent=True)} of the queries' and {k.text(percent=True)} of the keys', exactly.{beside}",
+        f"{q.text(percent=True)} of the queries' and {k.text(percent=True)} of the keys', exactly.{comparison}",
     )
 
 
@@ -93,8 +95,8 @@ def _classes(study: Study) -> tuple[str, str]:
         (kind, value) for kind in TAXONOMY if (value := _mean(study, "pc0", kind)) is not None and value.value > 0
     ]
     shares.sort(key=lambda pair: -pair[1].value)
-    said = ", ".join(f"{v.text(percent=True)} {kind}" for kind, v in shares)
-    return "What kinds of heads are there?", f"{said}." if said else ""
+    classes = ", ".join(f"{v.text(percent=True)} {kind}" for kind, v in shares)
+    return "What kinds of heads are there?", f"{classes}." if classes else ""
 
 
 def _axes(study: Study) -> tuple[str, str]:
@@ -102,23 +104,23 @@ def _axes(study: Study) -> tuple[str, str]:
     if q is None or k is None:
         return "", ""
     who = "Keys" if k.value > q.value else "Queries"
-    said = f"{who}: correlations along the drift axis are r_q_a {q.text()}, r_k_a {k.text()}."
-    return "Who follows position more closely?", said
+    answer = f"{who}: correlations along the drift axis are r_q_a {q.text()}, r_k_a {k.text()}."
+    return "Who follows position more closely?", answer
 
 
 def _direction(study: Study) -> tuple[str, str]:
     positive, bias = (_mean(study, "rotated", column) for column in ("positive", "bias_window"))
     if positive is None:
         return "", ""
-    whole = _mean(study, "rotated", "bias_full_window")
+    all_dimensions = _mean(study, "rotated", "bias_full_window")
     size = (
         f" From the first position of the window to the last, a key gains {bias.text()} in q·k on axis a"
         if bias
         else ""
     )
-    more = f", {whole.text()} in all dimensions" if whole else ""
-    said = f"{positive.value:.1%} of heads favour later keys." + (f"{size}{more}, on average." if size else "")
-    return "Which way is the bias?", said
+    more = f", {all_dimensions.text()} in all dimensions" if all_dimensions else ""
+    answer = f"{positive.value:.1%} of heads favour later keys." + (f"{size}{more}, on average." if size else "")
+    return "Which way is the bias?", answer
 
 
 def _apart(study: Study) -> tuple[str, str]:
@@ -137,25 +139,26 @@ def _rings(study: Study) -> tuple[str, str]:
     return (
         "What is in the rest?",
         f"Rotation: {planes.text()} of at most 30 planes turn with position; they hold {share.text(percent=True)} of "
-        f"what is "
-        "left.",
+        "what is left.",
     )
 
 
 def _outstanding(study: Study) -> tuple[str, str]:
     labels = [run.label for run in models(study)]
-    said = []
+    sentences = []
     frame, heads = rotated(study), study.tables.get("heads")
     if frame is not None and "bias_window" in frame:
-        mine = frame[frame["model"].isin(labels)].dropna(subset=["bias_window"])
-        said.append("strongest bias: " + _names(mine.nlargest(STAND_OUT, "bias_window"), "bias_window", labels))
-        if (mine["bias_window"] < 0).any():
-            said.append("most against it: " + _names(mine.nsmallest(STAND_OUT, "bias_window"), "bias_window", labels))
+        rows = frame[frame["model"].isin(labels)].dropna(subset=["bias_window"])
+        sentences.append("strongest bias: " + _names(rows.nlargest(STAND_OUT, "bias_window"), "bias_window", labels))
+        if (rows["bias_window"] < 0).any():
+            sentences.append(
+                "most against it: " + _names(rows.nsmallest(STAND_OUT, "bias_window"), "bias_window", labels)
+            )
     if heads is not None and "positional_overhead" in heads:
-        mine = heads[heads["model"].isin(labels)].dropna(subset=["positional_overhead"])
-        least = mine.nsmallest(STAND_OUT, "positional_overhead")
-        said.append("least positional variance: " + _names(least, "positional_overhead", labels))
-    return "Which heads stand out?", "; ".join(said) + ("." if said else "")
+        rows = heads[heads["model"].isin(labels)].dropna(subset=["positional_overhead"])
+        least = rows.nsmallest(STAND_OUT, "positional_overhead")
+        sentences.append("least positional variance: " + _names(least, "positional_overhead", labels))
+    return "Which heads stand out?", "; ".join(sentences) + ("." if sentences else "")
 
 
 def _names(rows: pd.DataFrame, column: str, labels: list[str]) -> str:
@@ -171,11 +174,11 @@ def _changed(study: Study) -> tuple[str, str]:
         runs = checkpoints(study)
     except NotApplicable:
         return "", ""
-    said = []
+    changes = []
     for column, table in CHANGES:
         percent = column == "position-dominated"
         ends = [mean_of(study, [run.label], _frame(study, table), column) for run in (runs[0], runs[-1])]
         if ends[0] and ends[1]:
-            said.append(f"{column} {ends[0].marked(percent)} → {ends[1].marked(percent)}")
+            changes.append(f"{column} {ends[0].marked(percent)} → {ends[1].marked(percent)}")
     between = f"From {runs[0].label} to {runs[-1].label}: "
-    return "What changed over training?", between + "; ".join(said) + "." if said else ""
+    return "What changed over training?", between + "; ".join(changes) + "." if changes else ""

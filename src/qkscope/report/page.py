@@ -1,4 +1,4 @@
-"""HTML from templates: what the user supplied is escaped, nothing is fetched, scripts stand in the page itself."""
+"""HTML from templates: user input is escaped, nothing is loaded from the network, scripts are inside the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'"
 )
-"""The page may run what it holds and show what it holds, and may not talk to anybody."""
+"""The page may run and show only what it contains, and may not use the network."""
 
 
 @cache
@@ -36,12 +36,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def asset(name: str) -> Markup:
-    """A style sheet or script of ours, as it is."""
+    """The text of a style sheet or script in the assets folder."""
     return Markup((files("qkscope.report") / "assets" / name).read_text(encoding="utf-8"))
 
 
 def as_json(value: Any) -> Markup:
-    """JSON that can stand in a script element whatever its strings hold.
+    """JSON that is safe inside a script element whatever its strings contain.
 
     >>> as_json({"label": "</script><b>"})
     Markup('{"label":"\\\\u003c/script\\\\u003e\\\\u003cb\\\\u003e"}')
@@ -53,5 +53,5 @@ def as_json(value: Any) -> Markup:
 
 
 def data_url(png: bytes) -> str:
-    """A picture as part of the page."""
+    """A PNG image as a data URL."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

@@ -1,8 +1,8 @@
-"""Points of a head as bytes that a page can hold: whole numbers of 16 and 8 bits, with the range of each column.
+"""Points of a head packed for a page: integers of 16 and 8 bits, with the range of each column.
 
 Layout, little-endian: float32 (low, step) of pc0, pc1, a, b and of each coordinate of the complement; uint16 counts of
 queries and keys; then, for queries and for keys, uint16 position (in 1/65535 of the window), pc0, pc1, a, b; then, for
-both again, uint8 coordinates of the complement. A value is low + step · number.
+queries and for keys, uint8 coordinates of the complement. A value is low + step · number.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 import pandas as pd
 
 WIDE = ("pc0", "pc1", "a", "b")
-"""Columns of 16 bits."""
+"""Columns stored with 16 bits."""
 COMPLEMENT_AXES = 12
-"""Coordinates of the complement, of 8 bits each: six planes."""
+"""Coordinates of the complement, stored with 8 bits each: six planes."""
 BUDGET = 28_000_000
-"""Characters that the points of all heads of a page may take."""
+"""Maximum number of characters for the points of all heads of a page."""
 MOST_ROWS = 300
-"""Points of each kind per head."""
+"""Points of each kind per head, at most."""
 
 
 def rows_per_kind(n_heads: int) -> int:
-    """How many points of each kind a head may have, for the page to stay within its budget.
+    """The largest number of points of each kind per head that keeps the page within its budget.
 
     >>> rows_per_kind(100), rows_per_kind(1000), rows_per_kind(3000)
     (300, 300, 156)
@@ -34,34 +34,34 @@ def rows_per_kind(n_heads: int) -> int:
 
 
 def packed(points: pd.DataFrame, window: int, most: int) -> str:
-    """One head's points in base64; of each kind at most ``most``, chosen alike every time."""
+    """One head's points in base64; at most ``most`` of each kind, always the same choice."""
     kinds = [_thinned(points[points["kind"] == kind], most) for kind in "qk"]
-    both = pd.concat(kinds)
+    all_points = pd.concat(kinds)
     ranges, wide, narrow = [], [], []
     for name in (*WIDE, *(f"svd_{i}" for i in range(COMPLEMENT_AXES))):
         levels = 65535 if name in WIDE else 255
-        low, step = _range(both, name, levels)
+        low, step = _range(all_points, name, levels)
         ranges += [low, step]
-    for part in kinds:
-        wide.append(np.round(part["position"].to_numpy(float) * (65535 / max(window, 1))).clip(0, 65535))
-        wide += [_levels(part, name, *ranges[2 * i : 2 * i + 2]) for i, name in enumerate(WIDE)]
-    for part in kinds:
+    for points_of_kind in kinds:
+        wide.append(np.round(points_of_kind["position"].to_numpy(float) * (65535 / max(window, 1))).clip(0, 65535))
+        wide += [_levels(points_of_kind, name, *ranges[2 * i : 2 * i + 2]) for i, name in enumerate(WIDE)]
+    for points_of_kind in kinds:
         for i in range(COMPLEMENT_AXES):
-            at = 2 * (len(WIDE) + i)
-            narrow.append(_levels(part, f"svd_{i}", *ranges[at : at + 2]))
+            offset = 2 * (len(WIDE) + i)
+            narrow.append(_levels(points_of_kind, f"svd_{i}", *ranges[offset : offset + 2]))
     blob = (
         np.asarray(ranges, "<f4").tobytes()
-        + np.asarray([len(part) for part in kinds], "<u2").tobytes()
+        + np.asarray([len(points_of_kind) for points_of_kind in kinds], "<u2").tobytes()
         + np.concatenate(wide).astype("<u2").tobytes()
         + np.concatenate(narrow).astype("u1").tobytes()
     )
     return base64.b64encode(blob).decode("ascii")
 
 
-def _thinned(part: pd.DataFrame, most: int) -> pd.DataFrame:
-    if len(part) <= most:
-        return part
-    return part.iloc[np.sort(np.random.default_rng(0).permutation(len(part))[:most])]
+def _thinned(points: pd.DataFrame, most: int) -> pd.DataFrame:
+    if len(points) <= most:
+        return points
+    return points.iloc[np.sort(np.random.default_rng(0).permutation(len(points))[:most])]
 
 
 def _range(points: pd.DataFrame, name: str, levels: int) -> tuple[float, float]:
@@ -73,7 +73,7 @@ def _range(points: pd.DataFrame, name: str, levels: int) -> tuple[float, float]:
     return low, float(values.max() - low) / levels
 
 
-def _levels(part: pd.DataFrame, name: str, low: float, step: float) -> np.ndarray:
-    if name not in part or step <= 0:
-        return np.zeros(len(part))
-    return np.round((part[name].to_numpy(float) - low) / step).clip(0, 65535 if name in WIDE else 255)
+def _levels(points: pd.DataFrame, name: str, low: float, step: float) -> np.ndarray:
+    if name not in points or step <= 0:
+        return np.zeros(len(points))
+    return np.round((points[name].to_numpy(float) - low) / step).clip(0, 65535 if name in WIDE else 255)

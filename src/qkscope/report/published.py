@@ -16,25 +16,25 @@ COLUMNS = {
     "position-dominated": "position_dominated",
     "content-focused": "content_focused",
 }
-"""Columns under another name there."""
+"""Columns that have another name in the published data."""
 UNSURE_KEY_HEADS = ("llama3.2-3b", "qwen3-14b")
-"""Models whose published values may rest on other key heads than their own."""
+"""Models whose published values may have been computed with the wrong key heads."""
 
 
 @cache
 def figures() -> dict[str, Any]:
-    """The whole file."""
+    """The content of published.json."""
     return json.loads((files("qkscope.report") / "assets" / "published.json").read_text(encoding="utf-8"))
 
 
 def published(label: str, column: str, percent: bool = False) -> str | None:
-    """The published mean of a column for the run of this label, as text; None where none is known."""
+    """The published mean of a column for the run with this label, as text; None if there is none."""
     entry = _entry(label)
     name = COLUMNS.get(column, column)
     if entry is None or name not in entry:
         return None
-    about = "≈ " if name in entry.get("approx", []) else ""
-    return about + shown(float(entry[name]), percent)
+    prefix = "≈ " if name in entry.get("approx", []) else ""
+    return prefix + shown(float(entry[name]), percent)
 
 
 def is_published(label: str) -> bool:
@@ -43,7 +43,7 @@ def is_published(label: str) -> bool:
 
 
 def pooled(column: str) -> Any:
-    """A figure over all models of the study; None where none is known."""
+    """A published value over all models of the study; None if there is none."""
     return figures()["pooled"].get(column)
 
 

@@ -26,11 +26,11 @@ def report_html(
 ) -> str:
     """The whole page; ``explorer`` is the explorer's file name, if there is one."""
     pictures = {
-        one.name: {"title": one.title, "shows": one.shows, "says": one.says, "png": data_url(one.png)}
-        | dict(zip(("width", "height"), _on_page(one.png), strict=True))
-        for one in written
+        figure.name: {"title": figure.title, "shows": figure.shows, "says": figure.says, "png": data_url(figure.png)}
+        | dict(zip(("width", "height"), _on_page(figure.png), strict=True))
+        for figure in written
     }
-    missing = {one.name: {"title": one.title, "reason": one.reason} for one in left_out}
+    missing = {figure.name: {"title": figure.title, "reason": figure.reason} for figure in left_out}
     sections = [finding.fill(study) for finding in FINDINGS]
     sections = [s for s in sections if s.rows or s.lines or any(name in pictures for name in s.figures)]
     return render(
@@ -55,21 +55,23 @@ def report_html(
 def head_list(study: Study) -> dict[str, object]:
     """The table of heads as columns, for the page's script."""
     frame = head_frame(study)
-    known = {metric.column: metric for metric in metrics(frame)}
-    listed = [name for name in LISTED if name in known]
+    by_column = {metric.column: metric for metric in metrics(frame)}
+    listed = [name for name in LISTED if name in by_column]
     return {
         "runs": study.labels,
         "run": [study.labels.index(label) for label in frame["model"]],
         "layer": frame["layer"].astype(int).tolist(),
         "head": frame["head"].astype(int).tolist(),
         "taxonomy": frame["taxonomy"].fillna("").astype(str).tolist(),
-        "columns": [{"name": name, "meaning": known[name].meaning, "unit": known[name].unit} for name in listed],
+        "columns": [
+            {"name": name, "meaning": by_column[name].meaning, "unit": by_column[name].unit} for name in listed
+        ],
         "values": [numbers(frame, name) for name in listed],
     }
 
 
 def _on_page(png: bytes) -> tuple[int, int]:
-    """Width and height on the page: type in the figures comes out about as large as type beside them."""
+    """Width and height on the page, so that text in figures is about as large as the text around them."""
     width, height = png_size(png)
     return round(PIXELS * width), round(PIXELS * height)
 

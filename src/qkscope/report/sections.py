@@ -1,4 +1,4 @@
-"""A section of the report: a table of means with published values beside them, sentences, a caveat, figures."""
+"""A section of the report: a table of means next to published values, sentences, a caveat, figures."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Measure:
     """qk, heads or rotated; ``qk`` means component 0."""
     percent: bool = False
     key: str = ""
-    """Its name in summary.json, where that differs."""
+    """Its name in summary.json, if different."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the table, and the published one beside it."""
+    """One number of the table, and the published number next to it."""
 
     text: str
     over: str
@@ -52,7 +52,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of the study: what a section says, whatever the data."""
+    """A finding of the study: the texts of a section that do not depend on the data."""
 
     id: str
     title: str
@@ -65,10 +65,10 @@ class Finding:
     def fill(self, study: Study) -> Section:
         """The section for this study."""
         frames = {"qk": with_derived(study), "heads": study.tables.get("heads"), "rotated": rotated(study)}
-        there = [m for m in self.measures if (frame := frames[m.table]) is not None and m.column in frame]
-        rows = [(run.label, [_cell(study, run.label, frames[m.table], m) for m in there]) for run in study.runs]
+        measures = [m for m in self.measures if (frame := frames[m.table]) is not None and m.column in frame]
+        rows = [(run.label, [_cell(study, run.label, frames[m.table], m) for m in measures]) for run in study.runs]
         return Section(
-            self.id, self.title, self.about, there, rows if there else [], self.lines(study), self.caveat,
+            self.id, self.title, self.about, measures, rows if measures else [], self.lines(study), self.caveat,
             list(self.figures),
         )  # fmt: skip
 

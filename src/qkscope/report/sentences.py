@@ -1,4 +1,4 @@
-"""The sentences of the report that this data fills in."""
+"""The sentences of the report that are computed from the data."""
 
 from __future__ import annotations
 
@@ -13,42 +13,41 @@ from qkscope.study.study import Study
 
 
 def pooled_lines(study: Study, pairs: list[tuple[str, str]]) -> list[str]:
-    """Published figures over all models, for a study that is about those models."""
-    known = [run for run in models(study) if run.label.lower() in figures()["models"]]
-    if len(known) < 2:
+    """Published values over all models, if the study contains at least two of those models."""
+    published_runs = [run for run in models(study) if run.label.lower() in figures()["models"]]
+    if len(published_runs) < 2:
         return []
-    said = [f"{text} {_range(value)}" for name, text in pairs if (value := pooled(name)) is not None]
-    return [f"Published over 11 models and 3,239 heads: {', '.join(said)}."]
+    values = [f"{text} {_range(value)}" for name, text in pairs if (value := pooled(name)) is not None]
+    return [f"Published over 11 models and 3,239 heads: {', '.join(values)}."]
 
 
 def _range(value: float | list[float]) -> str:
-    """A figure, or the range over models that a pair of figures stands for."""
-    return " to ".join(shown(one) for one in value) + " by model" if isinstance(value, list) else shown(value)
+    """A published value, or the range over models that a pair of values means."""
+    return " to ".join(shown(end) for end in value) + " by model" if isinstance(value, list) else shown(value)
 
 
 def share_lines(study: Study) -> list[str]:
     """How far the published formula is from the exact share."""
     heads = study.tables.get("heads")
-    said = pooled_lines(study, [("posvar_q_published", "queries"), ("posvar_k_published", "keys")])
+    lines = pooled_lines(study, [("posvar_q_published", "queries"), ("posvar_k_published", "keys")])
     if heads is None or not {"posvar_q", "posvar_q_published"} <= set(heads):
-        return said
-    both = heads[heads["model"].isin([run.label for run in models(study)])]
-    both = both.dropna(subset=["posvar_q", "posvar_q_published"])
-    both = both[both["posvar_q"] > 0]
-    if both.empty:
-        return said
-    ratio = (both["posvar_q_published"] / both["posvar_q"]).median()
-    larger = (both["posvar_q"] > both["posvar_q_published"]).mean()
+        return lines
+    rows = heads[heads["model"].isin([run.label for run in models(study)])]
+    rows = rows.dropna(subset=["posvar_q", "posvar_q_published"])
+    rows = rows[rows["posvar_q"] > 0]
+    if rows.empty:
+        return lines
+    ratio = (rows["posvar_q_published"] / rows["posvar_q"]).median()
+    larger = (rows["posvar_q"] > rows["posvar_q_published"]).mean()
     return [
         f"For queries the published formula gives {ratio:.2g} times the exact share in the median head; the exact "
-        f"share is "
-        f"the larger one in {larger:.0%} of heads.",
-        *said,
+        f"share is the larger one in {larger:.0%} of heads.",
+        *lines,
     ]
 
 
 def separability_lines(study: Study) -> list[str]:
-    """Published figures of separability."""
+    """Published values of separability."""
     return pooled_lines(study, [("fisher_pc0", "Fisher ratio about"), ("separation_pc0", "separation about")])
 
 
@@ -74,15 +73,15 @@ def simpson_lines(study: Study) -> list[str]:
     except NotApplicable:
         return []
     pooled_r = correlation(data["separation_strength"], data["bias_strength"])
-    said = [f"Over all {len(data):,} heads: r = {pooled_r:+.2f}."]
+    lines = [f"Over all {len(data):,} heads: r = {pooled_r:+.2f}."]
     if data["family"].nunique() < 2:
-        return said
-    known = pooled("bias_separation_r")
-    for family, part in data.groupby("family", sort=False):
-        r = correlation(part["separation_strength"], part["bias_strength"])
-        beside = f" (published {known[family]:+.2f})" if family in known else ""
-        said.append(f"{str(family) or 'No family'}: r = {r:+.2f}{beside}, {len(part):,} heads.")
-    return said
+        return lines
+    published_r = pooled("bias_separation_r")
+    for family, heads in data.groupby("family", sort=False):
+        r = correlation(heads["separation_strength"], heads["bias_strength"])
+        comparison = f" (published {published_r[family]:+.2f})" if family in published_r else ""
+        lines.append(f"{str(family) or 'No family'}: r = {r:+.2f}{comparison}, {len(heads):,} heads.")
+    return lines
 
 
 def training_lines(study: Study) -> list[str]:
@@ -95,12 +94,12 @@ def training_lines(study: Study) -> list[str]:
     wanted = [("r_q", first), ("r_k", first), ("abs_r_k", first), ("explained_variance", first),
               ("position-dominated", first), ("r_k_a", frame), ("mu_q_a", frame), ("alpha_k", frame),
               ("bias_strength", frame), ("bias_window", frame), ("plane_var_fraction", frame)]  # fmt: skip
-    said = []
+    lines = []
     for column, table in wanted:
         ends = [mean_of(study, [run.label], table, column) for run in (runs[0], runs[-1])]
         if ends[0] is not None and ends[1] is not None:
             percent = column in ("explained_variance", "position-dominated", "plane_var_fraction")
-            known = [published(run.label, column, percent) for run in (runs[0], runs[-1])]
-            beside = f" (published {known[0]} → {known[1]})" if all(known) else ""
-            said.append(f"{column}: {ends[0].marked(percent)} → {ends[1].marked(percent)}{beside}")
-    return [f"Means over heads from {runs[0].label} to {runs[-1].label}:", *said] if said else []
+            published_ends = [published(run.label, column, percent) for run in (runs[0], runs[-1])]
+            comparison = f" (published {published_ends[0]} → {published_ends[1]})" if all(published_ends) else ""
+            lines.append(f"{column}: {ends[0].marked(percent)} → {ends[1].marked(percent)}{comparison}")
+    return [f"Means over heads from {runs[0].label} to {runs[-1].label}:", *lines] if lines else []

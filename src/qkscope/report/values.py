@@ -31,10 +31,10 @@ class Value:
         >>> Value(0.25, 0.2, 0.3, "documents").text(percent=True)
         '25.0% [20.0%, 30.0%]'
         """
-        said = shown(self.value, percent)
+        number = shown(self.value, percent)
         if math.isnan(self.low) or self.low == self.high:
-            return said  # where every head says the same, resampling heads has nothing to add
-        return f"{said} [{shown(self.low, percent)}, {shown(self.high, percent)}]"
+            return number  # if all heads have the same value, a bootstrap over heads has no width
+        return f"{number} [{shown(self.low, percent)}, {shown(self.high, percent)}]"
 
     def marked(self, percent: bool = False) -> str:
         """The same, with a mark where the interval is over documents."""
@@ -59,10 +59,10 @@ def shown(number: float, percent: bool = False) -> str:
 def mean_of(
     study: Study, labels: Sequence[str], frame: pd.DataFrame | None, column: str, key: str = ""
 ) -> Value | None:
-    """Mean of a column over the heads of these runs; None where no table has it.
+    """Mean of a column over the heads of these runs; None if the table does not have it.
 
-    The interval is over documents where it is one run whose summary has one (under ``key`` or the column's name), and
-    a bootstrap over key heads otherwise.
+    The interval is over documents if there is one run and its summary has an interval (under ``key`` or the column's
+    name), and a bootstrap over key heads otherwise.
     """
     if frame is None or column not in frame:
         return None
@@ -74,8 +74,8 @@ def mean_of(
         per_token = PER_TOKEN.get(column)
         run = study.run(labels[0])
         scale = float(run.window or math.nan) if per_token else 1.0
-        said = {name: scale * value for name, value in run.headline.get(key or per_token or column, {}).items()}
-        if "low" in said and np.isclose(said["mean"], mean, rtol=1e-6, atol=1e-12):
-            return Value(mean, said["low"], said["high"], DOCUMENTS)
-    found = mean_over_heads(rows.assign(**{column: rows[column].astype(float)}), [column])
-    return Value(found[column], found[f"{column}_low"], found[f"{column}_high"], KEY_HEADS)
+        summary = {name: scale * value for name, value in run.headline.get(key or per_token or column, {}).items()}
+        if "low" in summary and np.isclose(summary["mean"], mean, rtol=1e-6, atol=1e-12):
+            return Value(mean, summary["low"], summary["high"], DOCUMENTS)
+    mean_and_ends = mean_over_heads(rows.assign(**{column: rows[column].astype(float)}), [column])
+    return Value(mean_and_ends[column], mean_and_ends[f"{column}_low"], mean_and_ends[f"{column}_high"], KEY_HEADS)

@@ -1,4 +1,4 @@
-"""Figures, report.html, explorer.html and the tables beside them, in one folder."""
+"""Writes figures, report.html, explorer.html and csv tables into one folder."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from qkscope.study.study import Study
 REPORT, EXPLORER, FIGURES, TABLES_FOLDER = "report.html", "explorer.html", "figures", "tables"
 RUNS, TRACKS = "runs.csv", "tracks.csv"
 GENERATOR = b'<meta name="generator" content="qkscope">'
-"""By which we know our own pages."""
+"""Marks pages that were written by qkscope."""
 OnFigures = Callable[[int, int], None]
 
 
 def check_pages(*pages: Path) -> None:
-    """Raise before the work where a page would replace something that is not a page of ours."""
+    """Raise early if a page would replace a file that was not written by qkscope."""
     for page in pages:
         if page.is_dir():
             raise TableError(f"{page} is a folder; move it away or choose another --output")
@@ -43,19 +43,19 @@ def write_report(
     workers: int | None = None,
     on_figures: OnFigures | None = None,
 ) -> list[SkippedFigure]:
-    """Figures, report.html, explorer.html, runs.csv and, of checkpoints, tracks.csv; returns what does not apply."""
+    """Figures, report.html, explorer.html, runs.csv and, for checkpoints, tracks.csv; returns the skipped figures."""
     try:
         written, skipped = write_figures(study, folder / FIGURES, command=command, workers=workers, on_done=on_figures)
         page = report_html(study, written, skipped, command=command, explorer=EXPLORER)
-        pages = {REPORT: page.encode(), EXPLORER: explorer_html(study, report=REPORT).encode()} | _beside(study)
+        pages = {REPORT: page.encode(), EXPLORER: explorer_html(study, report=REPORT).encode()} | _csv_files(study)
         write_together(folder, pages)
     except OSError as error:
         raise TableError(f"cannot write to {folder} ({error.strerror}); choose another folder") from None
     return skipped
 
 
-def _beside(study: Study) -> dict[str, bytes]:
-    """One row per run; and, of checkpoints, components followed from one to the next."""
+def _csv_files(study: Study) -> dict[str, bytes]:
+    """runs.csv with one row per run and, for checkpoints, tracks.csv with components followed from one to the next."""
     files = {RUNS: runs_table(study).to_csv(index=False).encode()}
     try:
         tracks = component_tracks(study, checkpoints(study))
@@ -65,25 +65,25 @@ def _beside(study: Study) -> dict[str, bytes]:
 
 
 def runs_table(study: Study) -> pd.DataFrame:
-    """The table ``runs`` of a study, with phase and step as it has them."""
+    """The table ``runs`` of a study, with the phase and step of each run."""
     rows = []
     for run in study.runs:
-        mine = {name: frame[frame["model"] == run.label] for name, frame in study.tables.items()}
-        n_heads = [len(mine[name].drop_duplicates(["layer", "head"])) for name in SUMMED_UP if name in mine]
+        own_tables = {name: frame[frame["model"] == run.label] for name, frame in study.tables.items()}
+        n_heads = [len(own_tables[name].drop_duplicates(["layer", "head"])) for name in SUMMED_UP if name in own_tables]
         counts = {"n_heads": max(n_heads, default=0), "n_documents": run.n_documents, "n_tokens": run.n_tokens}
-        about: dict[str, object] = {
+        labels: dict[str, object] = {
             "model": run.label,
             "family": run.family,
             "phase": run.phase or "",
             "step": run.step,
         }
-        rows.append(about | {"window": run.window} | counts | run_row(mine, run.headline, run.window))
-    whole = dict.fromkeys(("window", "n_documents", "n_tokens"), "Int64")
-    return pd.DataFrame(rows)[column_names("runs")].astype(whole)
+        rows.append(labels | {"window": run.window} | counts | run_row(own_tables, run.headline, run.window))
+    integers = dict.fromkeys(("window", "n_documents", "n_tokens"), "Int64")
+    return pd.DataFrame(rows)[column_names("runs")].astype(integers)
 
 
 def write_explorer(study: Study, path: Path) -> None:
-    """The explorer alone."""
+    """Write only the explorer."""
     try:
         write_together(path.parent, {path.name: explorer_html(study).encode()})
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Tables that follow from others: one row per run, and whether plasticity goes with what other analyses say."""
+"""Tables derived from others: one row per run, and the correlation of plasticity with other columns."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from qkscope.results.summary import merged_headline
 def derived_tables(
     tables: Mapping[str, pd.DataFrame], models: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, pd.DataFrame]:
-    """What follows from the tables of all models in a folder; ``models`` are the summary's."""
-    known = {name: frame for name in SUMMED_UP if (frame := tables.get(name)) is not None}
-    if "heads" not in known:
-        others = {name: frame for name in SCALARS if (frame := tables.get(name)) is not None}
-        heads = heads_from(others)
-        known |= {} if heads is None else {"heads": heads}
-    rows = [row for model, entry in models.items() if (row := _run(known, model, entry)) is not None]
-    found = {"runs": pd.DataFrame(rows)} if rows else {}
-    heads = known.get("heads")
+    """The tables derived from those of all models in a folder; ``models`` comes from the summary."""
+    available = {name: frame for name in SUMMED_UP if (frame := tables.get(name)) is not None}
+    if "heads" not in available:
+        scalar_tables = {name: frame for name in SCALARS if (frame := tables.get(name)) is not None}
+        heads = heads_from(scalar_tables)
+        available |= {} if heads is None else {"heads": heads}
+    rows = [row for model, entry in models.items() if (row := _run(available, model, entry)) is not None]
+    derived = {"runs": pd.DataFrame(rows)} if rows else {}
+    heads = available.get("heads")
     if heads is not None and "taxonomy" in heads and heads["ap_overall"].notna().any():
-        found["plasticity_links"] = plasticity_links(heads, known.get("rotated"))
-    return found
+        derived["plasticity_links"] = plasticity_links(heads, available.get("rotated"))
+    return derived
 
 
 def _run(tables: Mapping[str, pd.DataFrame], model: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row of one model; None where no table has heads of it."""
-    mine = {name: frame[frame["model"] == model] for name, frame in tables.items()}
-    if not any(len(frame) for frame in mine.values()):
+    """The row of one model; None if no table has heads of it."""
+    own_tables = {name: frame[frame["model"] == model] for name, frame in tables.items()}
+    if not any(len(frame) for frame in own_tables.values()):
         return None
-    rotated = mine.get("rotated")
+    rotated = own_tables.get("rotated")
     window = int(rotated["window"].max()) if rotated is not None and len(rotated) else None
-    about = {"model": model, "family": entry.get("family") or "", "phase": "", "step": np.nan, "window": window}
-    counts: dict[str, Any] = {"n_heads": max(len(one_per_head(frame)) for frame in mine.values())}
+    labels = {"model": model, "family": entry.get("family") or "", "phase": "", "step": np.nan, "window": window}
+    counts: dict[str, Any] = {"n_heads": max(len(one_per_head(frame)) for frame in own_tables.values())}
     counts |= {name: entry.get(name) for name in ("n_documents", "n_tokens")}
-    return about | counts | run_row(mine, merged_headline(entry), window)
+    return labels | counts | run_row(own_tables, merged_headline(entry), window)
 
 
 def run_row(
     frames: Mapping[str, pd.DataFrame], headline: Mapping[str, Mapping[str, float]], window: int | None
 ) -> dict[str, float]:
-    """``X_mean``, ``X_median`` over heads and ``X_low``, ``X_high`` of the mean by document; NaN where not known.
+    """``X_mean``, ``X_median`` over heads and ``X_low``, ``X_high`` of the mean by document; NaN where unknown.
 
-    ``headline`` holds the means with intervals that a summary gives; a bias over the window is its bias per token
+    ``headline`` holds the means with intervals from a summary; a bias over the window is the bias per token
     times the window.
     """
     row: dict[str, float] = {}
@@ -72,20 +72,20 @@ def _numbers(
     headline: Mapping[str, Mapping[str, float]],
     window: int | None,
 ) -> dict[str, float]:
-    nothing = dict.fromkeys(STATISTICS, float("nan"))
+    missing = dict.fromkeys(STATISTICS, float("nan"))
     if frame is None or frame.empty or column not in frame:
-        return nothing
+        return missing
     rows = DECLARED_TABLES[table].whole_heads(frame)
     values = rows[column].to_numpy(float, na_value=np.nan)
     values = values[np.isfinite(values)]
     if not len(values):
-        return nothing
-    said = headline.get(PER_TOKEN.get(column, column), {})
+        return missing
+    summary = headline.get(PER_TOKEN.get(column, column), {})
     scale = 1.0 if column not in PER_TOKEN else float(window or np.nan)
-    # Where heads have windows of their own, the mean over the window is not the mean per token times one window.
-    same = np.isclose(scale * said.get("mean", np.nan), values.mean(), rtol=1e-6, atol=1e-12)
-    ends = {name: scale * said[name] for name in ("low", "high") if name in said and same}
-    return nothing | {"mean": float(values.mean()), "median": float(np.median(values))} | ends
+    # If heads have different windows, the mean over the window is not the mean per token times one window.
+    same = np.isclose(scale * summary.get("mean", np.nan), values.mean(), rtol=1e-6, atol=1e-12)
+    ends = {name: scale * summary[name] for name in ("low", "high") if name in summary and same}
+    return missing | {"mean": float(values.mean()), "median": float(np.median(values))} | ends
 
 
 # ---- plasticity and other columns ---------------------------------------------------------------
@@ -98,29 +98,29 @@ RANKED_AGAINST = {
     "amplification_window": "amplification_window",
     "abs_amplification_window": "amplification_window",
 }
-"""What plasticity is ranked against, and the column it comes from; ``abs_`` leaves out the sign."""
+"""What plasticity is ranked against, and the column it comes from; ``abs_``: the absolute value."""
 
 
 def plasticity_links(heads: pd.DataFrame, rotated: pd.DataFrame | None) -> pd.DataFrame:
-    """``plasticity_links``: mean ap_overall of each class, and its rank correlation with other columns, by model."""
-    known = heads.dropna(subset=["ap_overall"])
+    """``plasticity_links``: mean ap_overall of each class and its rank correlation with other columns, by model."""
+    with_ap = heads.dropna(subset=["ap_overall"])
     if rotated is not None:
-        known = known.merge(rotated[[*HEAD_KEY, "bias_full_window"]], on=HEAD_KEY, how="left")
+        with_ap = with_ap.merge(rotated[[*HEAD_KEY, "bias_full_window"]], on=HEAD_KEY, how="left")
     rows: list[dict[str, object]] = []
-    for (model, family), part in known.groupby(["model", "family"], sort=False):
+    for (model, family), own_heads in with_ap.groupby(["model", "family"], sort=False):
         named = {"model": model, "family": family}
-        rows += [named | row for row in [*_by_class(part), *_by_rank(part)]]
+        rows += [named | row for row in [*_by_class(own_heads), *_by_rank(own_heads)]]
     return pd.DataFrame(rows, columns=column_names("plasticity_links"))
 
 
 def _by_class(heads: pd.DataFrame) -> list[dict[str, object]]:
     rows = []
     for kind in TAXONOMY:
-        part = heads[heads["taxonomy"] == kind]
-        if len(part):
-            found = mean_over_heads(part, ["ap_overall"])
-            value, low, high = (found[f"ap_overall{end}"] for end in ("", "_low", "_high"))
-            rows.append(_row("class", kind, len(part), value, low, high))
+        members = heads[heads["taxonomy"] == kind]
+        if len(members):
+            mean = mean_over_heads(members, ["ap_overall"])
+            value, low, high = (mean[f"ap_overall{end}"] for end in ("", "_low", "_high"))
+            rows.append(_row("class", kind, len(members), value, low, high))
     return rows
 
 
@@ -129,11 +129,13 @@ def _by_rank(heads: pd.DataFrame) -> list[dict[str, object]]:
     for name, column in RANKED_AGAINST.items():
         if column not in heads:
             continue
-        part = heads.dropna(subset=[column])
-        part = part.assign(other=part[column].abs() if name.startswith("abs_") else part[column])
-        if len(part) > 2:
-            found = rank_correlation(part, "ap_overall", "other")
-            rows.append(_row("rank", name, len(part), found["rho"], found["rho_low"], found["rho_high"]))
+        selected = heads.dropna(subset=[column])
+        selected = selected.assign(other=selected[column].abs() if name.startswith("abs_") else selected[column])
+        if len(selected) > 2:
+            correlation = rank_correlation(selected, "ap_overall", "other")
+            rows.append(
+                _row("rank", name, len(selected), correlation["rho"], correlation["rho_low"], correlation["rho_high"])
+            )
     return rows
 
 

@@ -1,6 +1,6 @@
-"""A results folder: tables that hold one set of rows per model, and a summary of how they came about.
+"""A results folder: tables with one set of rows per model, and a summary of how they were computed.
 
-Analysing a model again replaces its rows and leaves those of other models alone, so that a study can be
+Analysing a model again replaces its rows and leaves those of other models unchanged, so that a study can be
 computed model by model into one folder.
 """
 
@@ -29,11 +29,11 @@ _OURS = re.compile(
     "|".join(re.escape(name) for table in TABLES for name in (f"{table}.csv", f"{table}.parquet"))
     + "|".join(["", *map(re.escape, (AXES_FILE, POINTS_FILE, SUMMARY))])
 )
-"""Files of a results folder."""
+"""Names of the files that qkscope writes into a results folder."""
 
 
 def check_results_folder(folder: Path) -> None:
-    """Raise now what writing would raise after all the work: a folder or a table that is not ours to replace."""
+    """Raise before the computation what writing would raise after it: a folder or table that must not be replaced."""
     check_writable(folder)
     for name in TABLES:
         if (folder / f"{name}.csv").is_dir() or (folder / f"{name}.parquet").is_dir():
@@ -47,14 +47,15 @@ def check_results_folder(folder: Path) -> None:
 def write_folder(folder: Path, results: Sequence[ModelResults], *, wall_seconds: float) -> list[Path]:
     """Write tables and summary.json; returns the csv files."""
     if not results:
-        raise TableError(f"no head could be analysed; {folder} is left as it was")
+        raise TableError(f"no head could be analysed; {folder} is unchanged")
     names = [name for name in results[0].tables.frames if name in TABLES]
-    models = [one.model for one in results]
+    models = [result.model for result in results]
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         remove_leftovers(folder, _OURS)
         frames = {
-            name: _with_kept_rows(folder, name, [o.tables.frames[name] for o in results], models) for name in names
+            name: _with_kept_rows(folder, name, [result.tables.frames[name] for result in results], models)
+            for name in names
         }
         frames = _with_scalars(folder, frames)
         summary = updated_summary(read_summary(folder), results, wall_seconds)
@@ -64,7 +65,7 @@ def write_folder(folder: Path, results: Sequence[ModelResults], *, wall_seconds:
 
 
 class _Tables(Mapping[str, pd.DataFrame]):
-    """The tables of a folder: new ones, and those that it holds already, read when they are asked for."""
+    """The tables of a folder: new ones, and existing ones, which are read on access."""
 
     def __init__(self, folder: Path, new: dict[str, pd.DataFrame]) -> None:
         self.folder, self.tables = folder, new
@@ -83,27 +84,27 @@ class _Tables(Mapping[str, pd.DataFrame]):
 
 
 def _with_scalars(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """What other tables say about whole heads goes into ``heads``, whichever of them is new."""
+    """Add what other tables say about whole heads to ``heads``, whichever of them is new."""
     tables = _Tables(folder, frames)
     heads = tables.get(HEADS_TABLE.name)
-    others = {name: table for name in SCALARS if (table := tables.get(name)) is not None}
-    if heads is None or not len(heads) or not others:
+    scalar_tables = {name: table for name in SCALARS if (table := tables.get(name)) is not None}
+    if heads is None or not len(heads) or not scalar_tables:
         return frames
-    return frames | {HEADS_TABLE.name: with_scalars(heads, others)}
+    return frames | {HEADS_TABLE.name: with_scalars(heads, scalar_tables)}
 
 
 def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: list[str]) -> pd.DataFrame:
-    """New rows, and those of other models that the folder already holds."""
+    """New rows, and the existing rows of other models in the folder."""
     old = read_table(folder, name)
-    kept = [] if old is None else [old[~old["model"].isin(models)]]
-    parts = [part for part in (*kept, *new) if len(part)]
-    return pd.concat(parts, ignore_index=True) if parts else new[0]
+    other_models = [] if old is None else [old[~old["model"].isin(models)]]
+    nonempty = [rows for rows in (*other_models, *new) if len(rows)]
+    return pd.concat(nonempty, ignore_index=True) if nonempty else new[0]
 
 
 def _vectors(folder: Path, results: Sequence[ModelResults]) -> dict[str, bytes]:
-    """Points and axes, where there are any: they are no tables, and have files of their own."""
+    """Points and axes, if there are any: they are not tables and have their own files."""
     files: dict[str, bytes] = {}
     for name, file, content in (("points", POINTS_FILE, points_bytes), ("axes", AXES_FILE, axes_bytes)):
-        parts = [o.tables.frames[name] for o in results if name in o.tables.frames]
-        files |= {file: content(folder, pd.concat(parts, ignore_index=True))} if parts else {}
+        frames = [result.tables.frames[name] for result in results if name in result.tables.frames]
+        files |= {file: content(folder, pd.concat(frames, ignore_index=True))} if frames else {}
     return files

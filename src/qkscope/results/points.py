@@ -1,7 +1,7 @@
-"""points.parquet: vectors of some heads on the axes that pictures show; one set of rows per model and head.
+"""points.parquet: vectors of selected heads on the axes that figures show; one set of rows per model and head.
 
 Columns: model, layer, head, kind (q or k), example_id, position, then float32 coordinates: pc0, pc1 (and others that
-were asked for), a, b, svd_0 … svd_59 (fewer where the head has fewer dimensions or fewer were asked for).
+were requested), a, b, svd_0 … svd_59 (fewer if the head has fewer dimensions or fewer were requested).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qkscope.files.readers import read_frame
 POINTS_FILE = "points.parquet"
 POINT_KEYS = ["model", "layer", "head"]
 _OTHERS = ("model", "kind", "axis")
-"""Columns that do not hold numbers."""
+"""Columns that do not contain numbers."""
 _INDEX = [*POINT_KEYS, "kind", "example_id", "position"]
 
 
@@ -28,7 +28,7 @@ def read_points(folder: Path) -> pd.DataFrame | None:
 
 
 def read_beside(path: Path, columns: list[str]) -> pd.DataFrame | None:
-    """A parquet file that stands beside tables, with at least these columns; None if there is none."""
+    """A parquet file of a results folder that is not a table, with at least these columns; None if missing."""
     if not path.exists():
         return None
     try:
@@ -37,18 +37,18 @@ def read_beside(path: Path, columns: list[str]) -> pd.DataFrame | None:
         raise TableError(f"{path} cannot be read ({error}); move it away") from None
     missing = [name for name in columns if name not in frame]
     if missing:
-        raise TableError(f"{path} has no column {', '.join(missing)}; it is not a file of ours, move it away")
+        raise TableError(f"{path} has no column {', '.join(missing)}; it was not written by qkscope, move it away")
     for name in frame:
         if name not in _OTHERS and not pd.api.types.is_numeric_dtype(frame[name]):
-            raise TableError(f"{path}: column {name} should hold numbers; it is not a file of ours, move it away")
+            raise TableError(f"{path}: column {name} must contain numbers; it was not written by qkscope, move it away")
     return frame
 
 
 def points_bytes(folder: Path, new: pd.DataFrame) -> bytes:
-    """The content of the folder's points file with these heads' points replaced or added."""
+    """The content of the folder's points file with the points of these heads replaced or added."""
     old = read_points(folder)
-    parts = [new] if old is None else [_without(old, new), new]
-    frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    frames = [new] if old is None else [_rows_to_keep(old, new), new]
+    frame = pd.concat([rows for rows in frames if len(rows)], ignore_index=True)
     coordinates = [str(name) for name in frame if name not in _INDEX]
     buffer = io.BytesIO()
     frame[[*_INDEX, *sorted(coordinates, key=_order)]].to_parquet(buffer, index=False, compression="zstd")
@@ -56,7 +56,7 @@ def points_bytes(folder: Path, new: pd.DataFrame) -> bytes:
 
 
 def write_points(folder: Path, new: pd.DataFrame) -> None:
-    """Replace or add these heads' points."""
+    """Replace or add the points of these heads."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
@@ -65,7 +65,7 @@ def write_points(folder: Path, new: pd.DataFrame) -> None:
         raise TableError(f"cannot write to {folder} ({error.strerror}); choose another results folder") from None
 
 
-def _without(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+def _rows_to_keep(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     replaced = pd.MultiIndex.from_frame(new[POINT_KEYS].drop_duplicates())
     return old[~pd.MultiIndex.from_frame(old[POINT_KEYS]).isin(replaced)]
 

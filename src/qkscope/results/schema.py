@@ -1,4 +1,4 @@
-"""Every column of every table, in order: what analyses declare, and tables that follow from others."""
+"""Every column of every table, in order: tables that analyses declare, and tables derived from others."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STATISTICS = {
 
 
 def _summed_up() -> dict[str, tuple[str, ...]]:
-    """Columns of ``runs`` by the table they come from; those of several rows per head on the first."""
-    found = {table.name: table.in_runs for analysis in ANALYSES for table in analysis.tables if table.in_runs}
-    more = tuple(name for scalars in SCALARS.values() for name in scalars.in_runs)
-    return found | {HEADS_TABLE.name: (*HEADS_TABLE.in_runs, *more)}
+    """Columns of ``runs`` by the table they come from; for tables with several rows per head, of the first row."""
+    by_table = {table.name: table.in_runs for analysis in ANALYSES for table in analysis.tables if table.in_runs}
+    from_scalars = tuple(name for scalars in SCALARS.values() for name in scalars.in_runs)
+    return by_table | {HEADS_TABLE.name: (*HEADS_TABLE.in_runs, *from_scalars)}
 
 
 SUMMED_UP = _summed_up()
@@ -56,19 +56,19 @@ DERIVED: dict[str, list[Column]] = {
         ),
     ],
 }  # fmt: skip
-"""Tables that follow from others."""
+"""Tables derived from others."""
 TABLES: dict[str, list[Column]] = {name: described(name) for name in DECLARED_TABLES} | DERIVED
 KEYS: dict[str, list[str]] = {name: table.row_keys for name, table in DECLARED_TABLES.items()} | {
     "plasticity_links": ["link", "name"],
     "runs": [],
 }
-"""What identifies a row within its model; rows stand in this order."""
+"""The columns that identify a row within its model; rows are sorted by them."""
 PER_TOKEN = {
     column.name: column.per_token for table in DECLARED_TABLES.values() for column in table.columns if column.per_token
 }
-"""Each column that is another times the window, and that other."""
+"""Each column that is another column times the window, and that other column."""
 TEXTS = frozenset(column.name for columns in TABLES.values() for column in columns if column.dtype == "text")
-"""Columns that hold words."""
+"""Columns that contain text."""
 
 
 def column_names(table: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""summary.json: how the tables of each model came about, and means over heads with their intervals."""
+"""summary.json: how the tables of each model were computed, and means over heads with their intervals."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class ModelResults:
-    """What analyses found of one model, and of what."""
+    """The results of analyses of one model, and what they were computed from."""
 
     model: str
     family: str
     source: Mapping[str, object]
-    """What exactly was read."""
+    """Identity of the data that was read."""
     extent: Mapping[str, int | None]
-    """Documents and tokens."""
+    """Numbers of documents and tokens."""
     config: Mapping[str, object]
     """The configuration it came from."""
     analyses: tuple[Analysis, ...]
@@ -44,17 +44,17 @@ class ModelResults:
 
 
 def updated_summary(summary: dict[str, Any], results: Sequence[ModelResults], wall_seconds: float) -> dict[str, Any]:
-    """The summary with what was found of these models."""
+    """The summary with the results of these models."""
     summary |= {"qkscope": __version__, "versions": _versions(), "wall_seconds": round(wall_seconds, 3)}
-    for one in results:
-        entry = summary["models"].setdefault(one.model, {})
-        entry |= {"family": one.family, "dataset": dict(one.source)} | dict(one.extent)
-        entry |= {analysis.name: summarize(one, analysis) for analysis in one.analyses}
+    for result in results:
+        entry = summary["models"].setdefault(result.model, {})
+        entry |= {"family": result.family, "dataset": dict(result.source)} | dict(result.extent)
+        entry |= {analysis.name: summarize(result, analysis) for analysis in result.analyses}
     return summary
 
 
 def summarize(results: ModelResults, analysis: Analysis) -> dict[str, Any]:
-    """Counts, configuration, headline means and failures of one analysis of one model, and what it says besides."""
+    """Counts, configuration, headline means, failures and further entries of one analysis of one model."""
     entry: dict[str, Any] = {
         "config": results.config,
         "heads": results.n_heads,
@@ -77,7 +77,10 @@ def headline(found: Tables, tables: Sequence[Table]) -> dict[str, dict[str, floa
 
 def _means(table: Table, rows: pd.DataFrame, left_out: Columns) -> dict[str, dict[str, float]]:
     columns = [column for column in table.columns if column.in_summary]
-    means = {one.name: _mean(rows[one.name], left_out.get(one.name), one.scale or Scale.LINEAR) for one in columns}
+    means = {
+        column.name: _mean(rows[column.name], left_out.get(column.name), column.scale or Scale.LINEAR)
+        for column in columns
+    }
     if table.further_means is not None:
         means |= {name: _mean(*values) for name, values in table.further_means(rows, left_out).items()}
     return means
@@ -86,25 +89,25 @@ def _means(table: Table, rows: pd.DataFrame, left_out: Columns) -> dict[str, dic
 def _mean(
     per_head: pd.Series, replicates: Float[np.ndarray, "heads groups"] | None, scale: Scale = Scale.LINEAR
 ) -> dict[str, float]:
-    """Mean over heads; with an interval where every head has the same, and enough, document groups."""
-    known = per_head.astype(float)
-    mean = float(known.mean()) if known.notna().any() else float("nan")
+    """Mean over heads; with an interval if all heads have the same document groups, and enough of them."""
+    values = per_head.astype(float)
+    mean = float(values.mean()) if values.notna().any() else float("nan")
     if replicates is None or not np.isfinite(mean):
         return {"mean": mean}
     present = ~np.isnan(replicates)
     if not (present == present[0]).all():
         return {"mean": mean}
     over_heads = np.where(present[0], np.nan_to_num(replicates).mean(0), 0.0)
-    # A mean of correlations is no correlation; a mean of shares is a share.
-    kept = Scale.SHARE if scale in (Scale.SHARE, Scale.PROPORTION) else Scale.LINEAR
-    interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float), kept)
+    # A mean of correlations is not a correlation; a mean of shares is a share.
+    mean_scale = Scale.SHARE if scale in (Scale.SHARE, Scale.PROPORTION) else Scale.LINEAR
+    interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float), mean_scale)
     if np.isnan(interval.se[0]):
         return {"mean": mean}
     return {"mean": mean, "low": float(interval.low[0]), "high": float(interval.high[0])}
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary written earlier, or an empty one; what cannot be read is an error."""
+    """The summary written earlier, or an empty one; an unreadable file is an error."""
     path = folder / SUMMARY
     if not path.exists():
         return {"models": {}}
@@ -121,12 +124,12 @@ def _versions() -> dict[str, str]:
 
 
 def merged_headline(summary: Any) -> dict[str, dict[str, float]]:
-    """Means and intervals of all analyses of one model; whatever is not of that form is left out."""
-    found: dict[str, dict[str, float]] = {}
-    parts: Iterable[Any] = summary.values() if isinstance(summary, dict) else ()
-    for part in parts:
-        said = part.get("headline") if isinstance(part, dict) else None
-        for name, value in said.items() if isinstance(said, dict) else ():
+    """Means and intervals of all analyses of one model; entries of any other form are left out."""
+    means: dict[str, dict[str, float]] = {}
+    entries: Iterable[Any] = summary.values() if isinstance(summary, dict) else ()
+    for entry in entries:
+        headline = entry.get("headline") if isinstance(entry, dict) else None
+        for name, value in headline.items() if isinstance(headline, dict) else ():
             if isinstance(value, dict) and all(isinstance(x, int | float) for x in value.values()) and "mean" in value:
-                found[str(name)] = {key: float(x) for key, x in value.items()}
-    return found
+                means[str(name)] = {key: float(x) for key, x in value.items()}
+    return means

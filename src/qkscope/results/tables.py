@@ -1,4 +1,4 @@
-"""Tables on disk: one parquet and one csv each, with exactly the columns that schema.py describes."""
+"""Tables on disk: one parquet and one csv file each, with exactly the columns that schema.py describes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with exactly the table's columns in their order, its rows sorted."""
     names = column_names(table)
     if set(frame.columns) != set(names):
-        odd = sorted(set(frame.columns) ^ set(names))
-        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-        raise TableError(f"{table}: columns do not match their description: {', '.join(odd[:3])}{more}")
+        mismatched = sorted(set(frame.columns) ^ set(names))
+        more = f" and {len(mismatched) - 3} more" if len(mismatched) > 3 else ""
+        raise TableError(f"{table}: unexpected or missing columns: {', '.join(mismatched[:3])}{more}")
     ordered = frame[names].sort_values(["model", *KEYS[table]], kind="stable", ignore_index=True)
     return ordered.astype({column.name: column.dtype for column in TABLES[table] if column.dtype not in ("", "text")})
 
@@ -31,30 +31,32 @@ def empty_table(table: str) -> pd.DataFrame:
 
 
 def read_table(folder: Path, table: str) -> pd.DataFrame | None:
-    """A table written earlier, or None if there is none; one of another layout is refused."""
+    """A table written earlier, or None if there is none; a table with other columns is an error."""
     path = folder / f"{table}.parquet"
     if not path.exists():
         if (folder / f"{table}.csv").exists():
-            reason = f"{folder / table}.csv stands there without its {path.name}, so it is not ours to replace"
+            reason = f"{folder / table}.csv exists without {path.name}, so it was not written by qkscope"
             raise TableError(f"{reason}; move it away or write elsewhere")
         return None
     try:
         return _numeric(arranged(table, read_frame(path)))
     except (TableError, *UNREADABLE) as error:
         reason = " ".join(str(error).split())
-        raise TableError(f"{path} is not a table of this version ({reason}); move it away or write elsewhere") from None
+        raise TableError(
+            f"{path} was not written by this version ({reason}); move it away or write elsewhere"
+        ) from None
 
 
 def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame, if everything but labels is numbers or truth values."""
+    """The frame, if all columns except labels are numeric or boolean."""
     for name in frame.columns.difference(list(TEXTS)):
         if not (pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all()):
-            raise TableError(f"column {name} should hold numbers")
+            raise TableError(f"column {name} must contain numbers")
     return frame
 
 
 def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], others: Mapping[str, bytes]) -> list[Path]:
-    """Write each table as parquet and csv, and other files beside them; a kill leaves the old ones or the new ones."""
+    """Write each table as parquet and csv, and other files; if killed, either all old or all new files remain."""
     contents: dict[str, bytes] = {}
     for table, frame in frames.items():
         ordered = arranged(table, frame)

@@ -1,7 +1,7 @@
-"""A Study: an ordered list of runs with labels, and the tables they left. It is what figures and reports are made of.
+"""A Study: an ordered list of runs with labels, and their tables. Figures and reports are made from it.
 
-Tables come from results folders. They may also be somebody else's ``qk.csv`` or ``rotated.csv``: only the columns that
-a figure draws need to be there.
+Tables come from results folders. They may also be a ``qk.csv`` or ``rotated.csv`` of another program: only the columns
+that a figure needs must exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StudyRun:
     """One model or checkpoint of a study."""
 
     label: str
-    """As it is shown; the column ``model`` of the study's tables."""
+    """The name shown; the column ``model`` of the study's tables."""
     family: str = ""
     phase: str | None = None
     """Part of training, for checkpoints."""
@@ -37,15 +37,15 @@ class StudyRun:
     nope_layers: frozenset[int] = frozenset()
     """Layers without rotary encoding."""
     sliding_layers: frozenset[int] = frozenset()
-    """Layers that see a part of the context only."""
+    """Layers with a sliding window."""
     source: str = ""
     """Where its tables come from."""
     headline: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Means over heads with intervals by document, where a summary has them."""
+    """Means over heads with intervals by document, if a summary has them."""
     n_documents: int | None = None
-    """Documents measured, where a summary says so."""
+    """Number of documents measured, if a summary has it."""
     n_tokens: int | None = None
-    """Tokens measured, where a summary says so."""
+    """Number of tokens measured, if a summary has it."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Study:
         return first
 
     def run(self, label: str) -> StudyRun:
-        """The run of that label."""
+        """The run with this label."""
         return next(run for run in self.runs if run.label == label)
 
     @cached_property
@@ -105,7 +105,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Entry:
-    """A results folder of a study, which of its models is meant, and what is said about it."""
+    """A results folder of a study, which of its models to use, and its labels."""
 
     folder: Path
     model: str | None = None
@@ -118,16 +118,16 @@ class Entry:
 
 
 def build(entries: Sequence[Entry], title: str = "") -> Study:
-    """Read the tables of every entry; an entry that names no model stands for all models of its folder."""
+    """Read the tables of every entry; an entry without a model means all models of its folder."""
     folders = {entry.folder: read_folder(entry.folder) for entry in entries}
     runs: list[StudyRun] = []
     parts: dict[str, list[pd.DataFrame]] = {}
     for entry in entries:
-        found = folders[entry.folder]
-        for model in found.models if entry.model is None else [entry.model]:
-            run, tables = _take(entry, found, model)
-            if run.label in {other.label for other in runs}:
-                raise TableError(f"two runs of the study are labelled {run.label!r}; give each a label of its own")
+        folder = folders[entry.folder]
+        for model in folder.models if entry.model is None else [entry.model]:
+            run, tables = _take(entry, folder, model)
+            if run.label in {earlier.label for earlier in runs}:
+                raise TableError(f"two runs of the study have the label {run.label!r}; give each run its own label")
             runs.append(run)
             for name, frame in tables.items():
                 parts.setdefault(name, []).append(frame)
@@ -135,11 +135,11 @@ def build(entries: Sequence[Entry], title: str = "") -> Study:
     return Study(tuple(runs), tables, title)
 
 
-def _take(entry: Entry, found: Folder, model: str) -> tuple[StudyRun, dict[str, pd.DataFrame]]:
+def _take(entry: Entry, folder: Folder, model: str) -> tuple[StudyRun, dict[str, pd.DataFrame]]:
     """One model's rows under the study's label and family."""
-    tables = {name: rows for name, frame in found.tables.items() if len(rows := frame[frame["model"] == model])}
+    tables = {name: rows for name, frame in folder.tables.items() if len(rows := frame[frame["model"] == model])}
     if not tables:
-        raise TableError(f"{found.path} has no model {model!r}; it has {', '.join(found.models)}")
+        raise TableError(f"{folder.path} has no model {model!r}; it has {', '.join(folder.models)}")
     label = entry.label or model
     family = entry.family if entry.family is not None else _only(tables, "family", "")
     layers = _marked_layers(tables)
@@ -151,10 +151,10 @@ def _take(entry: Entry, found: Folder, model: str) -> tuple[StudyRun, dict[str, 
         window=entry.window or _window(tables),
         nope_layers=layers["nope"] if entry.nope_layers is None else entry.nope_layers,
         sliding_layers=layers["sliding_window"],
-        source=str(found.path),
-        headline=merged_headline(found.summary.get(model)),
-        n_documents=_count(found.summary.get(model), "n_documents"),
-        n_tokens=_count(found.summary.get(model), "n_tokens"),
+        source=str(folder.path),
+        headline=merged_headline(folder.summary.get(model)),
+        n_documents=_count(folder.summary.get(model), "n_documents"),
+        n_tokens=_count(folder.summary.get(model), "n_tokens"),
     )
     named = {name: rows.assign(model=label, family=str(family)) for name, rows in tables.items()}
     return run, named

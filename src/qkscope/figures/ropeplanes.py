@@ -1,0 +1,85 @@
+"""The planes that RoPE turns: their variance, how firmly they are locked to position, their part of the bias."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.figures.figure import Figure
+from qkscope.figures.select import models, rows
+from qkscope.figures.style import K, Q, canvas, grid
+from qkscope.study.study import Study
+
+
+def prepare_spectrum(study: Study) -> pd.DataFrame:
+    """Every RoPE plane of every head of the first model whose rotation is known."""
+    table = rows(study, models(study), "planes", "theta", "bias_share")
+    first = table[table["model"] == table["model"].iloc[0]]
+    columns = [
+        "model",
+        "layer",
+        "head",
+        "plane",
+        "theta",
+        "cycles",
+        "var_share",
+        "lock_q",
+        "lock_k",
+        "bias_part",
+        "bias_share",
+    ]
+    return first[columns].reset_index(drop=True)
+
+
+def draw_spectrum(data: pd.DataFrame) -> Drawing:
+    """Means over heads by plane, above a map of heads × planes coloured by share of the bias."""
+    figure = canvas(7.4, 5.6)
+    above, below = figure.subplots(2, 1, height_ratios=[1, 1.25])
+    mean = data.groupby("plane")[["cycles", "var_share", "lock_q", "lock_k", "bias_share"]].mean()
+    x = mean.index.to_numpy()
+    above.bar(x, mean["bias_share"], color="#c98b2b", width=0.8, label="share of the bias")
+    above.plot(x, mean["var_share"], color="#5b7553", marker="s", markersize=3, label="share of the variance")
+    above.plot(x, mean["lock_q"], color=Q, marker="o", markersize=3, label="lock of queries")
+    above.plot(x, mean["lock_k"], color=K, marker="o", markersize=3, label="lock of keys")
+    above.set(ylim=(0, 1), ylabel="mean over heads", xlim=(-0.6, len(x) - 0.4))
+    turns = [int(i) for i in np.linspace(0, len(x) - 1, min(len(x), 9))]
+    above.set_xticks(turns, [f"{mean['cycles'].iloc[i]:.3g}" for i in turns])
+    above.set_xlabel("turns over the window, plane by plane")
+    figure.legend(loc="outside upper center", ncols=4)
+    grid(above)
+    table = data.pivot_table(index=["layer", "head"], columns="plane", values="bias_share")
+    image = below.imshow(table.to_numpy(float), aspect="auto", cmap="YlOrBr", vmin=0, interpolation="nearest")
+    layers = table.index.get_level_values("layer").to_numpy()
+    starts = np.flatnonzero(np.r_[True, layers[1:] != layers[:-1]])
+    step = max(1, len(starts) // 12)
+    below.set_yticks(starts[::step], [f"layer {layer}" for layer in layers[starts[::step]]])
+    below.set_xlabel("RoPE plane, from the fastest to the slowest")
+    below.set_title("share of each head's bias carried by each plane")
+    figure.colorbar(image, ax=below, fraction=0.03, pad=0.01).outline.set_visible(False)
+    return figure
+
+
+def say_spectrum(data: pd.DataFrame) -> list[str]:
+    """Which planes carry the bias, by their turns over the window."""
+    mean = data.groupby("plane")[["cycles", "bias_share", "lock_q", "lock_k"]].mean()
+    order = mean["bias_share"].sort_values(ascending=False)
+    half = order.index[: int((order.cumsum() < 0.5).sum()) + 1]
+    turns = mean.loc[half, "cycles"]
+    return [
+        f"{data['model'].iloc[0]}: {len(half)} of {len(mean)} planes carry half of the bias; they make "
+        f"{turns.min():.2g} to {turns.max():.2g} turns over the window.",
+        f"Phases are locked to position at {mean['lock_q'].mean():.2f} for queries and {mean['lock_k'].mean():.2f} for "
+        "keys, on average over planes (1: every vector is the same one, turned).",
+    ]
+
+
+SPECTRUM = Figure(
+    "rope/01_plane_spectrum",
+    "What each RoPE plane carries",
+    "Above, means over heads for each RoPE plane: its share of the pooled variance and of the recency bias, and how "
+    "firmly queries and keys are locked to its rotation. Below, each head's share of the bias by plane.",
+    prepare_spectrum,
+    draw_spectrum,
+    say_spectrum,
+)
