@@ -122,6 +122,12 @@ def test_mistakes_are_named_with_file_and_key(tmp_path, content, message):
         ({"batch": "2"}, "batch: Input should be a valid integer"),
         ({"pre_rope": "no"}, "pre_rope: Input should be a valid boolean"),
         ({"sampler": "loguniform"}, "sampler: Input should be 'uniform', 'log_uniform' or 'all'"),
+        ({"layers": [1.0]}, "layers"),
+        ({"heads": ["3"]}, "heads"),
+        ({"heads": [10_000]}, "heads"),
+        ({"save_vectors": 0}, "save_vectors: Input should be greater than 0"),
+        ({"save_vectors": 1.5}, "save_vectors: Input should be less than or equal to 1"),
+        ({"model": ""}, "model: String should have at least 1 character"),
         ({"vector_heads": -1}, "vector_heads: Input should be greater than or equal to 1"),
     ],
 )
@@ -146,3 +152,10 @@ def test_defaults_are_the_published_ones(tmp_path):
     assert (config.pca.n_components, config.pca.high, config.pca.low) == (10, 0.7, 0.3)
     assert (config.rotation.centering, config.rotation.pairing) == ("pooled", "independent")
     assert config.workers == "auto"
+
+
+def test_a_capture_takes_what_has_no_bound_as_it_is(tmp_path):
+    content = {"seed": 2**31, "skip_first": 2**31, "layers": [0, 3], "heads": "0,4-7", "save_vectors": 1}
+    options = load_capture_config(write(tmp_path, content))
+    assert {name: options[name] for name in content} == content
+    assert options["buckets"] == 16

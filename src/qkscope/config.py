@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from qkscope.errors import ConfigError
-from qkscope.options import Listed, listed
+from qkscope.options import Indices, Listed, Option, listed
 
 _Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
 Count = Annotated[int, Field(gt=0, lt=2**31, strict=True)]
@@ -147,19 +147,31 @@ def load_options(path: Path, name: str, *classes: type) -> dict[str, Any]:
 def _entry(one: Listed) -> tuple[Any, Any]:
     """An option as pydantic reads it: type and bounds, default."""
     about, kind = one.about, one.kind if one.about.written is None else one.about.written
-    default = ... if one.default is MISSING else one.default
+    return _checked(kind, about), ... if one.default is MISSING else one.default
+
+
+def _checked(kind: Any, about: Option) -> Any:
+    """A type with the bounds of an option."""
     if about.choices:
-        return Literal[about.choices], default
-    whole, optional = _whole(kind)
-    if whole:
-        number = Annotated[int, Field(ge=about.least, le=about.most or 2**31 - 1, strict=True)]
-        return (number | None if optional else number), default
-    return (Annotated[bool, Field(strict=True)] if kind is bool else kind), default
+        return Literal[about.choices]
+    if kind is Indices:
+        return list[_Index] | str | None
+    if kind is bool:
+        return Annotated[bool, Field(strict=True)]
+    checked = {
+        int: Annotated[int, Field(ge=about.least, le=_most(about), strict=True)],
+        float: Annotated[float, Field(gt=about.above, le=about.most)],
+        str: Annotated[str, Field(min_length=about.least)],
+    }
+    for plain, bounded in checked.items():
+        if kind in (plain, plain | None):
+            return bounded if kind is plain else bounded | None
+    return kind
 
 
-def _whole(kind: Any) -> tuple[bool, bool]:
-    """Whether a type is int, or int or None; and which."""
-    return kind in (int, int | None), kind == int | None
+def _most(about: Option) -> float | None:
+    """The largest value of a whole number: counts stay below 2³¹ unless they say otherwise."""
+    return 2**31 - 1 if about.most is None and about.least else about.most
 
 
 def load_study_config(path: Path) -> StudyConfig:

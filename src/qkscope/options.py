@@ -24,7 +24,10 @@ class Option:
     name: str = ""
     """Its name there, where it is not that of the field."""
     least: int | None = None
-    most: int | None = None
+    """Its smallest value, or the smallest number of characters."""
+    most: float | None = None
+    above: float | None = None
+    """What it has to exceed."""
     choices: tuple[str, ...] = ()
     """The only values it may have."""
     typed: Any = None
@@ -39,6 +42,10 @@ class Option:
     """Whether it is None where nothing is said, although the field is never None."""
     in_config: bool = True
     """Whether a YAML file may hold it."""
+
+
+class Indices:
+    """In a YAML file: a list of layers or heads, or text such as 0,4-7."""
 
 
 def option(default: Any = MISSING, help: str = "", **about: Any) -> Any:  # noqa: A002  the word is typer's too
@@ -79,11 +86,9 @@ def out_of_range(instance: object) -> str | None:
     """What is wrong with the first option that is smaller or larger than it may be; None if nothing is."""
     for one, about in _options(type(instance)):
         value = getattr(instance, one.name)
-        if value is None or isinstance(value, bool):
-            continue
-        if about.least is not None and value < about.least:
+        if about.least is not None and type(value) is int and value < about.least:
             return f"expected {one.name} of {about.least} or more, got {value}"
-        if about.choices and value not in about.choices:
+        if about.choices and value is not None and value not in about.choices:
             return f"unknown {one.name} {value!r}; there are {', '.join(about.choices)}"
     return None
 

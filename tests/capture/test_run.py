@@ -22,6 +22,7 @@ from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError
 from qkscope.files.dataset import Dataset
 from qkscope.files.runfolder import RunFolder
 from qkscope.heads import HeadId
+from qkscope.options import from_values
 from tests.capture.families import build, families
 from tests.files.hub_server import FakeHub
 
@@ -498,3 +499,8 @@ def test_planes_and_distance_curves_of_a_captured_run(ids, tmp_path):
     assert heads.loc[3, "distance_r2"].isna().all()
     assert heads.loc[[0, 1, 2], "position_share_of_score"].between(0, 1).all()
     pd.testing.assert_frame_equal(qkscope.distance(run), tables["distance"])
+
+
+def test_an_empty_share_is_none():
+    values = {"workers": None, "engine": "local", "ray_address": None, "shard": "", "keep_going": False, "resume": True}
+    assert from_values(ExecutionOptions, values).share is None

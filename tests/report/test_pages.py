@@ -1,11 +1,13 @@
 import html
 import json
+import os
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from qkscope.errors import TableError
 from qkscope.figures.write import SkippedFigure, write_figures
 from qkscope.report.explorer import explorer_html
 from qkscope.report.findings import FINDINGS
@@ -14,6 +16,7 @@ from qkscope.report.opening import opening
 from qkscope.report.page import as_json
 from qkscope.report.points import COMPLEMENT_AXES, WIDE, packed, rows_per_kind
 from qkscope.report.report import head_list, report_html
+from qkscope.report.write import GENERATOR, check_pages
 from qkscope.study.study import Entry, Study, StudyRun, build
 from tests.studies import make_points, published_shape, write_model
 
@@ -192,3 +195,18 @@ def test_figures_are_part_of_the_page(tmp_path):
     written, left_out = write_figures(study, tmp_path / "figures", workers=1)
     page = report_html(study, written, left_out)
     assert page.count("data:image/png;base64,") == len(written)
+
+
+def test_our_own_pages_may_be_replaced_and_no_others(tmp_path):
+    page = tmp_path / "explorer.html"
+    check_pages(page)
+    for ours in ("<title>x · qkscope explorer</title>", "<title>x · qkscope</title>", GENERATOR.decode()):
+        page.write_text(f"<!doctype html><head>{ours}</head>")
+        check_pages(page)
+    page.write_text("<!doctype html><title>Notes on qkscope</title>")
+    with pytest.raises(TableError, match="was not written by qkscope"):
+        check_pages(page)
+    page.unlink()
+    os.mkfifo(page)
+    with pytest.raises(TableError, match="is not a regular file"):
+        check_pages(page)

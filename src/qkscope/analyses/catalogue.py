@@ -7,6 +7,7 @@ from importlib import import_module
 
 from qkscope.analyses.analysis import Analysis, Column, Scalars, Table, with_ends
 from qkscope.analyses.pca import HEADS_TABLE
+from qkscope.errors import ConfigError
 
 _MODULES = (
     "pca",
@@ -38,6 +39,9 @@ def described(name: str) -> list[Column]:
 
 
 def named(names: Iterable[str]) -> list[Analysis]:
-    """The analyses with these names, in the order of the catalogue."""
-    wanted = set(names)
+    """The analyses with these names, in the order of the catalogue; a ``ConfigError`` names one that does not exist."""
+    wanted = list(names)
+    unknown = [name for name in wanted if name not in ANALYSES_BY_NAME]
+    if unknown:
+        raise ConfigError(f"unknown analysis {unknown[0]!r}; choose from {', '.join(ANALYSES_BY_NAME)}")
     return [analysis for analysis in ANALYSES if analysis.name in wanted]

@@ -63,7 +63,17 @@ def _joined(tables: list[Columns | pd.DataFrame]) -> Columns | pd.DataFrame:
     frames = [table for table in tables if isinstance(table, pd.DataFrame)]
     if frames:  # a table is one or the other
         return pd.concat(frames, ignore_index=True)
-    return {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
+    return {name: _concatenated([part[name] for part in columns]) for name in columns[0]}
+
+
+def _concatenated(arrays: list[np.ndarray]) -> np.ndarray:
+    """One column; vectors of heads with different dimensions become one object per row."""
+    if len({array.shape[1:] for array in arrays}) == 1:
+        return np.concatenate(arrays)
+    rows = [row for array in arrays for row in array]
+    column = np.empty(len(rows), dtype=object)
+    column[:] = rows
+    return column
 
 
 def _by_name(parts: Sequence[Mapping[str, _T]]) -> dict[str, list[_T]]:

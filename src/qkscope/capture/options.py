@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from qkscope.engine.place import HERE, Place
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.options import MOST_TOKENS, from_values, option, out_of_range, parse_indices
+from qkscope.options import MOST_TOKENS, Indices, from_values, option, out_of_range, parse_indices
 
 Sampler = Literal["uniform", "log_uniform", "all"]
 
@@ -38,7 +38,12 @@ class ModelOptions:
     """Which model, and how it is loaded."""
 
     model: str = option(
-        help="Hub id, local folder or GGUF file.", argument=True, typed=str | None, written=str | None, optional=True
+        help="Hub id, local folder or GGUF file.",
+        argument=True,
+        typed=str | None,
+        written=str | None,
+        optional=True,
+        least=1,
     )
     revision: str | None = option(None, "Branch, tag or commit of the model.")
     tokenizer: str | None = option(None, "Hub id or folder of the tokenizer, if it is not with the model.")
@@ -77,7 +82,7 @@ class VectorSampling:
 
     rate: float = option(
         1.0, "Also write a dataset with this share of the vectors (0 to 1).", name="save_vectors", typed=float | None,
-        written=float | None, optional=True,
+        written=float | None, optional=True, above=0, most=1,
     )  # fmt: skip
     sampler: Sampler = option(
         "uniform", "uniform, log_uniform (chance falls as 1/(position + 1)) or all, for --save-vectors.", typed=str,
@@ -112,12 +117,12 @@ class CaptureOptions:
     sample: int = option(2048, "Tokens whose vectors are kept, the same ones in every head.", least=1)
     seed: int = option(0, "Seed of the sample.")
     layers: tuple[int, ...] | None = option(
-        None, "Only these layers, such as 0,4-7.", typed=str | None, written=list[int] | str | None,
+        None, "Only these layers, such as 0,4-7.", typed=str | None, written=Indices,
         parse=parse_indices,
     )  # fmt: skip
     heads: tuple[int, ...] | None = option(
         None, "Only these query heads, such as 0,4-7, and the key heads they read.", typed=str | None,
-        written=list[int] | str | None, parse=parse_indices,
+        written=Indices, parse=parse_indices,
     )  # fmt: skip
     full_attention_only: bool = option(False, "Leave out layers with a sliding window.")
     pre_rope: bool = option(False, "Measure queries and keys before the rotation instead of after.")
@@ -193,7 +198,7 @@ class ExecutionOptions:
     )
     share: Share | None = option(
         None, "Do one job's share of the documents, such as 2/8; qkscope merge puts the shares together.",
-        name="shard", typed=str | None, parse=Share.parse, in_config=False,
+        name="shard", typed=str | None, parse=lambda text: Share.parse(text) if text else None, in_config=False,
     )  # fmt: skip
     keep_going: bool = option(
         False, "Leave out documents that do not fit into memory, rather than stop.", in_config=False

@@ -45,7 +45,8 @@ def _parameter(one: Listed) -> inspect.Parameter:
     elif kind is bool:
         info = typer.Option(f"{spelt}/--no-{spelt[2:]}" if one.default else spelt, help=about.help)
     else:
-        info = typer.Option(spelt, help=about.help, min=about.least, max=about.most)
+        bounds: dict[str, Any] = {"min": about.least, "max": about.most} if kind in (int, int | None) else {}
+        info = typer.Option(spelt, help=about.help, **bounds)
     kind_of, required = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     default = required if one.default is MISSING else one.default
     return inspect.Parameter(one.name, kind_of, default=default, annotation=Annotated[kind, info])

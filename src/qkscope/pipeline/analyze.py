@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from qkscope.analyses.analysis import Analysis
-from qkscope.analyses.catalogue import ANALYSES, ANALYSES_BY_NAME, named
+from qkscope.analyses.catalogue import ANALYSES_BY_NAME, named
 from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.planevectors import PLANE_ROWS
 from qkscope.analyses.scalars import with_empty_scalars, with_scalars
@@ -134,9 +134,6 @@ def _chance(run: Run, heads: list[HeadId]) -> float | None:
 
 
 def analysis_names(chosen: str | None) -> list[str]:
-    """The analyses of a comma-separated list, in the order of the catalogue; None: all."""
+    """The analyses of a comma-separated list, in the order of the catalogue; all of them where there is none."""
     names = list(ANALYSES_BY_NAME) if chosen is None else [name.strip() for name in chosen.split(",")]
-    unknown = [name for name in names if name not in ANALYSES_BY_NAME]
-    if unknown:
-        raise ConfigError(f"unknown analysis {unknown[0]!r}; choose from {', '.join(ANALYSES_BY_NAME)}")
-    return [analysis.name for analysis in ANALYSES if analysis.name in names]
+    return [analysis.name for analysis in named(names)]

@@ -59,7 +59,7 @@ def _reading(task: Task, analyses: tuple[Analysis, ...]) -> Reading:
     job = task.job
     return replace(
         job.run.reading,
-        paired="rotation" in task.names and job.rotation.pairing == "token",
+        paired=job.rotation.pairing == "token" and any(analysis.axes for analysis in analyses),
         sample=PLANE_ROWS if job.points is None else max(PLANE_ROWS, job.points.rows),
         buckets=(job.buckets or N_BUCKETS) if any(analysis.buckets for analysis in analyses) else 0,
         rotary=any(analysis.rotary for analysis in analyses),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,17 +23,26 @@ from qkscope.study.study import Study
 REPORT, EXPLORER, FIGURES, TABLES_FOLDER = "report.html", "explorer.html", "figures", "tables"
 RUNS, TRACKS = "runs.csv", "tracks.csv"
 GENERATOR = b'<meta name="generator" content="qkscope">'
-"""Marks pages that were written by qkscope."""
+"""In the head of every page that qkscope writes."""
+TITLE_END = re.compile("· qkscope( explorer)?</title>".encode())
 OnFigures = Callable[[int, int], None]
 
 
 def check_pages(*pages: Path) -> None:
     """Raise early if a page would replace a file that was not written by qkscope."""
     for page in pages:
-        if page.is_dir():
-            raise TableError(f"{page} is a folder; move it away or choose another --output")
-        if page.exists() and GENERATOR not in page.read_bytes()[:4096]:
+        if page.exists() and not page.is_file():
+            what = "a folder" if page.is_dir() else "not a regular file"
+            raise TableError(f"{page} is {what}; move it away or choose another --output")
+        if page.exists() and not _is_ours(page):
             raise TableError(f"{page} was not written by qkscope; move it away or choose another --output")
+
+
+def _is_ours(page: Path) -> bool:
+    """Whether the head of a page says that qkscope wrote it; pages of version 0.1.0 say it in their title."""
+    with page.open("rb") as file:
+        head = file.read(4096)
+    return GENERATOR in head or TITLE_END.search(head) is not None
 
 
 def write_report(

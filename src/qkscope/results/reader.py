@@ -17,7 +17,7 @@ from qkscope.errors import TableError
 from qkscope.files.readers import UNREADABLE, read_frame, read_text
 from qkscope.results.axes import read_axes
 from qkscope.results.points import read_points
-from qkscope.results.schema import KEYS, TABLES, TEXTS
+from qkscope.results.schema import KEYS, TABLES
 from qkscope.results.summary import SUMMARY
 
 VECTOR_FILES = ("points", "axes")
@@ -26,6 +26,9 @@ INDICES = tuple(
     dict.fromkeys(column.name for table in DECLARED_TABLES for column in TABLES[table] if column.unit == "index")
 )
 """Columns with indices that start at 0."""
+TEXT_COLUMNS = frozenset(
+    ["kind", *(column.name for table in DECLARED_TABLES for column in TABLES[table] if column.dtype == "text")]
+)
 TRUTHS = frozenset(column.name for table in DECLARED_TABLES for column in TABLES[table] if column.unit == "true/false")
 _NUMBERS = {True: 1.0, False: 0.0, "True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
 """Booleans of parquet and csv files as numbers; anything else is NaN."""
@@ -117,7 +120,7 @@ def _typed(frame: pd.DataFrame, file: Path, path: Path) -> pd.DataFrame:
                 raise TableError(f"{file}: column {column} must contain integers ({error})") from None
     columns = {}
     for column in frame.columns:
-        if column in TEXTS or column == "kind" or column in INDICES:
+        if column in TEXT_COLUMNS or column in INDICES:
             columns[column] = frame[column]
             continue
         if column in TRUTHS:

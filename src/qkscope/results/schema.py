@@ -6,10 +6,14 @@ from qkscope.analyses.analysis import Column
 from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS, described
 from qkscope.analyses.pca import HEADS_TABLE
 
-MODEL = (
-    Column("model", "", "label of the model or checkpoint", "7", dtype="text"),
-    Column("family", "", "label of the model family", "7", dtype="text"),
-)
+
+def _labels(section: str) -> tuple[Column, Column]:
+    return (
+        Column("model", "", "label of the model or checkpoint", section, dtype="text"),
+        Column("family", "", "label of the model family", section, dtype="text"),
+    )
+
+
 STATISTICS = {
     "mean": "mean of {} over heads",
     "median": "median of {} over heads",
@@ -28,7 +32,7 @@ def _summed_up() -> dict[str, tuple[str, ...]]:
 SUMMED_UP = _summed_up()
 DERIVED: dict[str, list[Column]] = {
     "plasticity_links": [
-        *MODEL,
+        *_labels("5"),
         Column(
             "link", "",
             "class: mean ap_overall of a class of heads; rank: Spearman's ρ of ap_overall with a column", "5",
@@ -41,7 +45,7 @@ DERIVED: dict[str, list[Column]] = {
         Column("value_high", "as value", "upper end of it", "5"),
     ],
     "runs": [
-        *MODEL,
+        *_labels("7"),
         Column("phase", "", "part of training, where a study says so", "7", dtype="text"),
         Column("step", "steps", "training step, where a study says so", "7"),
         Column("window", "tokens", "context length", "7", dtype="Int64"),

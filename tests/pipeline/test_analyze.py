@@ -1,0 +1,48 @@
+"""Jobs, tasks and outcomes: what no command line reaches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from qkscope.analyses.options import RotationOptions
+from qkscope.core.planted import plant
+from qkscope.engine import HERE
+from qkscope.errors import ConfigError
+from qkscope.files.dataset import write_dataset
+from qkscope.heads import HeadId
+from qkscope.pipeline.analyze import analysis_names, analyze, write_results
+from qkscope.pipeline.job import Job
+from qkscope.results.axes import read_axes
+from qkscope.runs.run import open_run
+from tests.helpers import small_dataset
+
+
+def test_an_analysis_that_does_not_exist_is_named(tmp_path):
+    run = open_run(small_dataset(tmp_path / "data", layers=1))
+    with pytest.raises(ConfigError, match="unknown analysis 'nonsense'; choose from pca, rotation"):
+        analyze([Job(run)], ["nonsense"], place=HERE)
+    assert analysis_names("planes, pca") == ["pca", "planes"]
+
+
+def test_heads_of_different_dimensions_stand_in_one_table(tmp_path):
+    heads = []
+    for number, d in enumerate((6, 10)):
+        planted = plant(d, n=300, documents=8, window=512, seed=number)
+        heads += [(HeadId(0, number, "q"), planted.q), (HeadId(0, number, "k"), planted.k)]
+    run = open_run(write_dataset(tmp_path / "data", heads, q_per_kv=1))
+    outcomes = analyze([Job(run)], place=HERE)
+    write_results(tmp_path / "out", outcomes, wall_seconds=0.0)
+    axes = read_axes(tmp_path / "out")
+    assert axes is not None
+    assert axes.groupby("head")["axis"].first().map(len).tolist() == [6, 10]
+    assert pd.read_csv(tmp_path / "out" / "rotated.csv")["head"].tolist() == [0, 1]
+
+
+def test_planes_alone_can_be_paired_by_token(tmp_path):
+    run = open_run(small_dataset(tmp_path / "data", layers=1))
+    job = Job(run, rotation=RotationOptions(pairing="token"))
+    (outcome,) = analyze([job], ["planes"], place=HERE)
+    assert not outcome.failures
+    assert np.isfinite(outcome.tables.frames["planes"]["var_share"]).all()
