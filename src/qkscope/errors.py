@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from os import PathLike
 
 from qkscope.heads import HeadId
 
@@ -38,7 +38,7 @@ class HeadError(QkscopeError):
     'l05h13q: the file has no rows [data/l05h13q/data.parquet]'
     """
 
-    def __init__(self, head: HeadId, reason: str, file: str | Path | None = None) -> None:
+    def __init__(self, head: HeadId, reason: str, file: str | PathLike[str] | None = None) -> None:
         self.head, self.reason, self.file = head, reason, None if file is None else str(file)
         super().__init__(f"{head}: {reason}" + (f" [{self.file}]" if self.file else ""))
 
