@@ -29,7 +29,7 @@ def main(times: int, model: str, texts: str, place: str) -> int:
         if sorted(codes) == [0, 2]:
             winner, loser = processes[codes.index(0)], said[codes.index(2)].read_text()
             holder = rf"process {winner} on \S+, since [-\d]+ [:\d]+ UTC"
-            words = rf"error: {re.escape(str(target))} is held by {holder}; wait for it, or choose another folder\n"
+            words = rf"error: {re.escape(str(target))} is in use by {holder}; wait until it ends, or choose another folder\n"
             told += re.fullmatch(words, loser) is not None
         good += all_bytes(target) == expected
         shutil.rmtree(target)
