@@ -29,8 +29,8 @@ def main(times: int, model: str, texts: str, place: str) -> int:
         if sorted(codes) == [0, 2]:
             winner, loser = processes[codes.index(0)], said[codes.index(2)].read_text()
             holder = rf"process {winner} on \S+, since [-\d]+ [:\d]+ UTC"
-            folder, advice = re.escape(str(target)), "wait until it ends, or choose another folder"
-            words = rf"error: {folder} is in use by {holder}; {advice}\n"
+            place_name, advice = re.escape(str(target)), "wait until it ends, or choose another folder"
+            words = rf"error: {place_name} is in use by {holder}; {advice}\n"
             told += re.fullmatch(words, loser) is not None
         good += all_bytes(target) == expected
         shutil.rmtree(target)
