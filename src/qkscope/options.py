@@ -88,6 +88,8 @@ def out_of_range(instance: object) -> str | None:
         value = getattr(instance, one.name)
         if about.least is not None and type(value) is int and value < about.least:
             return f"expected {one.name} of {about.least} or more, got {value}"
+        if about.most is not None and type(value) is int and value > about.most:
+            return f"expected {one.name} of {about.most} or less, got {value}"
         if about.choices and value is not None and value not in about.choices:
             return f"unknown {one.name} {value!r}; there are {', '.join(about.choices)}"
     return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def demo_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for runs, tables and report.")] = Path("demo"),
-    fast: Annotated[bool, typer.Option("--fast", help="Three checkpoints on fewer texts, in under a minute.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Three checkpoints on fewer texts, in about a minute.")] = False,
     planted: Annotated[
         bool, typer.Option("--planted", help="48 heads of known truth instead of a model; needs no torch.")
     ] = False,
