@@ -6,58 +6,107 @@ python -m benchmarks.coverage --heads 400
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
-from tests.helpers import head_data, heads_of, one_head, tables_of, with_intervals
+from tests.helpers import head_data, one_head, tables_of, with_intervals
 
-from qkscope.analyses.causal import bias_causal
+from qkscope.analyses.catalogue import named
+from qkscope.analyses.causal import CausalBias, causal_bias
 from qkscope.analyses.components import components, head_variance
-from qkscope.analyses.distance import distance_curve, score_pairs
+from qkscope.analyses.distancecurve import distance_curve, score_pairs
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.keypairs import key_pairs
-from qkscope.analyses.meanfield import mean_field
+from qkscope.analyses.meanfield import MeanField
+from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.pairplasticity import along, plasticity_over_window, reversible, spread_along
 from qkscope.analyses.pca import HEADS_TABLE, QK_TABLE
 from qkscope.analyses.plasticity import AP
+from qkscope.analyses.recency import distances, recency
 from qkscope.analyses.rotation import ROTATED_TABLE
 from qkscope.analyses.rotationmodel import linearity_r2, rotation_model
+from qkscope.analyses.tabulate import batch_of, tabulate
 from qkscope.analyses.uncertainty import Scale, jackknife, usable_groups
 from qkscope.core.headdata import HeadData
-from qkscope.core.headmoments import N_BUCKETS, BucketMeans, HeadMoments, bucket_moments, bucket_width, group_moments
+from qkscope.core.headmoments import (
+    N_BUCKETS,
+    BucketMeans,
+    HeadMoments,
+    bucket_moments,
+    bucket_width,
+    group_moments,
+    undone_sums,
+)
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Law, PlantedHead, Ring, plant
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.engine import Place, for_each
+from qkscope.extras.family import CHECKPOINTS, texts, tokenizer
+from qkscope.files.dataset import Dataset
+from qkscope.heads import HeadId
+from qkscope.results.summary import headline
 
 WINDOW = 2048
 WIDTH = bucket_width(WINDOW)
 OF_COMPONENTS = with_intervals(QK_TABLE)
 OF_HEADS = with_intervals(HEADS_TABLE, "lda_accuracy")
-OF_ROTATION = with_intervals(ROTATED_TABLE, "bias_causal")
-DRIFTS = {"strong": 1.0, "moderate": 0.5, "weak": 0.1}
+FROM_VECTORS = ("bias_causal", "bias_causal_window", "bias_causal_by_query")
+OF_ROTATION = with_intervals(ROTATED_TABLE, *FROM_VECTORS)
+PRODUCTS = [
+    c for table in (HEADS_TABLE, ROTATED_TABLE) for c in table.columns if c.per_token and c.name not in FROM_VECTORS
+]
+DRIFTS = {"no drift": 0.0, "slight": 0.15, "moderate": 0.6, "clear": 1.2, "strong": 18.0}
 
 
-def coverage(n_heads: int, strength: float) -> tuple[dict[str, float], tuple[float, float]]:
-    """Share of heads whose interval holds the population value; and mean r_q_a, r_k_a."""
+@dataclass(frozen=True)
+class Coverage:
+    """How often intervals hold the truth at one level of drift."""
+
+    held: dict[str, float]
+    """By column, over all heads."""
+    unflagged: dict[str, float]
+    """The same over heads whose row does not carry ``weak_axis``; NaN if there are none."""
+    weak: float
+    """Share of heads with that flag."""
+    r: tuple[float, float]
+    """Mean r_q_a and r_k_a of the truth."""
+
+
+def coverage(n_heads: int, strength: float, *, vectors: bool = True) -> Coverage:
+    """Share of heads whose interval holds the population value; without ``vectors`` the flags know no null."""
     heads = planted(n_heads, strength)
     q, k = Moments.stack(h.truth.q for h in heads), Moments.stack(h.truth.k for h in heads)
     pcs, model = components(q, k), rotation_model(q, k)
     truths = {name: getattr(pcs, name)[:, 0] for name in OF_COMPONENTS}
-    truths |= {name: getattr(head_variance(q, k, pcs), name) for name in OF_HEADS}
-    truths |= {name: getattr(model, name) for name in OF_ROTATION if name != "linearity_r2"}
+    truths |= {name: getattr(head_variance(q, k, pcs), name) for name in OF_HEADS if name != "amplification_window"}
+    truths |= {name: getattr(model, name) for name in OF_ROTATION if name != "linearity_r2" and name in dir(model)}
+    truths |= {column.name: WINDOW * truths[column.per_token] for column in PRODUCTS}
     truths["linearity_r2"] = linearity_r2(_bucket_truth(heads), model.a)
-    tables = tables_of(heads_of(*heads, window=WINDOW), "pca", "rotation")
+    data = [
+        head_data(one_head(h.q, h.k, WINDOW), number, vectors=Pair(h.q, h.k) if vectors else None)
+        for number, h in enumerate(heads)
+    ]
+    tables = tables_of(data, "pca", "rotation")
+    weak = tables["rotated"]["flags"].str.contains("weak_axis").to_numpy()
+    held, unflagged = {}, {}
     frames = (tables["qk"].query("pc == 0"), tables["heads"], tables["rotated"])
-    held = {}
     for frame, names in zip(frames, (OF_COMPONENTS, OF_HEADS, OF_ROTATION), strict=True):
-        held |= {name: _held(frame[f"{name}_low"], truths[name], frame[f"{name}_high"]) for name in names}
-    return held, (float(np.mean(model.r_q_a)), float(np.mean(model.r_k_a)))
+        for name in names:
+            inside = (frame[f"{name}_low"].to_numpy() <= truths[name]) & (
+                truths[name] <= frame[f"{name}_high"].to_numpy()
+            )
+            held[name] = float(inside.mean())
+            unflagged[name] = float(inside[~weak].mean()) if not weak.all() else float("nan")
+    return Coverage(held, unflagged, float(weak.mean()), (float(np.mean(model.r_q_a)), float(np.mean(model.r_k_a))))
 
 
 def coverage_of_scores(n_heads: int, workers: int = 2) -> dict[str, float]:
-    """The same, at strong drift, for columns that come from vectors: the causal bias, plasticity, the Q/K line."""
+    """The same, at clear drift, for columns that come from vectors: the causal bias, plasticity, the Q/K line."""
     chunks = [range(first, min(first + 20, n_heads)) for first in range(0, n_heads, 20)]
     ranges: dict[str, list[tuple[float, float, float]]] = {}
     for _, found in for_each(_ranges, chunks, Place(workers)):
@@ -69,24 +118,29 @@ def coverage_of_scores(n_heads: int, workers: int = 2) -> dict[str, float]:
 def _ranges(seeds: range) -> dict[str, list[tuple[float, float, float]]]:
     """(low, truth, high) of every column, head by head."""
     ranges: dict[str, list[tuple[float, float, float]]] = {}
-    for head in planted(seeds.stop, 1.0, seeds.start):
+    for head in planted(seeds.stop, DRIFTS["clear"], seeds.start):
         pair, moments = Pair(head.q, head.k), one_head(head.q, head.k, WINDOW)
         axes = components(head.truth.q, head.truth.k, 2).axes
         line = lda_accuracy(group_moments(head.q), group_moments(head.k), pair, axes)
+        causal, truth = causal_bias(pair), _causal_truth(head)
         found = {
-            "bias_causal": (_interval(moments, bias_causal(pair), Scale.LINEAR), _causal_truth(head)),
-            "lda_accuracy": (_interval(moments, line, Scale.PROPORTION), _line_truth(head, axes)),
+            "bias_causal": (_interval(moments, causal.pooled, Scale.LINEAR), truth.pooled[0]),
+            "bias_causal_by_query": (_interval(moments, causal.by_query, Scale.LINEAR), truth.by_query[0]),
+            "lda_accuracy": (_interval(moments, np.append(*line), Scale.PROPORTION), _line_truth(head, axes)),
         }
         row = tables_of(head_data(moments, vectors=pair), "plasticity")["plasticity"].iloc[0]
         found |= {name: ((row[f"{name}_low"], row[f"{name}_high"]), value) for name, value in _ap_truth(head).items()}
         for name, ((low, high), value) in found.items():
             ranges.setdefault(name, []).append((low, value, high))
-    return ranges | {"position_share_of_score": [_share_range(seed) for seed in seeds]}
+    for seed in seeds:
+        for name, found_range in _field_ranges(seed).items():
+            ranges.setdefault(name, []).append(found_range)
+    return ranges
 
 
-def _interval(moments: HeadMoments, found: tuple[float, np.ndarray], scale: Scale) -> tuple[float, float]:
-    """The interval of a value, from what it is with each document group left out."""
-    interval = jackknife(np.array([found[0]]), found[1][None], usable_groups(moments)[None], scale)
+def _interval(moments: HeadMoments, found: np.ndarray, scale: Scale) -> tuple[float, float]:
+    """The interval of a value, which is followed by what it is with each document group left out."""
+    interval = jackknife(found[:1], found[None, 1:], usable_groups(moments)[None], scale)
     return float(interval.low[0]), float(interval.high[0])
 
 
@@ -131,9 +185,13 @@ def _bucket_truth(heads: list[PlantedHead]) -> BucketMeans:
     return BucketMeans.stack([BucketMeans(m.n, m.mean_x, m.mean_t) for m in parts])
 
 
-def _causal_truth(head: PlantedHead) -> float:
+def _causal_truth(head: PlantedHead) -> CausalBias:
     """Noise and document effects of queries and keys are independent, so the slope is that of the means."""
-    return bias_causal(Pair(_everywhere(head.truth.law_q), _everywhere(head.truth.law_k)))[0]
+    rng, means = np.random.default_rng(6), []
+    for law in (head.truth.law_q, head.truth.law_k):
+        drawn = law.draw(128 * 200, 200, rng)
+        means.append(Rows(law.mean_at(drawn.position.astype(float)), drawn.position, drawn.example_id))
+    return causal_bias(Pair(*means))
 
 
 def _ap_truth(head: PlantedHead) -> dict[str, float]:
@@ -161,35 +219,129 @@ def _line_truth(head: PlantedHead, axes: np.ndarray) -> float:
 
 
 ROPE = Rope(np.array([1.0, 0.2, 0.03, 0.002]))
+EFFECT = 0.4
+"""Standard deviation of document effects."""
 
 
-def _share_range(seed: int) -> tuple[float, float, float]:
-    """The interval of position_share_of_score of a mean-field head with document effects, and the share itself."""
+FIELD_COLUMNS = ("position_share_of_score", "decay_measured", "content_offset", "position_share_q", "position_share_k",
+                 "position_share", "decay", "decay_r2", "curve_range")  # fmt: skip
+
+
+def _field_ranges(seed: int) -> dict[str, tuple[float, float, float]]:
+    """(low, truth, high) of what follows from undone means, for a mean-field head with document effects."""
     rng = np.random.default_rng(seed)
     means = rng.standard_normal((2, 8))
+    row = {}
+    for name, frame in tables_of(_field_head(means, 32, rng), "position", "distance").items():
+        if name in ("position", "distance"):
+            row |= frame.iloc[0].to_dict()
+    truth = _field_truth(means, rng)
+    return {name: (row[f"{name}_low"], truth[name], row[f"{name}_high"]) for name in FIELD_COLUMNS}
 
-    def rows(documents: int) -> Pair:
-        position = np.concatenate([np.sort(rng.choice(WINDOW, 40, replace=False)) for _ in range(documents)])
-        document = np.repeat(np.arange(documents), 40)
-        parts = []
-        for mean in means:
-            x = mean + rng.standard_normal((len(document), 8)) + 0.4 * rng.standard_normal((documents, 8))[document]
-            z = ROPE.planes_of(x) * np.exp(1j * position[:, None] * ROPE.frequencies)
-            parts.append(Rows(np.concatenate([z.real, z.imag], -1), position, document))
-        return Pair(*parts)
 
-    def head(pair: Pair) -> HeadData:
-        unrotated = (ROPE.unrotated(part.x, part.position).mean(0) for part in (pair.q, pair.k))
-        moments = replace(one_head(pair.q, pair.k, WINDOW), scaling=np.asarray(1.0))
-        return head_data(moments, vectors=pair, rotary=HeadRotary(ROPE, *unrotated))
+def _field_head(means: np.ndarray, documents: int, rng: np.random.Generator, noise: float = 1.0) -> HeadData:
+    position = np.concatenate([np.sort(rng.choice(WINDOW, 40, replace=False)) for _ in range(documents)])
+    document, parts = np.repeat(np.arange(documents), 40), []
+    for mean in means:
+        effect = EFFECT * rng.standard_normal((documents, 8))[document]
+        x = mean + noise * (rng.standard_normal((len(document), 8)) + effect)
+        z = ROPE.planes_of(x) * np.exp(1j * position[:, None] * ROPE.frequencies)
+        parts.append(Rows(np.concatenate([z.real, z.imag], -1), position, document))
+    moments = replace(one_head(*parts, WINDOW), scaling=np.asarray(1.0))
+    rotary = HeadRotary(ROPE, *(undone_sums(rows, ROPE) for rows in parts))
+    return head_data(moments, vectors=Pair(*parts), rotary=rotary)
 
-    row = tables_of(head(rows(32)), "distance")["distance"].iloc[0]
-    many = head(rows(800))
+
+def _field_truth(means: np.ndarray, rng: np.random.Generator) -> dict[str, float]:
+    """The shares and the curve from the planted means; what pairs are needed for, from very many documents."""
+    many = _field_head(means, 400, rng)
     assert many.vectors is not None
     assert many.rotary is not None
-    field = mean_field(many.rotary, many.moments.total_q, many.moments.total_k, 1.0)
-    truth = distance_curve(score_pairs(many.vectors, 1.0), field, WINDOW).position_share_of_score
-    return row["position_share_of_score_low"], truth, row["position_share_of_score_high"]
+    undone = ROPE.planes_of(means)
+    field = MeanField(ROPE, np.tile(undone[0] * undone[1].conj(), (9, 1)), np.zeros(9), 1.0)
+    at = distances(WINDOW // 2)
+    curve = recency(field.curves(at)[:1], at)
+    pairs = distance_curve(score_pairs(many.vectors, 1.0, WINDOW), field, WINDOW, WINDOW // 2)
+    plain = np.exp(1j * np.arange(WINDOW)[:, None] * ROPE.frequencies).mean(0) * undone
+    moved = (np.abs(undone) ** 2).sum(-1) - (np.abs(plain) ** 2).sum(-1)
+    content = 8 * (1 + EFFECT**2)
+    still = _field_head(means, 200, rng, noise=0.0).vectors
+    assert still is not None
+    without_noise = distance_curve(score_pairs(still, 1.0, WINDOW), field, WINDOW, WINDOW // 2)
+    return {
+        "position_share_of_score": float(pairs.position_share_of_score[0]),
+        "decay_measured": float(without_noise.decay_measured[0]),
+        "content_offset": 0.0,
+        "position_share_q": float(moved[0] / (moved[0] + content)),
+        "position_share_k": float(moved[1] / (moved[1] + content)),
+        "position_share": float(moved.sum() / (moved.sum() + 2 * content)),
+        **{name: float(value[0]) for name, value in vars(curve).items()},
+    }
+
+
+# ---- means over heads ---------------------------------------------------------------------------
+
+SUBSETS, DOCUMENTS = 300, 8
+_Vectors = dict[HeadId, Rows]
+
+
+def coverage_of_means(subsets: int = SUBSETS, workers: int = 2) -> dict[str, float]:
+    """How often the interval of a mean over heads, from 8 of 32 documents, holds the mean from all 32.
+
+    The heads are those of the last bundled checkpoint, on all bundled texts at a window of 1,024.
+    """
+    with TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        texts_of_all = [argument for path in sorted(texts().iterdir()) for argument in ("--texts", str(path))]
+        command = ["capture", str(CHECKPOINTS[-1].folder), "--tokenizer", str(tokenizer()), *texts_of_all]
+        command += ["--window", "1024", "--dtype", "float32", "--save-vectors", "0.5", "-o", str(run), "--quiet"]
+        subprocess.run([sys.executable, "-m", "qkscope", *command], check=True)
+        chunks = [range(first, min(first + 10, subsets)) for first in range(0, subsets, 10)]
+        tasks = [(str(run / "vectors"), chunk) for chunk in chunks]
+        inside: dict[str, list[bool]] = {}
+        for _, found in for_each(_subset_means, tasks, Place(workers)):
+            for name, hits in found.items():
+                inside.setdefault(name, []).extend(hits)
+    return {name: float(np.mean(hits)) for name, hits in inside.items()}
+
+
+def _subset_means(task: tuple[str, range]) -> dict[str, list[bool]]:
+    dataset = Dataset.open(Path(task[0]))
+    heads = {head: dataset.read(head).ordered().as_double() for head in dataset.heads}
+    whole = _means_of(dataset, heads, np.arange(32))
+    inside: dict[str, list[bool]] = {}
+    for seed in task[1]:
+        chosen = np.random.default_rng(seed).choice(32, DOCUMENTS, replace=False)
+        for name, mean in _means_of(dataset, heads, chosen).items():
+            if "low" in mean:
+                inside.setdefault(name, []).append(mean["low"] <= whole[name]["mean"] <= mean["high"])
+    return inside
+
+
+def _means_of(dataset: Dataset, heads: _Vectors, chosen: np.ndarray) -> dict[str, dict[str, float]]:
+    """The means of summary.json from these documents, renumbered so that each is a document group."""
+    number = np.full(32, -1)
+    number[np.sort(chosen)] = np.arange(len(chosen))
+
+    def part(head: HeadId) -> Rows:
+        rows = heads[head]
+        kept = np.flatnonzero(number[rows.example_id] >= 0)
+        return Rows(rows.x[kept], rows.position[kept], number[rows.example_id[kept]])
+
+    keys = {head: part(head) for head in heads if head.kind == "k"}
+    data = []
+    for head in dataset.query_heads:
+        key = dataset.key_head(head)
+        q, k, rope = part(head), keys[key], dataset.rotary.of(head.layer, heads[head].d)
+        assert rope is not None
+        rotary = HeadRotary(rope, undone_sums(q, rope), undone_sums(k, rope))
+        data.append(HeadData(head, key, one_head(q, k, 1024), rotary=rotary))
+    analyses = named(["pca", "rotation", "position"])
+    tables = tabulate(batch_of("m", "f", data, analyses, AnalysisOptions()), analyses)[0]
+    means: dict[str, dict[str, float]] = {}
+    for analysis in analyses:
+        means |= headline(tables, analysis.tables, len(chosen))
+    return means
 
 
 def main() -> None:
@@ -197,13 +349,20 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=400)
     n_heads = parser.parse_args().heads
     results = {name: coverage(n_heads, strength) for name, strength in DRIFTS.items()}
-    titles = [f"{name} drift (r_q_a {r[0]:.2f}, r_k_a {r[1]:.2f})" for name, (_, r) in results.items()]
+    titles = [
+        f"{name} (r_q_a {found.r[0]:.2f}, r_k_a {found.r[1]:.2f}; weak_axis {found.weak:.0%})"
+        for name, found in results.items()
+    ]
     print("| column | " + " | ".join(titles) + " |")
     print("|---|" + "---|" * len(results))
-    for column in next(iter(results.values()))[0]:
-        print(f"| `{column}` | " + " | ".join(f"{held[column]:.1%}" for held, _ in results.values()) + " |")
-    print("\n| column | strong drift |\n|---|---|")
+    for column in next(iter(results.values())).held:
+        cells = [f"{found.held[column]:.1%} / {found.unflagged[column]:.1%}" for found in results.values()]
+        print(f"| `{column}` | " + " | ".join(cells) + " |", flush=True)
+    print("\n| column | clear drift |\n|---|---|")
     for column, held in coverage_of_scores(n_heads).items():
+        print(f"| `{column}` | {held:.1%} |")
+    print(f"\n| mean over heads | {SUBSETS} subsets of 8 of 32 documents |\n|---|---|")
+    for column, held in coverage_of_means().items():
         print(f"| `{column}` | {held:.1%} |")
 
 

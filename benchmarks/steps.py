@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 import qkscope
 from benchmarks.dataset import BOTH, Q_PER_KV, make_dataset
-from qkscope.analyses.causal import bias_causal
+from qkscope.analyses.causal import causal_bias
 from qkscope.analyses.complement import circles
 from qkscope.analyses.components import components
 from qkscope.analyses.heldout import lda_accuracy
@@ -75,7 +75,7 @@ def measure(folder: Path) -> dict[str, float]:
         "components": milliseconds(lambda: components(q, k, whole_basis=False)),
         "axes a and b": milliseconds(lambda: rotation_model(q, k, whole_basis=False)),
         "coordinates on two components, a and b": milliseconds(lambda: Coordinates.of(vectors, axes)),
-        "`bias_causal`": of_group(bias_causal),
+        "`bias_causal`": of_group(causal_bias),
         "ω": milliseconds(lambda: circles([on.some(slice(2, 4))] * 2, vectors, window)) / 2,
         "`lda_accuracy`": of_group(
             lambda pair: lda_accuracy(one.moments.q, one.moments.k, pair, pcs.axes[:2], on.some(slice(2)))

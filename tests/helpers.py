@@ -65,7 +65,7 @@ def tables_of(
 
 def with_intervals(table: Table, *but: str) -> list[str]:
     """Columns that have intervals of their own."""
-    return [column.name for column in table.columns if column.in_summary and column.name not in but]
+    return [column.name for column in table.columns if column.scale is not None and column.name not in but]
 
 
 def small_dataset(

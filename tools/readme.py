@@ -10,7 +10,7 @@ from benchmarks import growth, results
 
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, TextOptions, VectorSampling
 from qkscope.options import Listed, listed
-from qkscope.results.schema import STATISTICS, SUMMED_UP, TABLES
+from qkscope.results.schema import ABOUT, STATISTICS, SUMMED_UP, TABLES
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/capture.md", "docs/columns.md", "docs/speed.md")
@@ -30,7 +30,8 @@ def _table(name: str) -> list[str]:
         ends, what = ("_se", "_low", "_high"), "standard error, 95% interval"
         of = [x for one in TABLES[name] if f"{(x := one.name.removesuffix('_se'))}_low" in names and x != one.name]
     shared = {f"{x}{end}" for x in of for end in ends}
-    lines = [f"## `{name}.csv`, `{name}.parquet`", "", "| column | unit | meaning |", "|---|---|---|"]
+    about = f"{ABOUT[name][0].upper()}{ABOUT[name][1:]}."
+    lines = [f"## `{name}.csv`, `{name}.parquet`", "", about, "", "| column | unit | meaning |", "|---|---|---|"]
     for column in TABLES[name]:
         if column.name not in shared:
             meaning = column.meaning.replace("|", r"\|")

@@ -16,7 +16,7 @@ from qkscope._version import __version__
 if TYPE_CHECKING:
     from qkscope import plot
     from qkscope.errors import QkscopeError
-    from qkscope.pipeline.python import distance, head_table, pca, planes, plasticity, rotation, tables
+    from qkscope.pipeline.python import distance, head_table, pca, planes, plasticity, position, rotation, tables
     from qkscope.runs.run import Head, Run
     from qkscope.runs.run import open_run as open  # noqa: A004
 
@@ -32,6 +32,7 @@ __all__ = [
     "planes",
     "plasticity",
     "plot",
+    "position",
     "rotation",
     "tables",
 ]
@@ -48,6 +49,7 @@ _WHERE = {
     "planes": ("qkscope.pipeline.python", "planes"),
     "plasticity": ("qkscope.pipeline.python", "plasticity"),
     "plot": ("qkscope.plot", ""),
+    "position": ("qkscope.pipeline.python", "position"),
     "rotation": ("qkscope.pipeline.python", "rotation"),
     "tables": ("qkscope.pipeline.python", "tables"),
 }

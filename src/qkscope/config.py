@@ -156,8 +156,9 @@ def _checked(kind: Any, about: Option) -> Any:
         return Literal[about.choices]
     if kind is Indices:
         return list[_Index] | str | None
-    if kind is bool:
-        return Annotated[bool, Field(strict=True)]
+    if kind in (bool, bool | None):
+        strict = Annotated[bool, Field(strict=True)]
+        return strict if kind is bool else strict | None
     checked = {
         int: Annotated[int, Field(ge=about.least, le=_most(about), strict=True)],
         float: Annotated[float, Field(gt=about.above, le=about.most)],

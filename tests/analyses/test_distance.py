@@ -1,12 +1,14 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import qkscope
-from qkscope.analyses.distance import bin_edges, distance_curve, score_pairs
+from qkscope.analyses.distancecurve import bin_edges, distance_curve, score_pairs
 from qkscope.analyses.meanfield import mean_field
 from qkscope.analyses.ropeplanes import rope_planes
+from qkscope.core.headmoments import group_moments, undone_sums
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
@@ -36,7 +38,7 @@ def head(noise: float, documents: int = 20, each: int = 40, seed: int = 0, rope:
         Rows(rotated(m + noise * rng.normal(size=(len(position), D)), position, rope), position, example)
         for m in (mean_q, mean_k)
     )
-    rotary = HeadRotary(rope, rope.unrotated(q.x, position).mean(0), rope.unrotated(k.x, position).mean(0))
+    rotary = HeadRotary(rope, undone_sums(q, rope), undone_sums(k, rope))
     return Pair(q, k), rotary, (mean_q, mean_k)
 
 
@@ -45,8 +47,8 @@ def moments(rows: Rows) -> Moments:
 
 
 def curve(pair: Pair, rotary: HeadRotary, scaling: float = 0.5):
-    field = mean_field(rotary, moments(pair.q), moments(pair.k), scaling)
-    return field, distance_curve(score_pairs(pair, scaling), field, WINDOW)
+    field = mean_field(rotary, group_moments(pair.q), group_moments(pair.k), scaling)
+    return field, distance_curve(score_pairs(pair, scaling), field, WINDOW, WINDOW // 2)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -57,7 +59,9 @@ def test_without_noise_prediction_and_measurement_are_one(layout, sign):
     field, found = curve(pair, rotary)
     np.testing.assert_allclose(found.predicted, found.measured, atol=1e-9)
     assert found.r2 == pytest.approx(1)
-    assert found.position_share_of_score == pytest.approx(1)
+    assert found.position_share_of_score[0] == pytest.approx(1)
+    np.testing.assert_allclose(found.content_offset, 0.0, atol=1e-9)
+    assert found.worst < 1e-9
     pairs = score_pairs(pair, 0.5)
     np.testing.assert_allclose(field.predicted(pairs.distance), pairs.score, atol=1e-9)
 
@@ -68,7 +72,7 @@ def test_with_noise_the_prediction_lies_within_the_standard_errors():
     z = (found.measured - found.predicted) / found.measured_se
     assert np.abs(z).max() < 4
     assert np.mean(np.abs(z) < 2) > 0.8
-    assert 0 < found.position_share_of_score < 0.5
+    assert 0 < found.position_share_of_score[0] < 0.5
 
 
 def test_standard_errors_are_those_of_independent_documents():
@@ -99,18 +103,16 @@ def test_a_temperature_of_the_query_is_multiplied_back():
     pair, rotary, _ = head(0.0)
     factor = 1 + np.arange(WINDOW) / WINDOW
     hot = Pair(Rows(pair.q.x * factor[pair.q.position][:, None], pair.q.position, pair.q.example_id), pair.k)
-    plain = mean_field(rotary, moments(pair.q), moments(pair.k), 1.0)
-    field = type(plain)(HeadRotary(rotary.rope, rotary.mean_q, rotary.mean_k, factor), plain.rest, 1.0)
-    found = distance_curve(score_pairs(hot, 1.0), field, WINDOW)
+    field = mean_field(replace(rotary, temperature=factor), group_moments(pair.q), group_moments(pair.k), 1.0)
+    found = distance_curve(score_pairs(hot, 1.0), field, WINDOW, WINDOW // 2)
     np.testing.assert_allclose(found.predicted, found.measured, atol=1e-9)
 
 
 def test_no_pairs_give_an_empty_curve():
     one = Rows(np.ones((1, D)), np.array([3]), np.array([0]))
     _, rotary, _ = head(0.0)
-    found = distance_curve(
-        score_pairs(Pair(one, one), 1.0), mean_field(rotary, moments(one), moments(one), 1.0), WINDOW
-    )
+    field = mean_field(rotary, group_moments(one), group_moments(one), 1.0)
+    found = distance_curve(score_pairs(Pair(one, one), 1.0), field, WINDOW, WINDOW // 2)
     assert len(found.low) == 0
     assert np.isnan(found.r2)
 

@@ -18,7 +18,15 @@ from qkscope.core.rows import Rows
 from tests.helpers import heads_of, moments_of_rows, one_head, tables_of
 
 INDEX_NAMES = {"model", "family", "layer", "head", "k_head", "n_q", "n_k", "nope", "sliding_window"}
-FROM_VECTORS = {"bias_causal", "bias_causal_window", "omega", "omega_r_squared", "omega_at_edge", "null_r95"}
+FROM_VECTORS = {
+    "bias_causal",
+    "bias_causal_window",
+    "bias_causal_by_query",
+    "omega",
+    "omega_r_squared",
+    "omega_at_edge",
+    "null_r95",
+}
 """These have tests of their own."""
 HELD_OUT = {"r_q_heldout", "r_k_heldout"}
 """These are computed otherwise; test_heldout.py has them."""
@@ -76,6 +84,7 @@ def direct(q: Rows, k: Rows, window: int) -> dict[str, float]:
         "constant": mu["mu_q_a"] * mu["mu_k_a"] + mu["mu_q_b"] * mu["mu_k_b"],
         "bias_full": bias_full,
         "bias_window": bias * window,
+        "alpha_k_window": on_k.slope * window,
         "bias_full_window": bias_full * window,
         "logit_bias_window": bias_full * window / np.sqrt(len(a)),
         "residual_r_q": abs(pearsonr(q.x @ rest_q, q.position)[0]),
@@ -93,7 +102,10 @@ def test_every_column_equals_a_direct_computation_on_the_vectors(seed):
     row = tables_of(one_head(q, k), "rotation")["rotated"].iloc[0]
     expected = direct(q, k, 4096)
     named = [c for c in row.index if not c.endswith(("_se", "_low", "_high"))]
-    assert set(named) - set(expected) == {*INDEX_NAMES, *FROM_VECTORS, "window", "residual_pos_r", "flags"} | HELD_OUT
+    assert (
+        set(named) - set(expected)
+        == {*INDEX_NAMES, *FROM_VECTORS, "window", "reach", "residual_pos_r", "flags"} | HELD_OUT
+    )
     for name, value in expected.items():
         assert row[name] == pytest.approx(value, rel=1e-8, abs=1e-11), name
 

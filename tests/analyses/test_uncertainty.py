@@ -1,7 +1,16 @@
 import numpy as np
 import pandas as pd
 import pytest
-from benchmarks.coverage import DRIFTS, OF_COMPONENTS, OF_HEADS, OF_ROTATION, coverage, coverage_of_scores
+from benchmarks.coverage import (
+    DRIFTS,
+    FIELD_COLUMNS,
+    FROM_VECTORS,
+    OF_COMPONENTS,
+    OF_HEADS,
+    OF_ROTATION,
+    coverage,
+    coverage_of_scores,
+)
 from scipy import stats
 
 from qkscope.analyses.plasticity import AP
@@ -53,6 +62,16 @@ def test_ranges_stay_where_the_quantity_can_be():
     assert 0.0 <= counted.low[0] < counted.high[0] <= 1.0
 
 
+def test_an_interval_contains_its_estimate_and_nothing_impossible():
+    """Far from its bias-corrected value, and next to zero."""
+    estimate, replicates, present = np.array([0.5]), np.array([[0.6, 0.61, 0.6, 0.61]]), np.ones((1, 4))
+    for scale in Scale:
+        interval = jackknife(estimate, replicates, present, scale)
+        assert interval.low[0] <= 0.5 <= interval.high[0], scale
+    for scale in (Scale.POSITIVE, Scale.SHARE, Scale.MAGNITUDE, Scale.PROPORTION):
+        assert jackknife(np.array([0.01]), np.array([[0.0, 0.2, 0.0, 0.01]]), present, scale).low[0] >= 0, scale
+
+
 def test_replicates_leave_out_exactly_one_group():
     head = plant(6, n=400, documents=20)
     found = moments_of(head).without_q.project(np.eye(6))
@@ -101,7 +120,7 @@ def test_fast_replicates_hold_where_the_drift_axis_is_uncertain(monkeypatch, see
     near = tables_of(heads_of(head), "rotation")["rotated"]
     monkeypatch.setattr("qkscope.core.eigenupdate.NEAR_LIMIT", -1.0)
     full = tables_of(heads_of(head), "rotation")["rotated"]
-    for name in with_intervals(ROTATED_TABLE, "bias_causal"):
+    for name in with_intervals(ROTATED_TABLE, *FROM_VECTORS):
         assert near[f"{name}_se"][0] == pytest.approx(full[f"{name}_se"][0], rel=0.01), name
 
 
@@ -122,27 +141,38 @@ def test_a_head_has_the_same_intervals_whatever_heads_stand_beside_it():
             np.testing.assert_array_equal(whole[numbers].iloc[i], alone[numbers].iloc[0])
 
 
-@pytest.fixture(scope="module")
-def held() -> dict[str, float]:
-    """Share of 400 planted heads whose interval holds the value that the population moments give."""
-    return coverage(400, DRIFTS["strong"])[0]
+AT_ITS_END = "linearity_r2"
+"""The truth of this column is 1, the end of its range, which a clipped interval holds more often."""
 
 
-@pytest.mark.parametrize("name", [*OF_COMPONENTS, *OF_HEADS, *OF_ROTATION])
-def test_95_percent_intervals_cover_the_truth_in_about_95_percent_of_heads(held, name):
-    assert 0.92 <= held[name] <= 0.98
+def test_95_percent_intervals_cover_the_truth_in_about_95_percent_of_heads():
+    """400 planted heads that drift, against the values that the population moments give; none is flagged.
+
+    ``python -m benchmarks.coverage`` has five levels of drift.
+    """
+    clear = coverage(400, DRIFTS["clear"], vectors=False)
+    assert clear.weak == 0
+    assert set(clear.held) == {*OF_COMPONENTS, *OF_HEADS, *OF_ROTATION}
+    off = {name: held for name, held in clear.held.items() if not 0.92 <= held <= (1.0 if name == AT_ITS_END else 0.98)}
+    assert not off
+
+
+def test_heads_that_do_not_drift_are_flagged():
+    assert coverage(20, DRIFTS["no drift"]).weak == 1
 
 
 @pytest.mark.slow
 def test_intervals_of_columns_from_vectors_cover_the_truth_too():
-    """The causal bias, plasticity, the Q/K line and position's share of the score: 200 heads.
+    """The causal bias, plasticity, the Q/K line, shares and the curve: 100 heads.
 
-    ``python -m benchmarks.coverage`` takes 400.
+    ``python -m benchmarks.coverage`` takes 400; of 100, more than 10 miss with probability 1%.
     """
-    found = coverage_of_scores(200)
-    assert set(found) == {"bias_causal", *(column.name for column in AP), "lda_accuracy", "position_share_of_score"}
+    found = coverage_of_scores(100)
+    assert set(found) == {
+        "bias_causal", "bias_causal_by_query", *(column.name for column in AP), "lda_accuracy", *FIELD_COLUMNS
+    }  # fmt: skip
     for name, share in found.items():
-        assert 0.92 <= share <= 0.98, (name, share)
+        assert 0.9 <= share <= 0.995, (name, share)
 
 
 def test_ignoring_documents_would_not_cover():

@@ -15,7 +15,7 @@ from qkscope.pipeline.job import Job
 from qkscope.report.heads import head_frame
 from qkscope.report.write import runs_table
 from qkscope.results.axes import read_axes
-from qkscope.results.derived import plasticity_links, run_row
+from qkscope.results.derived import plasticity_links
 from qkscope.results.folder import check_results_folder
 from qkscope.results.tables import read_table
 from qkscope.study.study import Entry, build
@@ -122,11 +122,3 @@ def test_a_table_of_another_version_is_found_before_the_work(tmp_path):
     pd.DataFrame({"model": ["m"], "layer": [0]}).to_parquet(tmp_path / "out" / "heads.parquet")
     with pytest.raises(TableError, match="not written by this version"):
         check_results_folder(tmp_path / "out")
-
-
-def test_a_window_of_each_heads_own_gives_no_interval_over_it(folder):
-    heads, rotated = (read_table(folder, name).query("model == 'one'") for name in ("heads", "rotated"))
-    half = rotated.assign(bias_full_window=rotated["bias_full"] * np.where(rotated["layer"] == 0, 256, 512))
-    said = {"bias_full": {"mean": float(rotated["bias_full"].mean()), "low": -1.0, "high": 1.0}}
-    assert np.isnan(run_row({"heads": heads, "rotated": half}, said, 512)["bias_full_window_low"])
-    assert run_row({"rotated": rotated}, said, 512)["bias_full_window_low"] == -512

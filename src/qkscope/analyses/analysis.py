@@ -39,7 +39,7 @@ class Column:
     dtype: _ColumnType = ""
     """Text, or a nullable boolean or integer; otherwise the dtype of the values."""
     per_token: str = ""
-    """If set, this column is that column times the window, and so is its interval."""
+    """If set, this column is that column times how far back the queries see, and so is its interval."""
     headline: bool | None = None
     """Whether the summary gives its mean over heads; by default if it has an interval of its own."""
     interval_note: str = ""
@@ -48,8 +48,7 @@ class Column:
     @property
     def in_summary(self) -> bool:
         """Whether the summary gives its mean over heads."""
-        own = self.scale is not None and not self.per_token
-        return own if self.headline is None else self.headline
+        return self.scale is not None if self.headline is None else self.headline
 
     @property
     def is_metric(self) -> bool:
@@ -89,7 +88,9 @@ NOTES = (
     ),
 )  # fmt: skip
 FLAGS = Column(
-    "flags", "", "what qualifies the row, joined by ';': low_n, few_documents, nonfinite_q=N, nonfinite_k=N", "6",
+    "flags", "",
+    "what qualifies the row, joined by ';': low_n, few_documents, nonfinite_q=N, nonfinite_k=N, weak_axis (rotated), "
+    "ambiguous_class (qk); heads has all of them", "6",
     dtype="text",
 )  # fmt: skip
 COUNTS = (
@@ -127,6 +128,8 @@ class Table:
     """Whether it has the columns NOTES: what kind of layer a head is in."""
     flags: bool = False
     """Whether it has the column ``flags``."""
+    raises: Callable[[Batch, Columns], dict[str, Bool[np.ndarray, "heads"]]] | None = None
+    """Flags of its own, from a batch and its columns with their intervals: which heads have them."""
     interval_order: tuple[str, ...] = ()
     """The order of its intervals, if it differs from that of the columns."""
     in_runs: tuple[str, ...] = ()
@@ -222,6 +225,8 @@ class Analysis:
     """Whether it needs moments of the queries in position buckets."""
     rotary: bool = False
     """Whether it needs means with the rotation undone."""
+    chance: bool = False
+    """Whether it needs the coherence that planes without structure reach on the run's tokens."""
     summary: Callable[[dict[str, pd.DataFrame]], dict[str, object]] | None = None
     """Entries of the summary besides means over heads."""
 

@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from qkscope.analyses.components import Components, components
 from qkscope.analyses.meanfield import MeanField, mean_field
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.planevectors import PlaneVectors
+from qkscope.analyses.positionlocked import LockedSplit, LockedSums, locked_split
 from qkscope.analyses.replicates import LeftOutModels, left_out_models
 from qkscope.analyses.rotationmodel import Rotation, has_drift, rotation_model
 from qkscope.analyses.tables import Columns
@@ -145,11 +146,33 @@ class Batch:
         ]
 
     @cached_property
+    def reach(self) -> Int[np.ndarray, "heads"]:
+        """How far back each head's queries see: the window, or less in a layer with a sliding window."""
+        return np.array([min(int(h.moments.window), h.sliding_window or int(h.moments.window)) for h in self.heads])
+
+    @cached_property
+    def locked(self) -> list[tuple[LockedSplit, LockedSplit] | None]:
+        """What position alone determines of each head's queries and keys; None where the rotation is not known."""
+        return [_locked(head) for head in self.heads]
+
+    @cached_property
     def mean_fields(self) -> list[MeanField | None]:
         """The mean-field score of each head whose rotation is known; None for the others."""
         return [
             None
             if head.rotary is None
-            else mean_field(head.rotary, head.moments.total_q, head.moments.total_k, float(head.moments.scaling))
+            else mean_field(head.rotary, head.moments.q, head.moments.k, float(head.moments.scaling))
             for head in self.heads
         ]
+
+
+def _locked(head: HeadData) -> tuple[LockedSplit, LockedSplit] | None:
+    """From sums over all tokens; the queries of a layer with a temperature from their sample."""
+    rotary, moments = head.rotary, head.moments
+    if rotary is None or (rotary.temperature is not None and head.vectors is None):
+        return None
+    if rotary.temperature is None or head.vectors is None:
+        queries = LockedSums.of_moments(moments.q, rotary.q)
+    else:
+        queries = LockedSums.of_rows(head.vectors.q.as_double(), rotary.rope, rotary.temperature)
+    return locked_split(queries, rotary.rope), locked_split(LockedSums.of_moments(moments.k, rotary.k), rotary.rope)

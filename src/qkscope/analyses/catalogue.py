@@ -12,6 +12,7 @@ from qkscope.errors import ConfigError
 _MODULES = (
     "pca",
     "rotation",
+    "position",
     "planes",
     "distance",
     "plasticity",

@@ -2,6 +2,8 @@
 
 For each query i the slope of q_i·k_j on j over the keys j < i of its document; the slopes of all queries are pooled,
 each weighted by the spread of its keys: bias_causal = Σ_i Σ_j s_ij (j − j̄_i) / Σ_i Σ_j (j − j̄_i)².
+The spread grows with the cube of the number of keys, so late queries count most; bias_causal_by_query is the plain mean
+of the slopes of all queries with at least 8 keys.
 The numerator is Σ_i q_i·p_i with p_i = Σ_j (j − j̄_i) k_j, which all query heads of a key head share.
 """
 
@@ -13,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float, Int
 
-from qkscope.core.headmoments import DELETE_ONE, N_GROUPS
+from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair
 
@@ -21,15 +23,37 @@ BLOCK = 128
 """Keys that are weighted one by one; earlier keys of the document enter as two sums."""
 
 
-def bias_causal(pair: Pair, sliding_window: int | None = None) -> tuple[float, Float[np.ndarray, "8"]]:
-    """The slope per token, and with each document group left out; NaN where no query has two keys before it."""
+MIN_KEYS = 8
+"""A query with fewer earlier keys has no slope of its own: it would be mostly noise."""
+
+
+@dataclass(frozen=True)
+class CausalBias:
+    """Slopes per token: from all documents, then with each document group left out; NaN where no query has enough."""
+
+    pooled: Float[np.ndarray, "9"]
+    by_query: Float[np.ndarray, "9"]
+
+
+def causal_bias(pair: Pair, sliding_window: int | None = None) -> CausalBias:
+    """The slope of the score over earlier keys, with queries weighted by the spread of their keys, and equally."""
     if not len(pair.q) or not len(pair.k):
-        return float("nan"), np.full(N_GROUPS, np.nan)
+        return CausalBias(*np.full((2, len(ALL_AND_WITHOUT)), np.nan))
     visible = _visible_keys(pair.q.tokens, pair.k.tokens, sliding_window)
     sums = pair.k.once(("drawn", pair.q.tokens, sliding_window), lambda: _weighted_sums(pair.k.x, visible))
     top = np.where(visible.spread > 0, np.vecdot(pair.q.x, sums), 0.0)
-    tops, bottoms = (np.bincount(visible.group, values, minlength=N_GROUPS) for values in (top, visible.spread))
-    return _slope(tops.sum(), bottoms.sum()), np.array([_slope(tops @ keep, bottoms @ keep) for keep in DELETE_ONE])
+    own = (visible.spread > 0) & (visible.high - visible.low >= MIN_KEYS)
+    slopes = np.divide(top, visible.spread, out=np.zeros_like(top), where=own)
+    return CausalBias(_mean_slopes(visible, top, visible.spread), _mean_slopes(visible, slopes, own.astype(float)))
+
+
+def _mean_slopes(
+    visible: _VisibleKeys, top: Float[np.ndarray, "n_q"], bottom: Float[np.ndarray, "n_q"]
+) -> Float[np.ndarray, "9"]:
+    tops, bottoms = (
+        ALL_AND_WITHOUT @ np.bincount(visible.group, values, minlength=N_GROUPS) for values in (top, bottom)
+    )
+    return np.where(bottoms > 0, ratio(tops, bottoms), np.nan)
 
 
 @dataclass(frozen=True)
@@ -104,7 +128,3 @@ def _before(
 
 def _running(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "m"]:
     return np.append(0.0, np.cumsum(values))
-
-
-def _slope(top: np.float64, bottom: np.float64) -> float:
-    return float(top / bottom) if bottom > 0 else float("nan")

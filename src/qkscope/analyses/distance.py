@@ -1,174 +1,31 @@
-"""The distance curve: the mean score at each distance, predicted from means alone and measured on pairs.
+"""The distance curve of every head, bin by bin, and how far the mean-field score predicts it.
 
-Predicted is the mean-field score of meanfield.py. Measured is the mean of q_i·k_j·scaling over pairs of sampled tokens
-of one document, the query after the key. ``distance`` has one row per head and bin of distance.
+``distance`` has one row per head and bin of distance. The formulas are in meanfield.py (the prediction) and
+distancecurve.py (pairs, bins and what compares the two).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from jaxtyping import Float, Int
 
 from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
 from qkscope.analyses.batch import Batch
-from qkscope.analyses.meanfield import MeanField
+from qkscope.analyses.distancecurve import DistanceCurve, distance_curve, score_pairs
+from qkscope.analyses.position import curve_end
 from qkscope.analyses.uncertainty import Scale
-from qkscope.core.headmoments import DELETE_ONE, N_GROUPS
-from qkscope.core.linalg import ratio
-from qkscope.core.rows import Pair, Rows
-
-_BINS = 24
-"""Bins of distance, equal on a logarithmic scale."""
-_MIN_PAIRS = 10
-"""Bins with fewer pairs are left out."""
-MOST_PAIRED_TOKENS = 400
-"""Sampled tokens of one document that are paired with each other, at most."""
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of a query and an earlier key of its document."""
-
-    distance: Int[np.ndarray, "n"]
-    document: Int[np.ndarray, "n"]
-    score: Float[np.ndarray, "n"]
-    query_position: Int[np.ndarray, "n"]
-
-
-@dataclass(frozen=True)
-class DistanceCurve:
-    """One value per distance bin, and three per head."""
-
-    low: Int[np.ndarray, "bins"]
-    high: Int[np.ndarray, "bins"]
-    n_pairs: Int[np.ndarray, "bins"]
-    measured: Float[np.ndarray, "bins"]
-    measured_se: Float[np.ndarray, "bins"]
-    predicted: Float[np.ndarray, "bins"]
-    r2: float
-    """1 − SSE/SST over bins; negative where the prediction is worse than a constant."""
-    corr: float
-    position_share_of_score: float
-    """Squared correlation of score and prediction over pairs."""
-    share_again: Float[np.ndarray, "8"]
-    """The same with each document group left out."""
-
-
-def score_pairs(pair: Pair, scaling: float) -> Pairs:
-    """All pairs of sampled tokens of the same document, the query after the key."""
-    parts = [
-        _of_document(_thin(pair.q, document), _thin(pair.k, document), document, scaling)
-        for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist()
-    ]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [np.zeros(0)] * 4
-    distance, document, score, position = columns
-    return Pairs(distance.astype(np.int64), document.astype(np.int64), score, position.astype(np.int64))
-
-
-def distance_curve(pairs: Pairs, field: MeanField, window: int) -> DistanceCurve:
-    """Measure and predict in bins of distance; the prediction of a bin is the mean over its own pairs."""
-    expected = field.predicted(pairs.distance, pairs.query_position)
-    edges = bin_edges(window)
-    bin_of_pair = np.searchsorted(edges, pairs.distance, side="right") - 1
-    n = np.bincount(bin_of_pair, minlength=len(edges) - 1)[: len(edges) - 1]
-    bins = np.flatnonzero(n >= _MIN_PAIRS)
-    means = [
-        np.bincount(bin_of_pair, values, minlength=len(edges) - 1)[bins] / n[bins] for values in (pairs.score, expected)
-    ]
-    return DistanceCurve(
-        low=edges[:-1][bins],
-        high=edges[1:][bins] - 1,
-        n_pairs=n[bins],
-        measured=means[0],
-        measured_se=_standard_errors(pairs, bin_of_pair, bins, means[0], n[bins]),
-        predicted=means[1],
-        r2=_r_squared(means[0], means[1]),
-        corr=_correlation(means[0], means[1]),
-        position_share_of_score=_correlation(pairs.score, expected) ** 2,
-        share_again=_shares_left_out(pairs, expected),
-    )
-
-
-def bin_edges(window: int) -> Int[np.ndarray, "edges"]:
-    """First distance of each bin, and one past the last.
-
-    >>> bin_edges(16)[:6].tolist()
-    [1, 2, 3, 4, 5, 6]
-    """
-    return np.unique(np.round(np.geomspace(1, max(window, 2), _BINS + 1)).astype(np.int64))
-
-
-def _of_document(
-    q: Rows, k: Rows, document: int, scaling: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    distance = q.position[:, None] - k.position[None]
-    later = distance > 0
-    score = scaling * (q.x.astype(np.float64) @ k.x.astype(np.float64).T)
-    query_position = np.broadcast_to(q.position[:, None], distance.shape)
-    return distance[later], np.full(later.sum(), document), score[later], query_position[later]
-
-
-def _thin(rows: Rows, document: int) -> Rows:
-    """The rows of one document, thinned evenly if there are too many; rows are sorted by document."""
-    first, end = np.searchsorted(rows.example_id, [document, document + 1])
-    if end - first > MOST_PAIRED_TOKENS:
-        return rows.take(np.linspace(first, end - 1, MOST_PAIRED_TOKENS).astype(int))
-    return rows.take(np.arange(first, end))
-
-
-def _standard_errors(
-    pairs: Pairs,
-    bin_of_pair: Int[np.ndarray, "n"],
-    bins: Int[np.ndarray, "bins"],
-    mean: Float[np.ndarray, "bins"],
-    n: Int[np.ndarray, "bins"],
-) -> Float[np.ndarray, "bins"]:
-    """By document: √(D/(D−1) Σ_d (n_d(m_d − m))²) / n; NaN for a single document."""
-    documents, number = np.unique(pairs.document, return_inverse=True)
-    size = int(bin_of_pair.max(initial=-1)) + 1
-    cell = number * max(size, 1) + bin_of_pair
-    shape = len(documents), max(size, 1)
-    sums = np.bincount(cell, pairs.score, minlength=shape[0] * shape[1]).reshape(shape)[:, bins]
-    counts = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)[:, bins]
-    n_documents = (counts > 0).sum(0)
-    spread = ((sums - counts * mean) ** 2).sum(0)
-    return np.where(
-        n_documents > 1, np.sqrt(ratio(n_documents * spread, (n_documents - 1.0) * n.astype(float) ** 2)), np.nan
-    )
-
-
-def _shares_left_out(pairs: Pairs, expected: Float[np.ndarray, "n"]) -> Float[np.ndarray, "8"]:
-    """Squared correlation of score and prediction with each document group left out, from sums by group."""
-    if not len(expected):
-        return np.full(N_GROUPS, np.nan)
-    group = pairs.document % N_GROUPS
-    s, e = pairs.score - pairs.score.mean(), expected - expected.mean()
-    sums = np.stack([np.bincount(group, v, minlength=N_GROUPS) for v in (np.ones_like(s), s, e, s * s, e * e, s * e)])
-    n, s1, e1, ss, ee, se = sums @ DELETE_ONE.T
-    n = np.maximum(n, 1.0)
-    return ratio((se - s1 * e1 / n) ** 2, np.maximum((ss - s1**2 / n) * (ee - e1**2 / n), 0.0))
-
-
-def _r_squared(measured: Float[np.ndarray, "bins"], predicted: Float[np.ndarray, "bins"]) -> float:
-    total = ((measured - measured.mean()) ** 2).sum() if len(measured) > 1 else 0.0
-    return float(1 - ((measured - predicted) ** 2).sum() / total) if total > 0 else float("nan")
-
-
-def _correlation(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> float:
-    if len(x) < 3 or x.std() == 0 or y.std() == 0:
-        return float("nan")
-    return float(np.corrcoef(x, y)[0, 1])
-
-
-# ---- the table ----------------------------------------------------------------------------------
+from qkscope.core.headmoments import ALL_AND_WITHOUT
 
 _SCALARS = (
     Column(
         "distance_r2", "share", "1 − SSE/SST of the curve predicted from means, over bins; empty without rotary", "4",
         headline=True,
     ),
+    Column("distance_r2_pairs", "share", "the same with each bin weighted by its pairs", "4", headline=True),
+    Column(
+        "distance_log_r2", "share", "R² of a straight line over log Δ fitted to the measured bins: for comparison", "4",
+        headline=True,
+    ),
+    Column("distance_worst", "logit", "largest |measured − predicted| over bins", "4", headline=True),
     Column(
         "distance_corr", "correlation", "of the predicted and the measured distance curve over bins", "4", signed=True,
         headline=True,
@@ -176,6 +33,14 @@ _SCALARS = (
     Column(
         "position_share_of_score", "share", "of the variance of scores over pairs that the predicted curve explains",
         "4", Scale.SHARE,
+    ),
+    Column(
+        "decay_measured", "logit per doubling", "decay of the measured curve, over its bins within decay_range", "4",
+        Scale.LINEAR, signed=True,
+    ),
+    Column(
+        "content_offset", "logit", "mean of measured − predicted over bins: how far contents agree at all", "4",
+        Scale.LINEAR, signed=True,
     ),
 )  # fmt: skip
 DISTANCE_TABLE = Table(
@@ -187,10 +52,22 @@ DISTANCE_TABLE = Table(
         Column("measured", "logit", "mean of q·k × the model's scaling over these pairs", "4"),
         Column("measured_se", "logit", "its standard error, by document", "4"),
         Column("predicted", "logit", "mean of the mean-field score at the distances of these pairs", "4"),
+        Column(
+            "offset", "logit", "measured − predicted: how far the contents of tokens at this distance agree", "4",
+            signed=True,
+        ),
         *_SCALARS,
     ),
     keys=("distance_low",),
-)
+)  # fmt: skip
+_PLAIN = {
+    "distance_r2": "r2",
+    "distance_r2_pairs": "r2_pairs",
+    "distance_log_r2": "log_r2",
+    "distance_worst": "worst",
+    "distance_corr": "corr",
+}
+_LEFT_OUT = ("position_share_of_score", "decay_measured", "content_offset")
 
 
 def compute_distance(batch: Batch) -> Found:
@@ -207,13 +84,18 @@ def compute_distance(batch: Batch) -> Found:
         name: np.concatenate([getattr(curve, attribute) for curve in curves.values()])
         for name, attribute in rows.items()
     }
-    per_head, left_out = np.full((3, len(batch)), np.nan), np.full((len(batch), N_GROUPS), np.nan)
+    columns["offset"] = columns["measured"] - columns["predicted"]
+    per_head = {name: np.full(len(batch), np.nan) for name in _PLAIN}
+    sets = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in _LEFT_OUT}
     for i, curve in curves.items():
-        per_head[:, i] = curve.r2, curve.corr, curve.position_share_of_score
-        left_out[i] = curve.share_again
-    scalars = dict(zip((column.name for column in _SCALARS), per_head, strict=True))
+        for name, attribute in _PLAIN.items():
+            per_head[name][i] = getattr(curve, attribute)
+        for name, values in sets.items():
+            values[i] = getattr(curve, name)
+    per_head |= {name: values[:, 0] for name, values in sets.items()}
     head = np.concatenate([np.full(len(curve.low), i) for i, curve in curves.items()])
-    return Found({"distance": Values(columns, {"position_share_of_score": left_out}, scalars, head)})
+    left_out = {name: values[:, 1:] for name, values in sets.items()}
+    return Found({"distance": Values(columns, left_out, per_head, head)})
 
 
 def _curve(batch: Batch, i: int) -> DistanceCurve | None:
@@ -221,7 +103,8 @@ def _curve(batch: Batch, i: int) -> DistanceCurve | None:
     field, pair = batch.mean_fields[i], batch.vectors[i]
     if field is None or pair is None:
         return None
-    curve = distance_curve(score_pairs(pair.as_double(), field.scaling), field, int(batch.heads[i].moments.window))
+    reach = int(batch.reach[i])
+    curve = distance_curve(score_pairs(pair.as_double(), field.scaling, reach), field, reach, curve_end(batch, i))
     return curve if len(curve.low) else None
 
 
@@ -230,6 +113,10 @@ DISTANCE = Analysis(
     "the mean score at each distance, measured on pairs and predicted from mean vectors alone",
     (DISTANCE_TABLE,),
     compute_distance,
-    Scalars(_SCALARS, "distance", in_runs=("distance_r2", "position_share_of_score")),
+    Scalars(
+        _SCALARS,
+        "distance",
+        in_runs=("distance_r2", "distance_worst", "position_share_of_score", "decay_measured", "content_offset"),
+    ),
     rotary=True,
 )

@@ -12,15 +12,13 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from qkscope.analyses.rotationmodel import Centering, drift_covariance
-from qkscope.core.headmoments import DELETE_ONE, HALVES, N_GROUPS, HeadMoments
+from qkscope.core.headmoments import ALL_AND_WITHOUT, HALVES, N_GROUPS, HeadMoments
 from qkscope.core.linalg import PerHead, fisher_direction, unit
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Coordinates, Pair, Rows
 
 FOLDS = ((0, 1), (1, 0))
 """(half used for the fit, half that is scored)."""
-DELETE_ONE_AND_NONE = np.vstack([np.ones(N_GROUPS), DELETE_ONE])
-"""Weights of the groups: all of them, then each one left out."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,8 @@ def lda_accuracy(
 
 # For each fold a line for the whole half and one without each group; leaving out a group of the other half changes
 # which rows are scored.
-_FITTED = np.vstack([DELETE_ONE_AND_NONE * HALVES[fit] for fit, _ in FOLDS])
-_SCORED = np.vstack([DELETE_ONE_AND_NONE * HALVES[score] for _, score in FOLDS])
+_FITTED = np.vstack([ALL_AND_WITHOUT * HALVES[fit] for fit, _ in FOLDS])
+_SCORED = np.vstack([ALL_AND_WITHOUT * HALVES[score] for _, score in FOLDS])
 
 
 @dataclass(frozen=True)

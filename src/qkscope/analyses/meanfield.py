@@ -12,35 +12,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int, Real
 
+from qkscope.core.headmoments import ALL_AND_WITHOUT
 from qkscope.core.moments import Moments
-from qkscope.core.rope import HeadRotary
+from qkscope.core.rope import HeadRotary, Rope
 
 
 @dataclass(frozen=True)
 class MeanField:
-    """What the prediction needs to know about a head."""
+    """What the prediction needs to know about a head; first from all documents, then without each group."""
 
-    rotary: HeadRotary
-    rest: float
+    rope: Rope
+    planes: Complex[np.ndarray, "sets planes"]
+    """μ̃_q conj(μ̃_k) of each plane."""
+    rest: Float[np.ndarray, "sets"]
     """Product of the means of the coordinates that are not rotated."""
     scaling: float
+    temperature: Float[np.ndarray, "positions"] | None = None
+    """Factor on the queries at each position, if the layer applies one."""
+
+    def curves(self, distance: Real[np.ndarray, "n"]) -> Float[np.ndarray, "sets n"]:
+        """The mean-field score at these distances, without temperature."""
+        turn = np.exp(1j * self.rope.sign * distance[:, None] * self.rope.frequencies)
+        return self.scaling * ((turn @ self.planes.T).real.T + self.rest[:, None])
 
     def predicted(
         self, distance: Int[np.ndarray, "n"], query_position: Int[np.ndarray, "n"] | None = None
     ) -> Float[np.ndarray, "n"]:
         """The mean-field score at these distances; if queries have a temperature, for queries at these positions."""
         distances, inverse = np.unique(distance, return_inverse=True)
-        rope, means = self.rotary.rope, self.rotary.mean_q * self.rotary.mean_k.conj()
-        turn = np.exp(1j * rope.sign * distances[:, None] * rope.frequencies)
-        curve = (self.scaling * ((turn @ means).real + self.rest))[inverse]
-        if self.rotary.temperature is None or query_position is None:
+        turn = np.exp(1j * self.rope.sign * distances[:, None] * self.rope.frequencies)
+        curve = (self.scaling * ((turn @ self.planes[0]).real + self.rest[0]))[inverse]
+        if self.temperature is None or query_position is None:
             return curve
-        return curve * self.rotary.temperature[query_position]
+        return curve * self.temperature[query_position]
 
 
 def mean_field(rotary: HeadRotary, q: Moments, k: Moments, scaling: float) -> MeanField:
-    """The means of a head: of its planes with the rotation undone, and of the coordinates that are not rotated."""
+    """The means of a head, whose moments are by document group: of its planes, and of the unrotated coordinates."""
     rest = rotary.rope.rest(q.d)
-    return MeanField(rotary, float(q.mean_x[rest] @ k.mean_x[rest]), scaling)
+    means_q, means_k = (_means(part.mean_x[:, rest] * part.n[:, None], part.n) for part in (q, k))
+    undone_q, undone_k = (_means(part.total, part.n) for part in (rotary.q, rotary.k))
+    return MeanField(rotary.rope, undone_q * undone_k.conj(), (means_q * means_k).sum(-1), scaling, rotary.temperature)
+
+
+def _means(total: np.ndarray, n: Float[np.ndarray, "8"]) -> np.ndarray:
+    """Means over all rows, and with each document group left out; 0 where there are no rows."""
+    return (ALL_AND_WITHOUT @ total) / np.maximum(ALL_AND_WITHOUT @ n, 1.0)[:, None]

@@ -73,5 +73,7 @@ class AnalysisOptions:
     """Which vectors are written for figures, if any."""
     intervals: bool = True
     """Whether everything is also computed with each document group left out."""
+    decay_range: int | None = None
+    """Distances up to this one count for decay; None: half of what the queries see."""
     chance: float | None = None
     """Coherence below which a plane counts as chance; None: computed from each head's tokens."""

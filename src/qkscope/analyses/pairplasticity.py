@@ -3,6 +3,8 @@
 For two keys that differ by δ, a query prefers one of them by the sign of D = qᵀδ. Over the queries of a position bucket
 D ~ N(μ_bᵀδ, δᵀΣ_bδ), so the preference has probability p = Φ(μ_bᵀδ / √(δᵀΣ_bδ)), and the pair's plasticity is
 PP = 4p(1 − p): 1 if queries are divided, 0 if all agree. AP is its mean over pairs of earlier keys.
+Only variances along single differences δ enter, so the covariance is taken as it is, however few the queries are:
+shrinking it towards a sphere would add spread along δ that the queries do not have.
 """
 
 from __future__ import annotations
@@ -22,8 +24,6 @@ from qkscope.core.rows import Rows
 
 MIN_QUERIES = 10
 """Buckets with fewer queries have no row."""
-SHRINK_BELOW = 5
-"""With fewer queries per dimension the covariance of a bucket is shrunk."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def bucket_plasticity(
     q_buckets: Moments, q_cells: BucketMeans, total_q: Moments, keys: KeyPairs, width: int
 ) -> Plasticity:
     """AP with the full covariance of each bucket, and with the published model of the queries."""
-    cov = shrunk(q_buckets)
+    cov = q_buckets.cov_x
     has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
     mean = along(keys.delta, q_buckets.mean_x)
     variance = spread_along(keys.delta, cov)
@@ -61,7 +61,7 @@ def bucket_plasticity(
 
 def ap_fixed(q_buckets: Moments, keys: KeyPairs) -> Float[np.ndarray, "buckets"]:
     """AP of queries that were turned to the middle of their bucket first (``fixed_queries``)."""
-    pp = reversible(along(keys.delta, q_buckets.mean_x), spread_along(keys.delta, shrunk(q_buckets)))
+    pp = reversible(along(keys.delta, q_buckets.mean_x), spread_along(keys.delta, q_buckets.cov_x))
     has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
     return np.where(has_row, _over_pairs(pp, keys.weight), np.nan)
 
@@ -86,22 +86,6 @@ def reversible(mean: Float[np.ndarray, "*shape"], variance: Float[np.ndarray, "*
     spread = np.sqrt(np.maximum(variance, 0.0))
     z = np.divide(np.abs(mean), spread, out=np.where(mean == 0, 0.0, np.inf), where=spread > 0)
     return np.asarray(4.0 * ndtr(z) * ndtr(-z))
-
-
-def shrunk(m: Moments) -> Float[np.ndarray, "*batch d d"]:
-    """Covariance, shrunk towards a multiple of the identity if there are few rows (oracle approximating shrinkage).
-
-    Σ̂ = (1 − ρ)S + ρ (tr S/d) I, ρ = (tr S² + tr² S) / ((n + 1)(tr S² − tr² S/d)), at most 1 (Chen et al. 2010).
-    """
-    few = m.n < SHRINK_BELOW * m.d
-    cov, d = m.cov_x, m.d
-    if not few.any():
-        return cov
-    trace = np.trace(cov, axis1=-2, axis2=-1)
-    square = (cov**2).sum((-2, -1))
-    excess = (m.n + 1) * (square - trace**2 / d)
-    rho = np.where(few, np.minimum(np.where(excess > 0, ratio(square + trace**2, excess), 1.0), 1.0), 0.0)
-    return (1 - rho)[..., None, None] * cov + (rho * trace / d)[..., None, None] * np.eye(d)
 
 
 def along(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from qkscope.analyses.analysis import COUNTS, Analysis, Column, Found, Means, Table, Values
 from qkscope.analyses.batch import Batch
@@ -36,6 +36,18 @@ def _signs(rows: pd.DataFrame, left_out: Columns) -> Means:
     replicates = np.abs(left_out["r_k"]) if "r_k" in left_out else None
     discordant = (rows["concordant"] == False).fillna(False)  # noqa: E712
     return {"abs_r_k": (rows["r_k"].abs(), replicates), "discordant_share": (discordant, None)}
+
+
+def _ambiguous(batch: Batch, columns: Columns) -> dict[str, Bool[np.ndarray, "heads"]]:
+    """Heads whose class on PC0 could be another: the interval of r_q or |r_k| contains a threshold."""
+    limits = np.array([batch.options.pca.low, batch.options.pca.high])
+    low_q, high_q, low_k, high_k = (
+        columns[f"{name}_{end}"][:, :1] for name in ("r_q", "r_k") for end in ("low", "high")
+    )
+    nearest = np.where(low_k * high_k < 0, 0.0, np.minimum(np.abs(low_k), np.abs(high_k)))
+    farthest = np.maximum(np.abs(low_k), np.abs(high_k))
+    crosses = (low_q < limits) & (limits < high_q) | (nearest < limits) & (limits < farthest)
+    return {"ambiguous_class": np.asarray(crosses.any(-1))}
 
 
 QK_TABLE = Table(
@@ -73,6 +85,7 @@ QK_TABLE = Table(
     ),
     keys=("pc",),
     flags=True,
+    raises=_ambiguous,
     interval_order=("r_q", "r_k", "explained_variance"),
     in_runs=("explained_variance", "r_q", "r_k"),
     needed=("r_q", "r_k"),
@@ -104,11 +117,11 @@ HEADS_TABLE = Table(
             "amplification_window", "score", "amplification × window", "1", _LINEAR, signed=True,
             per_token="amplification",
         ),
-        Column("fisher", "ratio", "of component 0", "1", _LINEAR),
-        Column("separation", "vector units", "of component 0", "1", _LINEAR),
+        Column("fisher", "ratio", "of component 0", "1", Scale.POSITIVE),
+        Column("separation", "vector units", "of component 0", "1", Scale.POSITIVE),
         Column(
             "lda_accuracy_gaussian", "share", "accuracy of Fisher's line on components 0 and 1 for Gaussian classes",
-            "1", _SHARE,
+            "1", _SHARE, headline=False,
         ),
         Column(
             "lda_accuracy", "share", "accuracy of that line on sampled vectors of documents it was not fitted to", "1",
@@ -116,6 +129,7 @@ HEADS_TABLE = Table(
         ),
     ),
     notes=True,
+    flags=True,
     in_runs=("positional_overhead", "posvar_q", "posvar_k", "lda_accuracy"),
 )  # fmt: skip
 

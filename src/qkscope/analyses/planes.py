@@ -12,7 +12,8 @@ from qkscope.analyses.analysis import HEAD_KEY, Analysis, Column, Found, Scalars
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.complement import complement_axes, measure_planes
 from qkscope.analyses.planevectors import PLANE_ROWS, PlaneVectors
-from qkscope.analyses.ropeplanes import rope_planes
+from qkscope.analyses.positionlocked import LockedSplit
+from qkscope.analyses.ropeplanes import RopePlanes, rope_planes
 from qkscope.analyses.spectrum import chance_coherence, token_positions
 from qkscope.analyses.tables import Columns
 from qkscope.core.headdata import HeadData
@@ -37,10 +38,14 @@ _ROPE = (
         "lock_q", "share", "how firmly queries are locked to the rotation: |mean with it undone| / mean length", "3"
     ),
     Column("lock_k", "share", "the same of keys", "3"),
+    Column(
+        "position_share_q", "share", "of the queries' variance in the plane that position alone determines", "4",
+    ),
+    Column("position_share_k", "share", "the same of keys", "4"),
     Column("cycles", "turns", "theta × window / 2π", "3"),
     Column("bias_part", "score per token", "the plane's part of bias_full; the parts add up to it", "3", signed=True),
     Column("bias_share", "share", "|bias_part| over the sum of all |bias_part|", "3"),
-)
+)  # fmt: skip
 PLANES_TABLE = Table(
     "planes",
     (
@@ -69,7 +74,7 @@ def compute_planes(batch: Batch) -> Found:
             views.append((i, _svd_view(vectors, batch.options.chance)))
     for i, head_data in enumerate(batch.heads):
         if head_data.rotary is not None and head_data.vectors is not None:
-            views.append((i, _rope_view(head_data)))
+            views.append((i, _rope_view(head_data, batch.locked[i])))
     if not views:
         return Found()
     head = np.concatenate([np.full(len(columns_of_view["plane"]), i) for i, columns_of_view in views])
@@ -106,7 +111,7 @@ def _svd_view(head: PlaneVectors, chance: float | None) -> Columns:
     }
 
 
-def _rope_view(head: HeadData) -> Columns:
+def _rope_view(head: HeadData, locked: tuple[LockedSplit, LockedSplit] | None) -> Columns:
     """One row per RoPE plane, and one for the coordinates that are not rotated."""
     assert head.rotary is not None
     assert head.vectors is not None
@@ -116,15 +121,30 @@ def _rope_view(head: HeadData) -> Columns:
     n = len(planes.theta)
     counts = {"n_q": np.full(n, len(measured.q)), "n_k": np.full(n, len(measured.k))}
     named = {"view": np.full(n, "rope"), "plane": np.arange(n)} | counts
-    return named | {name: getattr(planes, name) for name in ("var_share", *(column.name for column in _ROPE))}
+    if locked is not None:
+        named |= {f"position_share_{kind}": part.by_plane[:n] for kind, part in zip("qk", locked, strict=True)}
+    return named | {name: getattr(planes, name) for name in RopePlanes.__dataclass_fields__}
+
+
+STRONG_R = 0.3
+"""From this |angle_r| on an active plane follows position closely."""
 
 
 def active_planes(planes: pd.DataFrame) -> pd.DataFrame:
-    """``active_planes`` and ``active_share`` of each head."""
+    """How many planes of each head turn with position, and how much of the variance: significance, and size."""
     planes = planes[planes["view"] == "svd"]
-    active = planes.assign(active_share=planes["var_share"] * planes["active"].astype(float))
-    return active.groupby(HEAD_KEY, as_index=False).agg(
-        active_planes=("active", "sum"), active_share=("active_share", "sum")
+    active = planes["active"].astype(float)
+    strength = planes["angle_r"].abs() if "angle_r" in planes else np.nan * active
+    active_planes = planes.assign(
+        active_share=planes["var_share"] * active,
+        strong=active * (strength >= STRONG_R),
+        turning_share=planes["var_share"] * active * strength**2,
+    )
+    return active_planes.groupby(HEAD_KEY, as_index=False).agg(
+        active_planes=("active", "sum"),
+        active_share=("active_share", "sum"),
+        strong_planes=("strong", "sum"),
+        turning_share=("turning_share", "sum"),
     )
 
 
@@ -140,11 +160,20 @@ PLANES = Analysis(
                 "3", dtype="Int64",
             ),
             Column("active_share", "share", "of the complement's variance in those planes", "3"),
+            Column(
+                "strong_planes", "count", "active planes that follow position closely: |angle_r| of 0.3 or more", "3",
+                dtype="Int64",
+            ),
+            Column(
+                "turning_share", "share",
+                "of the complement's variance that turns with position: Σ var_share·angle_r² over active planes", "3",
+            ),
         ),
         "planes",
-        in_runs=("active_planes",),
+        in_runs=("active_planes", "turning_share"),
         of=active_planes,
     ),
     axes=True,
     rotary=True,
+    chance=True,
 )  # fmt: skip

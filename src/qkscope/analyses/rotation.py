@@ -12,19 +12,19 @@ from typing import TypeVar
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from qkscope.analyses.analysis import COUNTS, Analysis, Column, Found, Means, Table, Values
 from qkscope.analyses.batch import Batch
-from qkscope.analyses.causal import bias_causal
+from qkscope.analyses.causal import CausalBias, causal_bias
 from qkscope.analyses.complement import circles
 from qkscope.analyses.heldout import held_out
 from qkscope.analyses.nulls import null_r95
-from qkscope.analyses.rotationmodel import Rotation, centred, leftovers
+from qkscope.analyses.rotationmodel import Rotation, leftovers, without_drift
 from qkscope.analyses.spectrum import Circle
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import Scale
-from qkscope.core.headmoments import N_GROUPS
+from qkscope.core.headmoments import ALL_AND_WITHOUT
 
 CIRCLES_AT_ONCE = 2
 """Heads whose ω is searched together: as many as fill one batch of transforms."""
@@ -37,11 +37,22 @@ def _bias_signs(rows: pd.DataFrame, _: Columns) -> Means:
     return {"positive_bias_share": (rows["bias_strength"] > 0, None)}
 
 
+WEAK_R = 0.2
+"""Below this correlation of either class with position, the axis a is not well determined."""
+
+
+def _weak_axis(_: Batch, columns: Columns) -> dict[str, Bool[np.ndarray, "heads"]]:
+    """Heads whose axis a may be chance: intervals of what is measured along it cover less than they say."""
+    below = columns["position_r"] <= np.nan_to_num(columns["null_r95"])
+    return {"weak_axis": below | (np.minimum(columns["r_q_a"], columns["r_k_a"]) < WEAK_R)}
+
+
 ROTATED_TABLE = Table(
     "rotated",
     (
         *COUNTS,
         Column("window", "tokens", "context length: as the dataset says, or the head's last position + 1", "0"),
+        Column("reach", "tokens", "how far back queries see: the window, or the sliding window if smaller", "0"),
         Column(
             "position_r", "correlation", "|corr| of the pooled projection on a with position", "2", Scale.MAGNITUDE
         ),
@@ -51,13 +62,17 @@ ROTATED_TABLE = Table(
         Column("alpha_k", "per token", "drift slope of the keys on a", "2", _LINEAR, signed=True),
         Column("mu_q_a", "vector units", "mean of the queries on a, not centred", "2", _LINEAR, signed=True),
         Column("mu_k_a", "vector units", "mean of the keys on a, not centred", "2", _LINEAR, signed=True),
-        Column("mu_q_b", "vector units", "mean of the queries on b, not centred", "2", _LINEAR, signed=True),
-        Column("mu_k_b", "vector units", "mean of the keys on b, not centred", "2", _LINEAR, signed=True),
+        Column(
+            "mu_q_b", "vector units", "mean of the queries on b, not centred", "2", _LINEAR, signed=True, headline=False
+        ),
+        Column(
+            "mu_k_b", "vector units", "mean of the keys on b, not centred", "2", _LINEAR, signed=True, headline=False
+        ),
         Column("separation_strength", "share", "share of E‖q − k‖² on b", "2", _SHARE),
         Column("var_frac_a", "share", "share of the pooled variance on a", "2", _SHARE),
         Column("var_frac_b", "share", "share of the pooled variance on b", "2", _SHARE),
         Column("plane_var_fraction", "share", "var_frac_a + var_frac_b", "2", _SHARE),
-        Column("content_var_b", "squared units", "variance on b within a class, mean of the two", "2", _LINEAR),
+        Column("content_var_b", "squared units", "variance on b within a class, mean of the two", "2", Scale.POSITIVE),
         Column(
             "bias_strength", "score per token", "mu_q_a·alpha_k; positive: later keys score higher (recency)", "2",
             _LINEAR, signed=True,
@@ -80,16 +95,22 @@ ROTATED_TABLE = Table(
             "slope of the score on the key's position within queries, over earlier keys", "2", _LINEAR, signed=True,
         ),
         Column(
-            "bias_window", "score", "bias_strength × window", "2", _LINEAR, signed=True, per_token="bias_strength"
+            "bias_causal_by_query", "score per token",
+            "mean of each query's own slope, of those with 8 keys before them: bias_causal with equal weight per query",
+            "2", _LINEAR, signed=True,
+        ),
+        Column("alpha_k_window", "vector units", "alpha_k × reach", "2", _LINEAR, signed=True, per_token="alpha_k"),
+        Column(
+            "bias_window", "score", "bias_strength × reach", "2", _LINEAR, signed=True, per_token="bias_strength"
         ),
         Column(
-            "bias_full_window", "score", "bias_full × window", "2", _LINEAR, signed=True, per_token="bias_full"
+            "bias_full_window", "score", "bias_full × reach", "2", _LINEAR, signed=True, per_token="bias_full"
         ),
         Column(
-            "bias_causal_window", "score", "bias_causal × window", "2", _LINEAR, signed=True, per_token="bias_causal"
+            "bias_causal_window", "score", "bias_causal × reach", "2", _LINEAR, signed=True, per_token="bias_causal"
         ),
         Column(
-            "logit_bias_window", "logit", "bias_full × window × the model's scaling of q·k", "2", signed=True
+            "logit_bias_window", "logit", "bias_full × reach × the model's scaling of q·k", "2", signed=True
         ),
         Column("residual_pos_r", "correlation", "largest |corr| with position off a: rounding only, by the lemma", "2"),
         Column(
@@ -119,20 +140,15 @@ ROTATED_TABLE = Table(
             dtype="boolean",
         ),
         Column(
-            "null_r95", "correlation", "what position_r stays below in 95% of cases where content ignores position",
-            "6",
+            "null_r95", "correlation",
+            "what position_r stays below in 95% of cases where content ignores position; empty below 6 documents", "6",
         ),
         Column("r_q_heldout", "correlation", "r_q_a along an axis a that other documents chose", "6", signed=True),
         Column("r_k_heldout", "correlation", "r_k_a along an axis a that other documents chose", "6", signed=True),
     ),
     notes=True,
     flags=True,
-    interval_order=(
-        "position_r", "r_q_a", "r_k_a", "alpha_q", "alpha_k", "mu_q_a", "mu_k_a", "mu_q_b", "mu_k_b", "bias_strength",
-        "query_term", "interaction", "constant", "bias_full", "bias_causal", "bias_window", "bias_full_window",
-        "bias_causal_window", "separation_strength", "var_frac_a", "var_frac_b", "plane_var_fraction", "content_var_b",
-        "linearity_r2",
-    ),
+    raises=_weak_axis,
     in_runs=(
         "r_q_a", "r_k_a", "bias_strength", "bias_window", "bias_full_window", "bias_causal_window",
         "separation_strength", "plane_var_fraction",
@@ -156,35 +172,40 @@ def compute_rotation(batch: Batch) -> Found:
         held_out(moments, options.centering),
     ):
         columns |= {name: getattr(result, name) for name in type(result).__dataclass_fields__}
-    columns["logit_bias_window"] = columns["bias_full"] * moments.window * moments.scaling
+    columns["logit_bias_window"] = columns["bias_full"] * batch.reach * moments.scaling
     columns |= {"n_q": q.n.astype(np.int64), "n_k": k.n.astype(np.int64), "window": moments.window}
-    causal, causal_left_out = _causal(batch)
-    columns |= {"bias_causal": causal, "null_r95": _nulls(batch)} | _omega(batch)
+    causal = _causal(batch)
+    columns |= {name: values[:, 0] for name, values in causal.items()}
+    columns |= {"reach": batch.reach, "null_r95": _nulls(batch)} | _omega(batch)
     if batch.left_out is None:
         return Found({"rotated": Values(columns)})
     left_out = {name: batch.left_out.of_rotation(name) for name in _LEFT_OUT}
-    return Found({"rotated": Values(columns, left_out | {"bias_causal": causal_left_out})})
+    return Found({"rotated": Values(columns, left_out | {name: values[:, 1:] for name, values in causal.items()})})
 
 
-def _causal(batch: Batch) -> tuple[Float[np.ndarray, "heads"], Float[np.ndarray, "heads 8"]]:
-    """``bias_causal`` of each head that has vectors, and with each document group left out."""
+def _causal(batch: Batch) -> dict[str, Float[np.ndarray, "heads 9"]]:
+    """The causal biases of each head that has vectors, then with each document group left out."""
+    none = np.full(len(ALL_AND_WITHOUT), np.nan)
     biases = [
-        (np.nan, np.full(N_GROUPS, np.nan)) if head.vectors is None else bias_causal(head.vectors, head.sliding_window)
+        CausalBias(none, none) if head.vectors is None else causal_bias(head.vectors, head.sliding_window)
         for head in batch.heads
     ]
-    return np.array([value for value, _ in biases]), np.stack([left_out for _, left_out in biases])
+    return {
+        "bias_causal": np.stack([bias.pooled for bias in biases]),
+        "bias_causal_by_query": np.stack([bias.by_query for bias in biases]),
+    }
 
 
 def _nulls(batch: Batch) -> Float[np.ndarray, "heads"]:
     """``null_r95`` of each head that has vectors."""
-    centering = batch.options.rotation.centering
-    covs = centred(batch.moments.total_q, batch.moments.total_k, centering).cov_x
+    q, k, centering = batch.moments.total_q, batch.moments.total_k, batch.options.rotation.centering
+    covs = without_drift(q, k, centering)
     return np.array(
         [
             np.nan
             if pair is None or not min(len(pair.q), len(pair.k))
-            else null_r95(pair, cov, within=centering == "within")
-            for pair, cov in zip(batch.vectors, covs, strict=True)
+            else null_r95(pair, cov, drifts, within=centering == "within")
+            for pair, cov, *drifts in zip(batch.vectors, covs, q.slopes, k.slopes, strict=True)
         ]
     )
 

@@ -247,6 +247,15 @@ def centred(q: Moments, k: Moments, centering: Centering) -> Moments:
     return Moments(np.asarray(q.n + k.n), np.zeros_like(q.mean), q.scatter + k.scatter)
 
 
+def without_drift(q: Moments, k: Moments, centering: Centering) -> Float[np.ndarray, "*batch d d"]:
+    """Covariance of the pool after the linear drift of each class with position has been removed."""
+    cov = centred(q, k, centering).cov_x
+    for part in (q, k):
+        weight = ratio(part.n, q.n + k.n) * part.var_t
+        cov = cov - weight[..., None, None] * part.slopes[..., :, None] * part.slopes[..., None, :]
+    return cov
+
+
 def turn_sign(value: PerHead) -> Float[np.ndarray, "*batch 1"]:
     """±1, by which a vector is multiplied."""
     return np.where(value < 0, -1.0, 1.0)[..., None]

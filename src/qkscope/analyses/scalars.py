@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qkscope.analyses.analysis import HEAD_KEY, Column, Scalars, with_ends
-from qkscope.analyses.catalogue import SCALARS
+from qkscope.analyses.analysis import FLAGS, HEAD_KEY, Column, Scalars, with_ends
+from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
+from qkscope.analyses.pca import HEADS_TABLE
 
 
 def with_empty_scalars(heads: pd.DataFrame) -> pd.DataFrame:
     """The table ``heads`` with empty columns for everything that other analyses may add."""
     columns = [column for scalars in SCALARS.values() for column in with_ends(scalars.columns)]
-    return pd.concat([heads, pd.DataFrame(_empty(columns, heads), index=heads.index)], axis=1)
+    flags = [name for name in heads.columns if name == FLAGS.name]
+    return pd.concat([heads.drop(columns=flags), _empty(columns, heads), heads[flags]], axis=1)
 
 
 def with_scalars(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -> pd.DataFrame:
@@ -24,21 +26,44 @@ def with_scalars(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None])
         table = tables.get(name)
         if table is not None and len(heads):
             heads = _with(heads, table, scalars)
+    return with_flags(heads, tables)
+
+
+def with_flags(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -> pd.DataFrame:
+    """The table ``heads`` with the flags that any table raises for a head."""
+    for name in DECLARED_TABLES:
+        table = tables.get(name)
+        if name != HEADS_TABLE.name and table is not None and len(table) and "flags" in table and len(heads):
+            raised = table.drop_duplicates(HEAD_KEY)[[*HEAD_KEY, "flags"]].rename(columns={"flags": "more"})
+            merged = heads.merge(raised, on=HEAD_KEY, how="left")
+            heads = heads.assign(flags=[_union(*both) for both in zip(merged["flags"], merged["more"], strict=True)])
     return heads
+
+
+def _union(*flags: object) -> str:
+    """Flags joined by ``;``, each once.
+
+    >>> _union("low_n;weak_axis", "weak_axis;nonfinite_q=3", None)
+    'low_n;weak_axis;nonfinite_q=3'
+    """
+    return ";".join(dict.fromkeys(flag for text in flags if isinstance(text, str) for flag in text.split(";") if flag))
 
 
 def _with(heads: pd.DataFrame, table: pd.DataFrame, scalars: Scalars) -> pd.DataFrame:
     columns = with_ends(scalars.columns)
     names = [column.name for column in columns]
     if table.empty:
-        return heads.assign(**_empty(columns, heads))
-    merged = heads.drop(columns=names).merge(_whole(table, scalars, names), on=HEAD_KEY, how="left")
-    return merged.astype({column.name: column.dtype or "float64" for column in columns})[list(heads.columns)]
+        return pd.concat([heads.drop(columns=names), _empty(columns, heads)], axis=1)[list(heads.columns)]
+    whole = _whole(table, scalars, names)
+    merged = heads.drop(columns=names).merge(whole, on=HEAD_KEY, how="left").reindex(columns=list(heads.columns))
+    return merged.astype({column.name: column.dtype or "float64" for column in columns})
 
 
 def _whole(table: pd.DataFrame, scalars: Scalars, names: list[str]) -> pd.DataFrame:
     """One row per head with these columns."""
-    return scalars.of(table) if scalars.of is not None else table.drop_duplicates(HEAD_KEY)[[*HEAD_KEY, *names]]
+    if scalars.of is not None:
+        return scalars.of(table)
+    return table.drop_duplicates(HEAD_KEY)[[*HEAD_KEY, *(name for name in names if name in table)]]
 
 
 def heads_from(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
@@ -58,6 +83,8 @@ def heads_from(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     return heads
 
 
-def _empty(columns: list[Column], heads: pd.DataFrame) -> dict[str, Any]:
+def _empty(columns: list[Column], heads: pd.DataFrame) -> pd.DataFrame:
     kinds: dict[str, Any] = {column.name: column.dtype or "float64" for column in columns}
-    return {name: pd.Series(np.nan, heads.index).astype(kind) for name, kind in kinds.items()}
+    return pd.DataFrame(
+        {name: pd.Series(np.nan, heads.index).astype(kind) for name, kind in kinds.items()}, heads.index
+    )

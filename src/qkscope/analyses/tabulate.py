@@ -52,27 +52,37 @@ def _tables(batch: Batch, analyses: Sequence[Analysis]) -> Tables:
 
 def _table(batch: Batch, table: Table, values: Values) -> Tables:
     """One table with all its columns, and the replicates that summaries average."""
-    values = values if batch.options.intervals else replace(values, left_out={})
+    values = replace(values, left_out=_left_out(batch, table, values) if batch.options.intervals else {})
     numbers = _with_intervals(batch, table.columns, values)
     head = values.head
     if head is None:
         columns, head = _flattened(numbers, len(batch))
     else:
         columns = {name: array if name in values.columns else array[head] for name, array in numbers.items()}
-    columns = {name: array[head] for name, array in _row_labels(batch, table).items()} | columns
+    columns = {name: array[head] for name, array in _row_labels(batch, table, numbers).items()} | columns
     if values.rows is not None and not values.rows.all():
         columns = {name: array[values.rows.reshape(-1)] for name, array in columns.items()}
     return Tables({table.name: columns}, _replicates(batch, values, np.unique(head)))
 
 
-def _row_labels(batch: Batch, table: Table) -> Columns:
+def _left_out(batch: Batch, table: Table, values: Values) -> Columns:
+    """The replicates, also of columns that are another column times the reach."""
+    products = {
+        column.name: values.left_out[column.per_token] * batch.reach[:, None]
+        for column in table.columns
+        if column.per_token in values.left_out
+    }
+    return dict(values.left_out) | products
+
+
+def _row_labels(batch: Batch, table: Table, numbers: Columns) -> Columns:
     """Per head: its name, what kind of layer it is in, and the flags of its rows."""
     labels = dict(batch.index)
     if table.notes:
         labels["nope"] = _optional([head.nope for head in batch.heads])
         labels["sliding_window"] = _optional([head.sliding_window for head in batch.heads])
     if table.flags:
-        labels["flags"] = np.array(flags(batch.moments))
+        labels["flags"] = np.array(flags(batch.moments, table.raises(batch, numbers) if table.raises else None))
     return labels
 
 
@@ -81,12 +91,12 @@ def _optional(values: Sequence[int | None]) -> np.ndarray:
 
 
 def _with_intervals(batch: Batch, columns: Sequence[Column], values: Values) -> Columns:
-    """The values, the columns that are another column times the window, and the ends of all intervals."""
+    """The values, the columns that are another column times the reach, and the ends of all intervals."""
     numbers = values.columns | values.per_head
     for column in columns:
         if column.per_token:
             for end in ("", *ENDS):
-                numbers[column.name + end] = np.asarray(numbers[column.per_token + end] * batch.moments.window)
+                numbers[column.name + end] = np.asarray(numbers[column.per_token + end] * batch.reach)
         elif column.scale is not None:
             interval = _interval(batch, column, numbers[column.name], values.left_out)
             numbers |= dict(zip((column.name + end for end in ENDS), vars(interval).values(), strict=True))

@@ -2,18 +2,18 @@
 
 Tokens of a document depend on each other, so no row-wise standard error is valid. Eight groups of documents
 are deleted one at a time; the interval is centred at the bias-corrected value G·θ̂ − (G − 1)·θ̄ with Student's t
-at G − 1 degrees of freedom, on the Fisher z scale for correlations. It need not contain θ̂ itself.
+at G − 1 degrees of freedom, on the Fisher z scale for correlations, and extended to θ̂ if it does not contain it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.special import stdtrit
 
 from qkscope.core.headmoments import HeadMoments
@@ -34,6 +34,10 @@ class Scale(Enum):
     MAGNITUDE = "magnitude"
     PROPORTION = "proportion"
     """A share of counted rows: arcsine of its square root."""
+    POSITIVE = "positive"
+    """Anything that cannot be negative: its square root."""
+    AT_MOST_1 = "at most 1"
+    """A share that noise can make negative."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +54,22 @@ def jackknife(
     replicates: Float[np.ndarray, "heads groups *rest"],
     present: Float[np.ndarray, "heads groups *#rest"],
     scale: Scale = Scale.LINEAR,
+    wider: float = 1.0,
 ) -> Interval:
-    """Interval of each head's estimate from its delete-one replicates; groups not ``present`` do not count."""
+    """Interval of each head's estimate from its delete-one replicates; groups not ``present`` do not count.
+
+    ``wider`` multiplies the width.
+    """
     se = _center_and_se(estimate, replicates, present)[1]
     transform, invert = _TRANSFORMS.get(scale, (_itself, _itself))
     center, spread = _center_and_se(transform(estimate), transform(replicates), present)
     n_groups = _like(present.sum(1), estimate)
-    half = stdtrit(np.maximum(n_groups - 1, 1), (1 + _LEVEL) / 2) * spread
+    half = wider * stdtrit(np.maximum(n_groups - 1, 1), (1 + _LEVEL) / 2) * spread
     low, high = invert(center - half), invert(center + half)
-    if scale is Scale.MAGNITUDE:
-        low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)
-    if scale is Scale.SHARE:
-        low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+    least, most = _LIMITS.get(scale, (-np.inf, np.inf))
+    # An interval centred at the bias-corrected value is extended to the estimate where it does not contain it.
+    low = np.minimum(np.clip(low, least, most), estimate)
+    high = np.maximum(np.clip(high, least, most), estimate)
     enough = n_groups >= MIN_GROUPS
     return Interval(*(np.where(enough, bound, np.nan) for bound in (se, low, high)))
 
@@ -71,12 +79,15 @@ def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "*batch 8"]:
     return moments.groups_present * np.asarray(moments.n_groups >= MIN_GROUPS)[..., None]
 
 
-def flags(moments: HeadMoments) -> list[str]:
-    """The flags of each head, joined by ``;``: what to know before using its numbers."""
+def flags(moments: HeadMoments, more: Mapping[str, Bool[np.ndarray, "heads"]] | None = None) -> list[str]:
+    """The flags of each head, joined by ``;``: what to know before using its numbers; ``more`` are of its table."""
     n_q, n_k = moments.q.n.sum(-1), moments.k.n.sum(-1)
     low_n = np.minimum(n_q, n_k) < MIN_ROWS_PER_DIMENSION * moments.d
     few = moments.n_groups < MIN_GROUPS
-    return [";".join(_head_flags(*head)) for head in zip(low_n, few, moments.dropped_q, moments.dropped_k, strict=True)]
+    raised = [_head_flags(*head) for head in zip(low_n, few, moments.dropped_q, moments.dropped_k, strict=True)]
+    for name, heads in (more or {}).items():
+        raised = [[*names, *[name] * bool(chosen)] for names, chosen in zip(raised, heads, strict=True)]
+    return [";".join(names) for names in raised]
 
 
 def _head_flags(
@@ -118,10 +129,25 @@ def _from_arcsine(angle: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     return np.sin(np.clip(angle, 0.0, np.pi / 2)) ** 2
 
 
+def _root(value: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    return np.sqrt(np.maximum(value, 0.0))
+
+
+def _square(root: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    return np.maximum(root, 0.0) ** 2
+
+
+_LIMITS = {
+    Scale.MAGNITUDE: (0.0, 1.0),
+    Scale.SHARE: (0.0, 1.0),
+    Scale.POSITIVE: (0.0, np.inf),
+    Scale.AT_MOST_1: (-np.inf, 1.0),
+}
 _TRANSFORMS: dict[Scale, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
     Scale.CORRELATION: (_fisher_z, np.tanh),
     Scale.MAGNITUDE: (_fisher_z, np.tanh),
     Scale.PROPORTION: (_arcsine, _from_arcsine),
+    Scale.POSITIVE: (_root, _square),
 }
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from qkscope.capture.options import VectorSampling
 from qkscope.capture.tokensampling import sample_tokens, vector_tokens
@@ -53,10 +55,22 @@ def assemble(state: CaptureInProgress, on_done: OnLayer | None = None) -> None:
         sampled, chosen, sampling = _tokens(manifest)
         write_datasets(folder, manifest, sorted(note.kept), sampled, chosen, sampling, on_done)
         (folder / CHECKSUMS).unlink(missing_ok=True)
-        state.finish(left_out, note.one_by_one)
+        state.finish(left_out, note.one_by_one, mean_loss(note.losses))
     if not (folder / CHECKSUMS).exists():
         write_checksums(folder)
     state.tidy()
+
+
+def mean_loss(losses: Mapping[int, tuple[float, int]]) -> dict[str, Any] | None:
+    """What run.json records of the sums and counts by document: mean per token, standard error by document, tokens."""
+    kept = [(total, n) for total, n in losses.values() if n]
+    if not kept:
+        return None
+    totals, counts = np.array(kept, dtype=float).T
+    mean = totals.sum() / counts.sum()
+    spread = ((totals - counts * mean) ** 2).sum() * len(kept) / max(len(kept) - 1, 1)
+    se = round(float(np.sqrt(spread) / counts.sum()), 6) if len(kept) > 1 else None
+    return {"mean": round(float(mean), 6), "se": se, "tokens": int(counts.sum())}
 
 
 def merge(folders: Sequence[Path], output: Path, *, partial: bool = False, on_done: OnLayer | None = None) -> list[int]:

@@ -16,6 +16,7 @@ from qkscope.capture import models, parity
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
 from qkscope.capture.batches import batch_tokens, padded
 from qkscope.capture.layers import Layer, describe_layer
+from qkscope.capture.loss import GATE_TOKENS, OutputHead, batch_losses, output_head, summed
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.outofmemory import OutOfMemoryIn, memory_told
@@ -44,6 +45,7 @@ class Measurement:
         self.vocabulary = int(embedding.weight.shape[0])
         self.longest = int(getattr(self.decoder.config, "max_position_embeddings", None) or 2**31)
         self.layers = self._look(gate if options.window is not None else gate[: self.longest])
+        self.head = self._output_head(gate)
         self.report = self._report()
 
     def shard(
@@ -88,17 +90,18 @@ class Measurement:
         rows = [row for row, example in enumerate(shard.examples) if example not in left_out]
         sums = {layer: LayerSums(plan, self._rope(description)) for layer, description in self.layers.items()}
         labels: list[tuple[np.ndarray, np.ndarray]] = []
+        losses: dict[int, list[tuple[float, int]]] = {}
         for first in range(0, len(rows), batch):
             batch_rows = rows[first : first + batch]
             with memory_told(batch_rows):
-                self._forward(shard, batch_rows, plan, sums, labels)
+                self._forward(shard, batch_rows, plan, sums, labels, losses)
             if on_documents is not None:
                 on_documents(batch_rows[-1] + 1)
         with memory_told([]):
             moments = finished(sums) if rows else {}
             kept = kept_vectors(labels, sums)
         check_finite(moments, shard)
-        return ShardSums(moments, kept, left_out, self.report.digest)
+        return ShardSums(moments, kept, left_out, self.report.digest, summed(losses))
 
     # ---- description of the model ---------------------------------------------------------------
 
@@ -149,6 +152,15 @@ class Measurement:
             )
         return {layer: layers[layer] for layer in sorted(chosen)}
 
+    def _output_head(self, gate: np.ndarray) -> OutputHead | None:
+        """How the model computes logits; None if that cannot be told, and then no loss is recorded."""
+        ids = torch.from_numpy(np.clip(gate[:GATE_TOKENS], 0, self.vocabulary - 1))[None]
+        for restore in self.forget:
+            restore()
+        with torch.no_grad():
+            hidden = self._decode(ids, None, None, 0).last_hidden_state
+        return output_head(self.model, ids, hidden)
+
     def _check_lengths(self, layers: dict[int, Layer]) -> None:
         """Raise an error if frequencies depend on the length of the sequence and padding or steps would change it."""
         if any(layer.rope is not None and layer.rope.depends_on_length for layer in layers.values()):
@@ -171,6 +183,7 @@ class Measurement:
         plan: Plan,
         sums: dict[int, LayerSums],
         labels: list[tuple[np.ndarray, np.ndarray]],
+        losses: dict[int, list[tuple[float, int]]],
     ) -> None:
         """One batch of documents through the model, in one pass or in steps through a cache."""
         for restore in self.forget:
@@ -194,7 +207,13 @@ class Measurement:
                     sums[attention.layer].add(self._chosen(attention, layer), tokens, layer_angles)
 
             with torch.no_grad(), watching(self.model, add, modules=self.attentions):
-                self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
+                output = self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
+            if self.head is not None:
+                documents = [shard.ids[row] for row in rows]
+                with torch.no_grad():
+                    found = batch_losses(self.head, output.last_hidden_state, documents, first)
+                for row, loss in zip(rows, found, strict=True):
+                    losses.setdefault(shard.examples[row], []).append(loss)
         for layer, part_sums in sums.items():
             new = slice(n_kept_before[layer], None)
             part_sums.kept[new] = [(q.cpu(), k.cpu()) for q, k in part_sums.kept[new]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from qkscope.capture.vectors import KeptVectors
@@ -45,5 +45,7 @@ class ShardSums:
     """Documents that could not be measured, and why."""
     report_digest: str
     """Digest of the replica's ``ModelReport``."""
+    losses: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Sum of the losses of some tokens of each document, and their number."""
     one_by_one: bool = False
     """Whether batches did not fit into memory and documents were measured alone, which changes the last bits."""

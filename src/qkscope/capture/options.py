@@ -74,6 +74,9 @@ class TextOptions:
     )  # fmt: skip
     field: str = option("text", "Field or column that holds the text, in .jsonl and .parquet.")
     max_docs: int | None = option(None, "At most this many documents.", least=1)
+    bos: bool | None = option(
+        None, "Begin every document with the model's BOS token, or not; by default as the model's own files say."
+    )
 
 
 @dataclass(frozen=True)

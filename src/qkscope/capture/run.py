@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from qkscope.capture.assemble import assemble
 from qkscope.capture.manifest import manifest
@@ -37,11 +37,6 @@ from qkscope.files.parts import LeftOutDocument, Note, Span
 _log = logging.getLogger("qkscope")
 
 PARITY_TOKENS = 1024
-
-
-def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[np.ndarray]:
-    """Token ids of each whole document; they are cut to the window later."""
-    return [np.asarray(tokenizer(document.text)["input_ids"], dtype=np.int64) for document in documents]
 
 
 def capture(
@@ -198,6 +193,7 @@ class _Job:
         note = Note(
             one_by_one=[shard.number] if sums.one_by_one else [],
             kept=write_kept(self.state.kept, shard.number, sums.kept),
+            losses=sums.losses,
             left_out=[LeftOutDocument(document=document, reason=reason) for document, reason in sums.left_out.items()],
         )
         layers = {layer: _loaded(moments) for layer, moments in sums.moments.items()}

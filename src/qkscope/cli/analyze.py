@@ -69,6 +69,9 @@ def analyze_command(
         float | None, typer.Option(min=1, help="Base of the rotary encoding, for datasets whose card does not say.")
     ] = None,
     buckets: Annotated[int | None, typer.Option(min=1, max=256, help="Position buckets of plasticity (16).")] = None,
+    decay_range: Annotated[
+        int | None, typer.Option(min=2, help="Distances up to this one count for decay; by default half the window.")
+    ] = None,
     layers: LayersOption = None,
     heads: HeadsOption = None,
     sample_heads: SampleHeads = None,
@@ -118,7 +121,11 @@ def analyze_command(
             for dataset, label in zip_longest(datasets, model or [])
         ]
         said = {"command": "analyze", "layers": layers, "heads": heads, "sample_heads": sample_heads} | reading
-        jobs = [Job(run, chosen, points=parse_points(points, run), buckets=buckets, config=said) for run in runs]
+        said |= {} if decay_range is None else {"decay_range": decay_range}
+        jobs = [
+            Job(run, chosen, points=parse_points(points, run), buckets=buckets, decay_range=decay_range, config=said)
+            for run in runs
+        ]
         prepare(jobs, output)
         with progress() as on_done:
             outcomes = analyze_jobs(

@@ -86,6 +86,7 @@ def _capture(values: dict[str, Any], output: Path) -> int:
     need_torch()
     from qkscope.capture import models
     from qkscope.capture import run as running
+    from qkscope.capture.bos import find_bos, tokenize
     from qkscope.capture.texts import read_documents
     from qkscope.files.atomic import check_writable
     from qkscope.files.inprogress import check_capture_folder
@@ -102,8 +103,11 @@ def _capture(values: dict[str, Any], output: Path) -> int:
     execution.place(models.resolved_device(model.device))  # what cannot be had is said before texts are read
     documents = read_documents(list(texts.texts), texts.field, texts.max_docs)
     log.info("%d documents; loading %s", len(documents), model.model)
-    ids = running.tokenize(documents, models.load_tokenizer(model))
+    tokenizer = models.load_tokenizer(model)
+    bos = find_bos(model, tokenizer, texts.bos)
+    ids = tokenize(documents, tokenizer, bos)
     about = {"id": _label(model.model), "revision": model.revision, "config_overrides": model.config_overrides}
+    about["bos"] = bos.as_dict()
     with documents_done() as on_progress:
         execution = replace(execution, on_progress=on_progress)
         source = replace(model, threads=execution.threads(model.threads))
@@ -115,9 +119,12 @@ def _capture(values: dict[str, Any], output: Path) -> int:
 def said_of(folder: Path) -> int:
     """Say what is in a folder now, a run or a share of one; the exit code, by whether documents were left out."""
     from qkscope.capture.assemble import n_left_out
-    from qkscope.files.runfolder import MANIFEST
+    from qkscope.files.runfolder import LOSS, MANIFEST, RunFolder
 
     if (folder / MANIFEST).exists():
+        loss = RunFolder.open(folder).manifest.get(LOSS)
+        if loss:
+            log.info("mean loss %.3f nats per token, over %d tokens of all documents", loss["mean"], loss["tokens"])
         log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
     else:
         log.info("wrote a share to %s; when all are done: qkscope merge FOLDER … -o RUN", folder)

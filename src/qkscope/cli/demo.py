@@ -41,7 +41,7 @@ def demo_command(
         if not quiet:
             _say(study)
         log.info("done in %.0f s", time.monotonic() - started)
-        for name in ("report.html", "explorer.html"):
+        for name in (REPORT, EXPLORER):
             typer.echo(f"{Path(name).stem}: {(output / 'report' / name).resolve()}")
 
 
@@ -67,13 +67,14 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
 
 def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
     from qkscope.capture import models, run
+    from qkscope.capture.bos import tokenize
     from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions
     from qkscope.capture.texts import read_documents
     from qkscope.extras.family import some_texts, tokenizer
 
     documents = read_documents([str(path) for path in some_texts(checkpoint.documents)], "text", None)
     source = ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
-    ids = run.tokenize(documents, models.load_tokenizer(source))
+    ids = tokenize(documents, models.load_tokenizer(source))
     options = CaptureOptions(window=checkpoint.window, sample=sample)
     about = {"id": checkpoint.name, "revision": None, "config_overrides": None}
     with documents_done() as on_progress:

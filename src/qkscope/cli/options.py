@@ -42,8 +42,9 @@ def _parameter(one: Listed) -> inspect.Parameter:
     spelt = "--" + one.name.replace("_", "-")
     if about.argument:
         info: Any = typer.Argument(help=about.help)
-    elif kind is bool:
-        info = typer.Option(f"{spelt}/--no-{spelt[2:]}" if one.default else spelt, help=about.help)
+    elif kind in (bool, bool | None):
+        both = one.default or kind is not bool
+        info = typer.Option(f"{spelt}/--no-{spelt[2:]}" if both else spelt, help=about.help)
     else:
         bounds: dict[str, Any] = {"min": about.least, "max": about.most} if kind in (int, int | None) else {}
         info = typer.Option(spelt, help=about.help, **bounds)

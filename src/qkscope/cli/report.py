@@ -42,7 +42,7 @@ def report_command(
         found = sources(given)
         with progress() as on_done:
             study = gather(found, output / TABLES_FOLDER, points=not no_points, workers=workers, on_done=on_done)
-        log.info("%d runs: %s", len(study.runs), ", ".join(study.labels))
+        log.info("%s: %s", "1 run" if len(study.runs) == 1 else f"{len(study.runs)} runs", ", ".join(study.labels))
         with counted("figures") as on_figures:
             skipped = write_report(study, output, command=_command(), workers=workers, on_figures=on_figures)
         for figure in skipped:

@@ -20,11 +20,14 @@ from qkscope.core.leaveoneout import LeaveOneOut, PooledLeaveOneOut
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.momentsbatch import MomentsBatch
+from qkscope.core.rope import Rope, UndoneSums
 from qkscope.core.rows import Rows
 
 N_GROUPS = 8
 N_BUCKETS = 16
 DELETE_ONE = 1.0 - np.eye(N_GROUPS)
+ALL_AND_WITHOUT = np.vstack([np.ones(N_GROUPS), DELETE_ONE])
+"""Weights of the document groups: all of them, then each one left out."""
 HALVES = np.stack([np.arange(N_GROUPS) % 2 == 0, np.arange(N_GROUPS) % 2 == 1]).astype(float)
 """Even and odd groups."""
 
@@ -191,6 +194,13 @@ def group_moments(rows: Rows) -> Moments:
         Moments.from_rows(rows.x[chosen], rows.position[chosen])
         for chosen in (np.flatnonzero(group == g) for g in range(N_GROUPS))
     )
+
+
+def undone_sums(rows: Rows, rope: Rope) -> UndoneSums:
+    """Sums over the rows of each document group with their rotation undone."""
+    undone, group = rope.unrotated(rows.x, rows.position), rows.example_id % N_GROUPS
+    total = np.stack([undone[group == g].sum(0) for g in range(N_GROUPS)])
+    return UndoneSums(total, np.bincount(group, minlength=N_GROUPS).astype(float))
 
 
 def bucket_width(window: int, buckets: int = N_BUCKETS) -> int:

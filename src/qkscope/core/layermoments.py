@@ -11,7 +11,7 @@ from jaxtyping import Float
 from qkscope.core.headmoments import BucketMeans, HeadMoments
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
-from qkscope.core.rope import HeadRotary, Rope
+from qkscope.core.rope import HeadRotary, Rope, UndoneSums
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,14 @@ class LayerMoments:
         )
 
     def rotary(self, query: int, key: int, rope: Rope) -> HeadRotary:
-        """The means of one query head and the key head it reads with the rotation undone."""
-        sums = self.unrotated_q[query].sum(0), self.unrotated_k[key].sum(0)
-        counts = self.q.n[query].sum(), self.k.n[key].sum()
-        mean_q, mean_k = (ratio(s[:, 0], n) + 1j * ratio(s[:, 1], n) for s, n in zip(sums, counts, strict=True))
+        """The sums of one query head and the key head it reads with the rotation undone."""
+        q, k = (
+            UndoneSums(sums[..., 0] + 1j * sums[..., 1], moments.n)
+            for sums, moments in ((self.unrotated_q[query], self.q[query]), (self.unrotated_k[key], self._keys[key]))
+        )
         has_temperature = self.temperature.shape[-1] > 0
         temperature = ratio(self.temperature[0], self.temperature[1]) if has_temperature else None
-        return HeadRotary(rope, mean_q, mean_k, temperature)
+        return HeadRotary(rope, q, k, temperature)
 
     def head(self, query: int, key: int, window: int, scaling: float) -> HeadMoments:
         """The statistics of one query head and the key head it reads."""

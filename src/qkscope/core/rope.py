@@ -7,6 +7,7 @@ if planes turn counter-clockwise with position.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -53,11 +54,39 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class UndoneSums:
+    """Sums over the rows of each document group with their rotation undone, and their numbers."""
+
+    total: Complex[np.ndarray, "groups planes"]
+    n: Float[np.ndarray, "groups"]
+
+    @cached_property
+    def mean(self) -> Complex[np.ndarray, "planes"]:
+        """The mean over all rows."""
+        return self.total.sum(0) / max(float(self.n.sum()), 1.0)
+
+    @cached_property
+    def mean_without(self) -> Complex[np.ndarray, "groups planes"]:
+        """The mean with each document group left out; 0 where no other group has rows."""
+        return (self.total.sum(0) - self.total) / np.maximum(self.n.sum() - self.n, 1.0)[:, None]
+
+
+@dataclass(frozen=True)
 class HeadRotary:
-    """The rotary encoding of a head, and the means of its queries and keys with the rotation undone."""
+    """The rotary encoding of a head, and what its queries and keys are with the rotation undone."""
 
     rope: Rope
-    mean_q: Complex[np.ndarray, "planes"]
-    mean_k: Complex[np.ndarray, "planes"]
+    q: UndoneSums
+    k: UndoneSums
     temperature: Float[np.ndarray, "positions"] | None = None
-    """Factor on the queries at each position, if the layer applies one; mean_q is without it."""
+    """Factor on the queries at each position, if the layer applies one; the sums are without it."""
+
+    @property
+    def mean_q(self) -> Complex[np.ndarray, "planes"]:
+        """The mean query of each plane."""
+        return self.q.mean
+
+    @property
+    def mean_k(self) -> Complex[np.ndarray, "planes"]:
+        """The mean key of each plane."""
+        return self.k.mean

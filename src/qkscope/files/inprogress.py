@@ -24,7 +24,7 @@ from qkscope.files.locks import HOLDER
 from qkscope.files.manifest import problem
 from qkscope.files.parts import PARTS, Parts
 from qkscope.files.readers import read_text
-from qkscope.files.runfolder import FORMAT, LEFT_OUT, MANIFEST, MOMENTS, ONE_BY_ONE, PROGRESS, SAMPLE
+from qkscope.files.runfolder import FORMAT, LEFT_OUT, LOSS, MANIFEST, MOMENTS, ONE_BY_ONE, PROGRESS, SAMPLE
 
 KEPT_FOLDER, VECTORS_FOLDER = "kept", "vectors"
 _FILES = re.compile(r"(run|progress|checksums|holder|dataset)\.json|data\.parquet|(layer|shard)-\d+\.safetensors")
@@ -59,7 +59,7 @@ class CaptureInProgress:
         manifest_file = self.folder / MANIFEST if self.finished else self.folder / PROGRESS
         if manifest_file.exists():
             earlier = read_manifest(manifest_file)
-            earlier = {key: value for key, value in earlier.items() if key not in (LEFT_OUT, ONE_BY_ONE)}
+            earlier = {key: value for key, value in earlier.items() if key not in (LEFT_OUT, ONE_BY_ONE, LOSS)}
             refuse_difference(self.folder, earlier, self.manifest)
         else:
             self._refuse_remains()
@@ -78,9 +78,9 @@ class CaptureInProgress:
         for name in (PROGRESS, CHECKSUMS):
             (self.folder / name).unlink(missing_ok=True)
 
-    def finish(self, left_out: list[dict[str, Any]], one_by_one: list[int]) -> None:
-        """Write the manifest of the finished run, with documents left out and shards measured one by one, if any."""
-        notes = {LEFT_OUT: left_out, ONE_BY_ONE: one_by_one}
+    def finish(self, left_out: list[dict[str, Any]], one_by_one: list[int], loss: dict[str, Any] | None) -> None:
+        """Write the manifest of the finished run, with documents left out, shards measured one by one and the loss."""
+        notes = {LEFT_OUT: left_out, ONE_BY_ONE: one_by_one, LOSS: loss}
         manifest = self.manifest | {key: value for key, value in notes.items() if value}
         write_together(self.folder, {MANIFEST: _as_json(manifest)})
 

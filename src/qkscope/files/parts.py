@@ -105,12 +105,16 @@ class Note(BaseModel):
     left_out: list[LeftOutDocument] = []
     one_by_one: list[int] = []
     """Shards whose batches did not fit into memory and whose documents were measured one by one."""
+    losses: dict[Annotated[int, Field(ge=0)], tuple[Annotated[float, Field(allow_inf_nan=False)], int]] = {}
+    """Sum of the losses of some tokens of each document, and their number."""
 
     def with_(self, other: Note) -> Note:
         """The note of two parts together, without digests of layers, which are yet to be merged."""
         left_out = sorted([*self.left_out, *other.left_out], key=lambda entry: entry.document)
         kept = dict(sorted((self.kept | other.kept).items()))
-        return Note(kept=kept, left_out=left_out, one_by_one=sorted([*self.one_by_one, *other.one_by_one]))
+        losses = dict(sorted((self.losses | other.losses).items()))
+        one_by_one = sorted([*self.one_by_one, *other.one_by_one])
+        return Note(kept=kept, left_out=left_out, one_by_one=one_by_one, losses=losses)
 
 
 _Layers = Mapping[int, Callable[[], LayerMoments]]

@@ -25,7 +25,7 @@ MANIFEST = "run.json"
 PROGRESS = "progress.json"
 MOMENTS = "moments"
 SAMPLE = "sample"
-LEFT_OUT, ONE_BY_ONE = "left_out", "one_by_one"
+LEFT_OUT, ONE_BY_ONE, LOSS = "left_out", "one_by_one", "loss"
 """Keys that only the manifest of a finished run may have: documents that were not measured, and shards whose batches
 did not fit into memory."""
 UNFINISHED = "capture unfinished in {}; rerun the same capture command to resume"

@@ -85,7 +85,7 @@ def _tasks(job: Job, analyses: Sequence[Analysis], intervals: bool) -> list[Task
     chosen = job.selection.of(job.run)
     by_key = groupby(chosen, lambda head: head.key_head(job.run.source.q_per_kv))
     names = tuple(analysis.name for analysis in analyses)
-    chance = _chance(job.run, chosen) if "planes" in names else None
+    chance = _chance(job.run, chosen) if any(analysis.chance for analysis in analyses) else None
     return [Task(job, groups, names, intervals, chance) for groups in _batches([tuple(heads) for _, heads in by_key])]
 
 

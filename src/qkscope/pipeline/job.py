@@ -29,6 +29,8 @@ class Job:
     """Which vectors are written for figures, if any."""
     buckets: int | None = None
     """Number of position buckets for plasticity, for a dataset; in a captured run it is fixed."""
+    decay_range: int | None = None
+    """Distances up to this one count for decay; None: half of what the queries see."""
     config: Mapping[str, object] = field(default_factory=dict)
     """The configuration it came from; recorded in the summary."""
 
@@ -122,7 +124,8 @@ class Task:
     @property
     def options(self) -> AnalysisOptions:
         """The job's options, as analyses receive them."""
-        return AnalysisOptions(self.job.pca, self.job.rotation, self.job.points, self.intervals, self.chance)
+        job = self.job
+        return AnalysisOptions(job.pca, job.rotation, job.points, self.intervals, job.decay_range, self.chance)
 
 
 def with_points(analyses: tuple[Analysis, ...], job: Job) -> tuple[Analysis, ...]:

@@ -35,6 +35,14 @@ def planes(run: Run, *, workers: int = 1) -> pd.DataFrame:
     return _table(Job(run), "planes", "planes", workers, intervals=False)
 
 
+def position(run: Run, *, decay_range: int | None = None, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
+    """What position alone says about every head whose rotation is known: the table ``position``.
+
+    ``decay`` is over distances up to ``decay_range``, by default half of what the queries see.
+    """
+    return _table(Job(run, decay_range=decay_range), "position", "position", workers, intervals)
+
+
 def distance(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
     """The distance curve of every head whose rotation is known: the table ``distance``."""
     return _table(Job(run), "distance", "distance", workers, intervals)

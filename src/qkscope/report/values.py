@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analyses.acrossheads import mean_over_heads
-from qkscope.results.schema import PER_TOKEN
 from qkscope.study.study import Study
 
 DOCUMENTS, KEY_HEADS = "documents", "key heads"
@@ -71,10 +70,7 @@ def mean_of(
         return None
     if len(labels) == 1:
         mean = float(rows[column].astype(float).mean())
-        per_token = PER_TOKEN.get(column)
-        run = study.run(labels[0])
-        scale = float(run.window or math.nan) if per_token else 1.0
-        summary = {name: scale * value for name, value in run.headline.get(key or per_token or column, {}).items()}
+        summary = study.run(labels[0]).headline.get(key or column, {})
         if "low" in summary and np.isclose(summary["mean"], mean, rtol=1e-6, atol=1e-12):
             return Value(mean, summary["low"], summary["high"], DOCUMENTS)
     mean_and_ends = mean_over_heads(rows.assign(**{column: rows[column].astype(float)}), [column])

@@ -87,7 +87,7 @@ def runs_table(study: Study) -> pd.DataFrame:
             "phase": run.phase or "",
             "step": run.step,
         }
-        rows.append(labels | {"window": run.window} | counts | run_row(own_tables, run.headline, run.window))
+        rows.append(labels | {"window": run.window} | counts | run_row(own_tables, run.headline))
     integers = dict.fromkeys(("window", "n_documents", "n_tokens"), "Int64")
     return pd.DataFrame(rows)[column_names("runs")].astype(integers)
 

@@ -13,7 +13,7 @@ from qkscope.analyses.analysis import HEAD_KEY, one_per_head
 from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.components import TAXONOMY
 from qkscope.analyses.scalars import heads_from
-from qkscope.results.schema import PER_TOKEN, STATISTICS, SUMMED_UP, column_names
+from qkscope.results.schema import STATISTICS, SUMMED_UP, column_names
 from qkscope.results.summary import merged_headline
 
 
@@ -44,24 +44,19 @@ def _run(tables: Mapping[str, pd.DataFrame], model: str, entry: Mapping[str, Any
     labels = {"model": model, "family": entry.get("family") or "", "phase": "", "step": np.nan, "window": window}
     counts: dict[str, Any] = {"n_heads": max(len(one_per_head(frame)) for frame in own_tables.values())}
     counts |= {name: entry.get(name) for name in ("n_documents", "n_tokens")}
-    return labels | counts | run_row(own_tables, merged_headline(entry), window)
+    return labels | counts | run_row(own_tables, merged_headline(entry))
 
 
-def run_row(
-    frames: Mapping[str, pd.DataFrame], headline: Mapping[str, Mapping[str, float]], window: int | None
-) -> dict[str, float]:
+def run_row(frames: Mapping[str, pd.DataFrame], headline: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """``X_mean``, ``X_median`` over heads and ``X_low``, ``X_high`` of the mean by document; NaN where unknown.
 
-    ``headline`` holds the means with intervals from a summary; a bias over the window is the bias per token
-    times the window.
+    ``headline`` holds the means with intervals from a summary.
     """
     row: dict[str, float] = {}
     for table, columns in SUMMED_UP.items():
         frame = frames.get(table)
         for column in columns:
-            row |= {
-                f"{column}_{name}": value for name, value in _numbers(frame, table, column, headline, window).items()
-            }
+            row |= {f"{column}_{name}": value for name, value in _numbers(frame, table, column, headline).items()}
     return row
 
 
@@ -70,7 +65,6 @@ def _numbers(
     table: str,
     column: str,
     headline: Mapping[str, Mapping[str, float]],
-    window: int | None,
 ) -> dict[str, float]:
     missing = dict.fromkeys(STATISTICS, float("nan"))
     if frame is None or frame.empty or column not in frame:
@@ -80,11 +74,9 @@ def _numbers(
     values = values[np.isfinite(values)]
     if not len(values):
         return missing
-    summary = headline.get(PER_TOKEN.get(column, column), {})
-    scale = 1.0 if column not in PER_TOKEN else float(window or np.nan)
-    # If heads have different windows, the mean over the window is not the mean per token times one window.
-    same = np.isclose(scale * summary.get("mean", np.nan), values.mean(), rtol=1e-6, atol=1e-12)
-    ends = {name: scale * summary[name] for name in ("low", "high") if name in summary and same}
+    summary = headline.get(column, {})
+    same = np.isclose(summary.get("mean", np.nan), values.mean(), rtol=1e-6, atol=1e-12)
+    ends = {name: summary[name] for name in ("low", "high") if name in summary and same}
     return missing | {"mean": float(values.mean()), "median": float(np.median(values))} | ends
 
 
@@ -103,7 +95,8 @@ RANKED_AGAINST = {
 
 def plasticity_links(heads: pd.DataFrame, rotated: pd.DataFrame | None) -> pd.DataFrame:
     """``plasticity_links``: mean ap_overall of each class and its rank correlation with other columns, by model."""
-    with_ap = heads.dropna(subset=["ap_overall"])
+    used = {*HEAD_KEY, "family", "k_head", "taxonomy", "ap_overall", *RANKED_AGAINST.values()}
+    with_ap = heads[[name for name in heads if name in used]].dropna(subset=["ap_overall"])
     if rotated is not None:
         with_ap = with_ap.merge(rotated[[*HEAD_KEY, "bias_full_window"]], on=HEAD_KEY, how="left")
     rows: list[dict[str, object]] = []

@@ -67,10 +67,11 @@ KEYS: dict[str, list[str]] = {name: table.row_keys for name, table in DECLARED_T
     "runs": [],
 }
 """The columns that identify a row within its model; rows are sorted by them."""
-PER_TOKEN = {
-    column.name: column.per_token for table in DECLARED_TABLES.values() for column in table.columns if column.per_token
+ABOUT = {table.name: analysis.about for analysis in ANALYSES for table in analysis.tables} | {
+    "plasticity_links": "attention plasticity by class of head, and its rank correlation with other columns",
+    "runs": "one row per run: means over its heads",
 }
-"""Each column that is another column times the window, and that other column."""
+"""What each table is about: the analysis it belongs to, in one line."""
 TEXTS = frozenset(column.name for columns in TABLES.values() for column in columns if column.dtype == "text")
 """Columns that contain text."""
 
@@ -84,7 +85,7 @@ def described_columns() -> str:
     """Every column of every table as text, with its unit, meaning and section of docs/method.md."""
     lines = []
     for table, columns in TABLES.items():
-        lines.append(f"{table}.csv, {table}.parquet")
+        lines += [f"{table}.csv, {table}.parquet: {ABOUT[table]}"]
         width = max(len(column.name) for column in columns)
         lines += [
             f"  {c.name:<{width}}  {c.meaning}" + (f" [{c.unit}]" if c.unit else "") + f" (method {c.section})"

@@ -60,34 +60,53 @@ def summarize(results: ModelResults, analysis: Analysis) -> dict[str, Any]:
         "heads": results.n_heads,
         "heads_failed": results.n_failed,
         "failures": results.failures,
-        "headline": headline(results.tables, analysis.tables),
+        "headline": headline(results.tables, analysis.tables, results.extent.get("n_documents")),
     }
     return entry | (analysis.summary(results.tables.frames) if analysis.summary is not None else {})
 
 
-def headline(found: Tables, tables: Sequence[Table]) -> dict[str, dict[str, float]]:
+ENOUGH_DOCUMENTS, FEW_DOCUMENTS = 32, 8
+WIDENED = 1.75
+"""How much wider intervals of means are with FEW_DOCUMENTS or fewer: a few heads whose axes are hardly determined
+dominate a mean's spread, and 8 documents do not show how far they move."""
+
+
+def widening(n_documents: int | None) -> float:
+    """The factor on the width of a mean's interval: 1 from ENOUGH_DOCUMENTS on.
+
+    >>> widening(8), widening(20), widening(100)
+    (1.75, 1.375, 1.0)
+    """
+    missing = ENOUGH_DOCUMENTS - (n_documents if n_documents is not None else ENOUGH_DOCUMENTS)
+    return 1.0 + (WIDENED - 1.0) * min(max(missing / (ENOUGH_DOCUMENTS - FEW_DOCUMENTS), 0.0), 1.0)
+
+
+def headline(found: Tables, tables: Sequence[Table], n_documents: int | None = None) -> dict[str, dict[str, float]]:
     """Means over heads of the headline columns of these tables, each with its interval by document group."""
     values: dict[str, dict[str, float]] = {}
     for table in tables:
         frame = found.frames.get(table.name)
         if frame is not None and not frame.empty and table.about_heads:
-            values |= _means(table, table.whole_heads(frame), found.replicates)
+            values |= _means(table, table.whole_heads(frame), found.replicates, widening(n_documents))
     return {name: mean for name, mean in values.items() if np.isfinite(mean["mean"])}
 
 
-def _means(table: Table, rows: pd.DataFrame, left_out: Columns) -> dict[str, dict[str, float]]:
+def _means(table: Table, rows: pd.DataFrame, left_out: Columns, wider: float) -> dict[str, dict[str, float]]:
     columns = [column for column in table.columns if column.in_summary]
     means = {
-        column.name: _mean(rows[column.name], left_out.get(column.name), column.scale or Scale.LINEAR)
+        column.name: _mean(rows[column.name], left_out.get(column.name), column.scale or Scale.LINEAR, wider)
         for column in columns
     }
     if table.further_means is not None:
-        means |= {name: _mean(*values) for name, values in table.further_means(rows, left_out).items()}
+        means |= {name: _mean(*values, wider=wider) for name, values in table.further_means(rows, left_out).items()}
     return means
 
 
 def _mean(
-    per_head: pd.Series, replicates: Float[np.ndarray, "heads groups"] | None, scale: Scale = Scale.LINEAR
+    per_head: pd.Series,
+    replicates: Float[np.ndarray, "heads groups"] | None,
+    scale: Scale = Scale.LINEAR,
+    wider: float = 1.0,
 ) -> dict[str, float]:
     """Mean over heads; with an interval if all heads have the same document groups, and enough of them."""
     values = per_head.astype(float)
@@ -99,8 +118,9 @@ def _mean(
         return {"mean": mean}
     over_heads = np.where(present[0], np.nan_to_num(replicates).mean(0), 0.0)
     # A mean of correlations is not a correlation; a mean of shares is a share.
-    mean_scale = Scale.SHARE if scale in (Scale.SHARE, Scale.PROPORTION) else Scale.LINEAR
-    interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float), mean_scale)
+    mean_scale = Scale.SHARE if scale is Scale.PROPORTION else scale
+    mean_scale = Scale.LINEAR if scale in (Scale.CORRELATION, Scale.MAGNITUDE) else mean_scale
+    interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float), mean_scale, wider)
     if np.isnan(interval.se[0]):
         return {"mean": mean}
     return {"mean": mean, "low": float(interval.low[0]), "high": float(interval.high[0])}

@@ -15,9 +15,10 @@ from qkscope.core.headmoments import (
     cell_means,
     cross_moments,
     group_moments,
+    undone_sums,
 )
 from qkscope.core.moments import Moments
-from qkscope.core.rope import HeadRotary, Rope
+from qkscope.core.rope import HeadRotary, Rope, UndoneSums
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import Sample, ordered_sample
 from qkscope.errors import DatasetError, HeadError
@@ -43,7 +44,7 @@ class _Kind:
     dropped: int
     last: int
     _cells: dict[int, BucketMeans] = field(default_factory=dict)
-    _unrotated: list[np.ndarray] = field(default_factory=list)
+    _undone: list[UndoneSums] = field(default_factory=list)
     _sample: list[Rows] = field(default_factory=list)
 
     def cells(self, window: int) -> BucketMeans:
@@ -58,11 +59,11 @@ class _Kind:
             self._sample.append(ordered_sample(self.rows, size))
         return self._sample[0]
 
-    def unrotated(self, rope: Rope) -> np.ndarray:
-        """Mean of the rows with their rotation undone; cached, since the query heads of a key head share it."""
-        if not self._unrotated:
-            self._unrotated.append(rope.unrotated(self.rows.x, self.rows.position).mean(0))
-        return self._unrotated[0]
+    def undone(self, rope: Rope) -> UndoneSums:
+        """Sums of the rows with their rotation undone; cached, since the query heads of a key head share them."""
+        if not self._undone:
+            self._undone.append(undone_sums(self.rows, rope))
+        return self._undone[0]
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def load_key_group(
 
 def _rotary(dataset: Dataset, query: _Kind, key: _Kind) -> HeadRotary | None:
     rope = dataset.rotary.of(query.head.layer, query.rows.d)
-    return None if rope is None else HeadRotary(rope, query.unrotated(rope), key.unrotated(rope))
+    return None if rope is None else HeadRotary(rope, query.undone(rope), key.undone(rope))
 
 
 def _attempt(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind | HeadError:

@@ -1,0 +1,247 @@
+"""The distance curve: the mean score at each distance, predicted from means alone and measured on pairs.
+
+Predicted is the mean-field score of meanfield.py. Measured is the mean of q_i·k_j·scaling over pairs of sampled tokens
+of one document, the query after the key and within the layer's sliding window. What is left, measured − predicted, is
+how far the contents of tokens at that distance agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from qkscope.analyses.meanfield import MeanField
+from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
+from qkscope.core.linalg import ratio
+from qkscope.core.rows import Pair, Rows
+
+_BINS = 24
+"""Bins of distance, equal on a logarithmic scale."""
+_MIN_PAIRS = 10
+"""Bins with fewer pairs are left out."""
+MOST_PAIRED_TOKENS = 400
+"""Sampled tokens of one document that are paired with each other, at most."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of a query and an earlier key of its document."""
+
+    distance: Int[np.ndarray, "n"]
+    document: Int[np.ndarray, "n"]
+    score: Float[np.ndarray, "n"]
+    query_position: Int[np.ndarray, "n"]
+
+
+@dataclass(frozen=True)
+class DistanceCurve:
+    """One value per distance bin, and some per head: from all documents, then with each document group left out."""
+
+    low: Int[np.ndarray, "bins"]
+    high: Int[np.ndarray, "bins"]
+    n_pairs: Int[np.ndarray, "bins"]
+    measured: Float[np.ndarray, "bins"]
+    measured_se: Float[np.ndarray, "bins"]
+    predicted: Float[np.ndarray, "bins"]
+    r2: float
+    """1 − SSE/SST over bins; negative where the prediction is worse than a constant."""
+    r2_pairs: float
+    """The same with each bin weighted by its pairs."""
+    log_r2: float
+    """R² over bins of a line fitted to the measured curve over log₂ of the distance: what the shape alone reaches."""
+    worst: float
+    """Largest |measured − predicted| over bins."""
+    corr: float
+    position_share_of_score: Float[np.ndarray, "9"]
+    """Squared correlation of score and prediction over pairs."""
+    decay_measured: Float[np.ndarray, "9"]
+    """− slope of the measured curve over log₂ of the distance, over the bins within the range of decay."""
+    content_offset: Float[np.ndarray, "9"]
+    """Mean over bins of measured − predicted."""
+
+
+def score_pairs(pair: Pair, scaling: float, reach: int | None = None) -> Pairs:
+    """All pairs of sampled tokens of the same document, the query after the key and less than ``reach`` away."""
+    parts = [
+        _of_document(_thin(pair.q, document), _thin(pair.k, document), document, scaling, reach)
+        for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist()
+    ]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [np.zeros(0)] * 4
+    distance, document, score, position = columns
+    return Pairs(distance.astype(np.int64), document.astype(np.int64), score, position.astype(np.int64))
+
+
+def distance_curve(pairs: Pairs, field: MeanField, reach: int, decay_range: int) -> DistanceCurve:
+    """Measure and predict in bins of distance; the prediction of a bin is the mean over its own pairs."""
+    expected = field.predicted(pairs.distance, pairs.query_position)
+    binned = _Binned.of(pairs, field, reach)
+    measured, predicted = binned.measured[0], binned.predicted[0]
+    bins, n = np.arange(len(measured)), binned.n[0]
+    all_but_one = np.isfinite(binned.measured) & np.isfinite(binned.predicted)
+    offset = np.where(all_but_one, binned.measured - binned.predicted, 0.0)
+    near = binned.high <= decay_range
+    return DistanceCurve(
+        low=binned.low,
+        high=binned.high,
+        n_pairs=n.astype(np.int64),
+        measured=measured,
+        measured_se=_standard_errors(pairs, binned.of_pair, bins, measured, n),
+        predicted=predicted,
+        r2=_r_squared(measured, predicted),
+        r2_pairs=_r_squared(measured, predicted, n),
+        log_r2=_log_r2(binned.octave[0], measured),
+        worst=float(np.abs(measured - predicted).max(initial=0.0)) if len(bins) else float("nan"),
+        corr=_correlation(measured, predicted),
+        position_share_of_score=_shares(pairs, expected),
+        decay_measured=np.array(
+            [-_slope(x, y, near & np.isfinite(y)) for x, y in zip(binned.octave, binned.measured, strict=True)]
+        ),
+        content_offset=np.where(all_but_one.any(-1), ratio(offset.sum(-1), all_but_one.sum(-1).astype(float)), np.nan),
+    )
+
+
+def bin_edges(reach: int) -> Int[np.ndarray, "edges"]:
+    """First distance of each bin, and one past the last.
+
+    >>> bin_edges(16)[:6].tolist()
+    [1, 2, 3, 4, 5, 6]
+    """
+    return np.unique(np.round(np.geomspace(1, max(reach, 2), _BINS + 1)).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class _Binned:
+    """Means over the pairs of each bin that has enough: from all documents, then with each group left out."""
+
+    low: Int[np.ndarray, "bins"]
+    high: Int[np.ndarray, "bins"]
+    of_pair: Int[np.ndarray, "n"]
+    """The bin of each pair; −1 where the bin has too few."""
+    n: Float[np.ndarray, "sets bins"]
+    measured: Float[np.ndarray, "sets bins"]
+    """Mean score; NaN where a set has no pair in the bin."""
+    predicted: Float[np.ndarray, "sets bins"]
+    """Mean of the mean-field score, which leaves out the same documents."""
+    octave: Float[np.ndarray, "sets bins"]
+    """Mean of log₂ of the distance."""
+
+    @classmethod
+    def of(cls, pairs: Pairs, field: MeanField, reach: int) -> _Binned:
+        edges = bin_edges(reach)
+        raw = np.searchsorted(edges, pairs.distance, side="right") - 1
+        counts = np.bincount(raw, minlength=len(edges))[: len(edges) - 1]
+        kept = np.flatnonzero(counts >= _MIN_PAIRS)
+        number = np.full(len(edges), -1)
+        number[kept] = np.arange(len(kept))
+        of_pair = number[raw]
+        inside = of_pair >= 0
+        cell = (pairs.document[inside] % N_GROUPS) * len(kept) + of_pair[inside]
+
+        def sums(values: Float[np.ndarray, "m"]) -> Float[np.ndarray, "sets bins"]:
+            by_group = np.bincount(cell, values, minlength=N_GROUPS * len(kept)).reshape(N_GROUPS, len(kept))
+            return ALL_AND_WITHOUT @ by_group
+
+        n = sums(np.ones(len(cell)))
+        missing = np.where(n > 0, 0.0, np.nan)
+        distances, inverse = np.unique(pairs.distance[inside], return_inverse=True)
+        factor = np.ones(len(cell)) if field.temperature is None else field.temperature[pairs.query_position[inside]]
+        size = len(distances)
+        at = np.bincount(
+            (pairs.document[inside] % N_GROUPS) * size + inverse, factor, minlength=N_GROUPS * size
+        ).reshape(N_GROUPS, size)
+        expected = (ALL_AND_WITHOUT @ at) * field.curves(distances)
+        starts = np.searchsorted(distances, edges[kept])
+        predicted = np.add.reduceat(expected, starts, -1) if size else np.zeros_like(n)
+        return cls(
+            edges[:-1][kept],
+            edges[1:][kept] - 1,
+            of_pair,
+            n,
+            ratio(sums(pairs.score[inside]), n) + missing,
+            ratio(predicted, n) + missing,
+            ratio(sums(np.log2(pairs.distance[inside])), n) + missing,
+        )
+
+
+def _of_document(
+    q: Rows, k: Rows, document: int, scaling: float, reach: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    distance = q.position[:, None] - k.position[None]
+    later = (distance > 0) & (distance < (reach or np.inf))
+    score = scaling * (q.x.astype(np.float64) @ k.x.astype(np.float64).T)
+    query_position = np.broadcast_to(q.position[:, None], distance.shape)
+    return distance[later], np.full(later.sum(), document), score[later], query_position[later]
+
+
+def _thin(rows: Rows, document: int) -> Rows:
+    """The rows of one document, thinned evenly if there are too many; rows are sorted by document."""
+    first, end = np.searchsorted(rows.example_id, [document, document + 1])
+    if end - first > MOST_PAIRED_TOKENS:
+        return rows.take(np.linspace(first, end - 1, MOST_PAIRED_TOKENS).astype(int))
+    return rows.take(np.arange(first, end))
+
+
+def _standard_errors(
+    pairs: Pairs,
+    bin_of_pair: Int[np.ndarray, "n"],
+    bins: Int[np.ndarray, "bins"],
+    mean: Float[np.ndarray, "bins"],
+    n: Float[np.ndarray, "bins"],
+) -> Float[np.ndarray, "bins"]:
+    """By document: √(D/(D−1) Σ_d (n_d(m_d − m))²) / n; NaN for a single document."""
+    inside = bin_of_pair >= 0
+    documents, number = np.unique(pairs.document[inside], return_inverse=True)
+    shape = len(documents), max(len(bins), 1)
+    cell = number * shape[1] + bin_of_pair[inside]
+    sums = np.bincount(cell, pairs.score[inside], minlength=shape[0] * shape[1]).reshape(shape)[:, bins]
+    counts = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)[:, bins]
+    n_documents = (counts > 0).sum(0)
+    spread = ((sums - counts * mean) ** 2).sum(0)
+    return np.where(n_documents > 1, np.sqrt(ratio(n_documents * spread, (n_documents - 1.0) * n**2)), np.nan)
+
+
+def _shares(pairs: Pairs, expected: Float[np.ndarray, "n"]) -> Float[np.ndarray, "9"]:
+    """Squared correlation of score and prediction: over all pairs, then with each document group left out."""
+    if len(expected) < 3:
+        return np.full(len(ALL_AND_WITHOUT), np.nan)
+    group = pairs.document % N_GROUPS
+    s, e = pairs.score - pairs.score.mean(), expected - expected.mean()
+    sums = np.stack([np.bincount(group, v, minlength=N_GROUPS) for v in (np.ones_like(s), s, e, s * s, e * e, s * e)])
+    n, s1, e1, ss, ee, se = sums @ ALL_AND_WITHOUT.T
+    n = np.maximum(n, 1.0)
+    variances = np.maximum((ss - s1**2 / n) * (ee - e1**2 / n), 0.0)
+    return np.where(variances > 0, ratio((se - s1 * e1 / n) ** 2, variances), np.nan)
+
+
+def _r_squared(
+    measured: Float[np.ndarray, "bins"],
+    predicted: Float[np.ndarray, "bins"],
+    weight: Float[np.ndarray, "bins"] | None = None,
+) -> float:
+    """1 − SSE/SST, with each bin counted equally or by its weight."""
+    if len(measured) < 2:
+        return float("nan")
+    weight = np.ones(len(measured)) if weight is None else weight
+    away = measured - np.average(measured, weights=weight)
+    total = weight @ away**2
+    return float(1 - weight @ (measured - predicted) ** 2 / total) if total > 0 else float("nan")
+
+
+def _log_r2(octave: Float[np.ndarray, "bins"], measured: Float[np.ndarray, "bins"]) -> float:
+    return _correlation(octave, measured) ** 2
+
+
+def _slope(x: Float[np.ndarray, "bins"], y: Float[np.ndarray, "bins"], chosen: Bool[np.ndarray, "bins"]) -> float:
+    """Slope of the line through the chosen points; NaN for fewer than three."""
+    if chosen.sum() < 3:
+        return float("nan")
+    away = x[chosen] - x[chosen].mean()
+    return float(away @ y[chosen] / (away @ away))
+
+
+def _correlation(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"]) -> float:
+    if len(x) < 3 or x.std() == 0 or y.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(x, y)[0, 1])

@@ -1,0 +1,91 @@
+"""What position alone says: its share of queries and keys, and how the mean score falls with distance.
+
+``position`` has one row per head whose rotation is known, all of it from sums over every token. The formulas are in
+positionlocked.py (shares), meanfield.py (the curve) and recency.py (its slope per doubling of the distance).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.batch import Batch
+from qkscope.analyses.positionlocked import shares
+from qkscope.analyses.recency import distances, recency
+from qkscope.analyses.tables import Columns
+from qkscope.analyses.uncertainty import Scale
+from qkscope.core.headmoments import ALL_AND_WITHOUT
+
+_SHARES = ("position_share_q", "position_share_k", "position_share")
+_CURVE = ("decay", "decay_r2", "curve_range")
+POSITION_TABLE = Table(
+    "position",
+    (
+        Column(
+            "position_share_q", "share",
+            "of the queries' variance that position alone determines; 0 in layers without rotary", "4", Scale.AT_MOST_1,
+        ),
+        Column("position_share_k", "share", "the same for the keys", "4", Scale.AT_MOST_1),
+        Column("position_share", "share", "the same for queries and keys together", "4", Scale.AT_MOST_1),
+        Column(
+            "decay", "logit per doubling",
+            "how much the mean score falls when the distance doubles; positive: nearer keys score higher", "4",
+            Scale.LINEAR, signed=True,
+        ),
+        Column("decay_r2", "share", "how straight the mean score is over the log of the distance", "4", Scale.SHARE),
+        Column("curve_range", "logit", "largest minus smallest mean score over that range", "4", Scale.POSITIVE),
+        Column(
+            "decay_range", "tokens", "distances from 1 to this one count for decay, decay_r2 and curve_range", "4",
+            dtype="Int64",
+        ),
+    ),
+)  # fmt: skip
+
+
+def compute_position(batch: Batch) -> Found:
+    """``position``: the shares and the curve of each head, and with each document group left out."""
+    known = [i for i, head in enumerate(batch.heads) if head.rotary is not None or head.nope]
+    if not known:
+        return Found()
+    numbers = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in (*_SHARES, *_CURVE)}
+    ends = np.full(len(batch), np.nan)
+    for i in known:
+        for name, values in (_shares(batch, i) | _curve(batch, i)).items():
+            numbers[name][i] = values
+        if batch.mean_fields[i] is not None:
+            ends[i] = curve_end(batch, i)
+    per_head = {name: values[:, 0] for name, values in numbers.items()} | {"decay_range": ends}
+    left_out = {name: values[:, 1:] for name, values in numbers.items()}
+    return Found({"position": Values({}, left_out, per_head, np.array(known))})
+
+
+def _shares(batch: Batch, i: int) -> Columns:
+    locked = batch.locked[i]
+    if locked is None:
+        return dict.fromkeys(_SHARES, np.zeros(len(ALL_AND_WITHOUT))) if batch.heads[i].nope else {}
+    q, k = locked
+    return dict(zip(_SHARES, (shares(q), shares(k), shares(q, k)), strict=True))
+
+
+def _curve(batch: Batch, i: int) -> Columns:
+    field = batch.mean_fields[i]
+    if field is None:
+        return {}
+    at = distances(curve_end(batch, i))
+    return dict(vars(recency(field.curves(at), at)))
+
+
+def curve_end(batch: Batch, i: int) -> int:
+    """The last distance of the range that ``decay`` is over: as asked for, else half of what the queries see."""
+    reach, asked = int(batch.reach[i]), batch.options.decay_range
+    return max(reach // 2 if asked is None else min(asked, reach - 1), 2)
+
+
+POSITION = Analysis(
+    "position",
+    "what position alone says: its share of queries and keys, and how the mean score falls with distance",
+    (POSITION_TABLE,),
+    compute_position,
+    Scalars(POSITION_TABLE.columns, "position", in_runs=("position_share_q", "position_share_k", "decay")),
+    rotary=True,
+)
