@@ -26,8 +26,8 @@ def texts(tmp_path_factory) -> Path:
     return folder
 
 
-def save(family: Family, folder: Path) -> Path:
-    build(family).save_pretrained(folder)
+def save(family: Family, folder: Path, attention: str = "sdpa") -> Path:
+    build(family, attention).save_pretrained(folder)
     vocabulary = {"[PAD]": 0, "[BOS]": 1, "[EOS]": 2, **{word: 3 + i for i, word in enumerate(WORDS)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[PAD]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -6,6 +6,7 @@ The files that say whether there is one do not always agree, and a tokenizer con
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
 
 from qkscope.capture.options import ModelOptions
 from qkscope.capture.texts import Document
@@ -71,7 +73,7 @@ def find_bos(options: ModelOptions, tokenizer: PreTrainedTokenizerBase, asked: b
             raise CaptureError("neither the tokenizer nor the model names a BOS token; leave out --bos")
         return Bos(token, ASKED)
     statements = _Statements(
-        gguf.get("add_bos_token"), _stated(tokenizer), token is not None and _first_of("a", tokenizer) == token
+        gguf.get("add_bos_token"), _stated(options), token is not None and _first_of("a", tokenizer) == token
     )
     wanted, source = statements.decided()
     disagreement = statements.disagreement()
@@ -117,8 +119,17 @@ def _token(options: ModelOptions, tokenizer: PreTrainedTokenizerBase) -> int | N
     return int(token)
 
 
-def _stated(tokenizer: PreTrainedTokenizerBase) -> bool | None:
-    value = tokenizer.init_kwargs.get("add_bos_token")
+def _stated(options: ModelOptions) -> bool | None:
+    """``add_bos_token`` of tokenizer_config.json; transformers does not keep it for every kind of tokenizer."""
+    place = options.tokenizer or options.model
+    if place.endswith(".gguf"):
+        return None
+    try:
+        revision = None if options.tokenizer else options.revision
+        file = cached_file(place, "tokenizer_config.json", revision=revision)
+        value = json.loads(Path(str(file)).read_text(encoding="utf-8")).get("add_bos_token")
+    except (OSError, ValueError, AttributeError):
+        return None
     return value if isinstance(value, bool) else None
 
 
