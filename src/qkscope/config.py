@@ -110,12 +110,18 @@ class StudyRunConfig(_Strict):
     """Context length, where the tables do not say."""
     nope_layers: list[_Index] | None = None
     """Layers without rotary encoding, where the tables do not say."""
+    also: list[Annotated[str, Field(min_length=1)]] = []
+    """The same weights captured at other windows; PATH-at-N beside the path is found without being named."""
+    weights: str | None = None
+    """Hub id, folder or GGUF file of the model, for ``qkscope study capture``; relative to the study file."""
 
 
 class StudyConfig(_Strict):
     """A study: runs in order."""
 
     title: str = ""
+    compare_at: Count | None = None
+    """Window at which runs are compared; by default the smallest among them."""
     runs: Annotated[list[StudyRunConfig], Field(min_length=1)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,8 +51,8 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
     need_torch()
     from qkscope.capture.models import load_quietly
     from qkscope.config import StudyRunConfig
-    from qkscope.extras.family import CHECKPOINTS, FAMILY_TITLE, fast_checkpoints
-    from qkscope.report.gather import Sources, gather
+    from qkscope.extras.family import CHECKPOINTS, FAMILY_TITLE, fast_checkpoints, other_windows
+    from qkscope.report.gather import Sources, at_window, gather
 
     load_quietly()  # each checkpoint loads at once
     chosen = fast_checkpoints() if fast else CHECKPOINTS
@@ -59,6 +60,10 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
     for number, checkpoint in enumerate(chosen, start=1):
         log.info("capturing %s (%d of %d), window %d", checkpoint.name, number, len(chosen), checkpoint.window)
         folder = _capture(checkpoint, output / "runs" / checkpoint.name, 1024 if fast else 2048)
+        for window in other_windows(checkpoint, chosen):
+            log.info("capturing %s at a window of %d too, to compare", checkpoint.name, window)
+            there = at_window(str(folder), window)
+            _capture(replace(checkpoint, window=window), Path(there), 1024 if fast else 2048)
         said = {"label": checkpoint.name, "family": "tinyrope", "phase": checkpoint.phase, "step": checkpoint.step}
         items.append(StudyRunConfig(path=str(folder), **said))  # type: ignore[arg-type]
     with progress() as on_done:
@@ -67,16 +72,18 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
 
 def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
     from qkscope.capture import models, run
-    from qkscope.capture.bos import tokenize
+    from qkscope.capture.bos import find_bos, tokenize
     from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions
     from qkscope.capture.texts import read_documents
     from qkscope.extras.family import some_texts, tokenizer
 
     documents = read_documents([str(path) for path in some_texts(checkpoint.documents)], "text", None)
     source = ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
-    ids = tokenize(documents, models.load_tokenizer(source))
+    tokenizer_of_family = models.load_tokenizer(source)
+    bos = find_bos(source, tokenizer_of_family)
+    ids = tokenize(documents, tokenizer_of_family, bos)
     options = CaptureOptions(window=checkpoint.window, sample=sample)
-    about = {"id": checkpoint.name, "revision": None, "config_overrides": None}
+    about = {"id": checkpoint.name, "revision": None, "config_overrides": None, "bos": bos.as_dict()}
     with documents_done() as on_progress:
         return run.capture(source, documents, ids, output, options, about, ExecutionOptions(on_progress=on_progress))
 

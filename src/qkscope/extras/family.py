@@ -5,6 +5,7 @@ Trained by examples/tinyrope/train.py; the weights, the tokenizer and the texts 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -47,6 +48,17 @@ def fast_checkpoints() -> tuple[Checkpoint, ...]:
     """An early checkpoint, the end of pre-training and the last one, on fewer documents."""
     chosen = (CHECKPOINTS[1], CHECKPOINTS[5], CHECKPOINTS[9])
     return tuple(replace(checkpoint, documents=4) for checkpoint in chosen)
+
+
+def other_windows(checkpoint: Checkpoint, among: Sequence[Checkpoint]) -> list[int]:
+    """Windows at which a checkpoint is captured besides its own: the smallest, to compare; the last one, at all.
+
+    >>> [other_windows(checkpoint, CHECKPOINTS) for checkpoint in (CHECKPOINTS[0], CHECKPOINTS[-2], CHECKPOINTS[-1])]
+    [[], [1024], [1024, 4096]]
+    """
+    windows = sorted({other.window for other in among})
+    wanted = windows if checkpoint == among[-1] else windows[:1]
+    return [window for window in wanted if window < checkpoint.window]
 
 
 def texts() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import time
 from collections.abc import Sequence
@@ -18,15 +19,33 @@ from qkscope.pipeline.job import Job
 from qkscope.report.points import COMPLEMENT_AXES, MOST_ROWS
 from qkscope.results.reader import is_results
 from qkscope.runs.run import Run, open_run
-from qkscope.study.study import Entry, Study, build
+from qkscope.study.study import Entry, Study, build, joined, some
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of a study, in order."""
+    """The sources of a study, in order, and the window at which they are compared."""
 
     items: tuple[StudyRunConfig, ...]
     title: str = ""
+    compare_at: int | None = None
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """One source: a results folder, or a run that is still to be analysed; and which run of the study it belongs to."""
+
+    item: StudyRunConfig
+    path: Path
+    run: Run | None
+    """None: it has tables already."""
+    other: bool = False
+    """Whether it is the same weights at another window."""
+
+    @property
+    def window(self) -> int | None:
+        """Context length, if it is known before the analysis."""
+        return None if self.run is None else self.run.source.window
 
 
 def sources(arguments: Sequence[str]) -> Sources:
@@ -38,14 +57,23 @@ def sources(arguments: Sequence[str]) -> Sources:
         return Sources(tuple(StudyRunConfig(path=argument) for argument in arguments))
     path = Path(files[0])
     config = load_study_config(path)
-    return Sources(tuple(_located(item, path.parent) for item in config.runs), config.title)
+    return Sources(tuple(_located(item, path.parent) for item in config.runs), config.title, config.compare_at)
 
 
 def _located(item: StudyRunConfig, folder: Path) -> StudyRunConfig:
     """Paths in a study file are relative to it; a path that does not exist but could be a Hub id is not changed."""
-    path = folder / item.path
-    is_hub_id = not path.exists() and (item.path.count("/") == 1 or item.path.startswith("hf://"))
-    return item if is_hub_id else item.model_copy(update={"path": str(path)})
+    places = [item.path, *item.also]
+    path, *also = (place if _is_hub_id(place, folder) else str(folder / place) for place in places)
+    return item.model_copy(update={"path": path, "also": also})
+
+
+def _is_hub_id(place: str, folder: Path) -> bool:
+    return not (folder / place).exists() and (place.count("/") == 1 or place.startswith("hf://"))
+
+
+def at_window(path: str, window: int) -> str:
+    """Where the same weights at another window are looked for, and written."""
+    return f"{path.rstrip('/')}-at-{window}"
 
 
 def gather(
@@ -60,27 +88,83 @@ def gather(
 
     With ``points``, vectors of four heads are kept for the collages, and fewer of every other head for the explorer.
     """
-    folders = [Path(item.path) for item in given.items]
-    has_tables = [is_results(path) for path in folders]
-    runs = {i: _open(item) for i, item in enumerate(given.items) if not has_tables[i]}
-    folders_of_runs = {i: folder / _safe(f"{i:02d}-{run.model}") for i, run in runs.items()}
+    opened = [part for item in given.items for part in _opened(item)]
+    folders = {i: folder / _safe(_name(i, part)) for i, part in enumerate(opened) if part.run is not None}
+    reach = _common_range(opened)
     jobs = {
-        i: Job(run, points=run_points(run) if points else None, config={"command": "report"}) for i, run in runs.items()
+        i: Job(
+            part.run,
+            points=run_points(part.run) if points and not part.other else None,
+            decay_range=reach,
+            config={"command": "report"},
+        )
+        for i, part in enumerate(opened)
+        if part.run is not None
     }
     started = time.monotonic()
     outcomes = analyze(list(jobs.values()), place=Place(workers), on_done=on_done) if jobs else []
     seconds = time.monotonic() - started
     for i, outcome in zip(jobs, outcomes, strict=True):
-        write_results(folders_of_runs[i], [outcome], wall_seconds=seconds)
+        write_results(folders[i], [outcome], wall_seconds=seconds)
     entries = [
-        _entry(item, folders[i]) if has_tables[i] else replace(_entry(item, folders_of_runs[i]), model=runs[i].model)
-        for i, item in enumerate(given.items)
+        _entry(part.item, part.path)
+        if part.run is None
+        else replace(_entry(part.item, folders[i]), model=part.run.model)
+        for i, part in enumerate(opened)
     ]
-    return build(entries, given.title)
+    main = [entry for entry, part in zip(entries, opened, strict=True) if not part.other]
+    others = [entry for entry, part in zip(entries, opened, strict=True) if part.other]
+    return with_windows(build(main, given.title), [build([entry]) for entry in others], given.compare_at)
 
 
-def _open(item: StudyRunConfig) -> Run:
-    return open_run(item.path, item.revision, model=item.label or item.model, family=item.family or "")
+def with_windows(study: Study, others: Sequence[Study], compare_at: int | None = None) -> Study:
+    """A study whose runs are also known at other windows; each of ``others`` is one of its runs."""
+    windows = study.windows
+    if compare_at is None and len(windows) > 1:
+        compare_at = windows[0]
+    if compare_at is None and not others:
+        return study
+    at = {window: _at(study, others, window) for window in {*windows, *(w for o in others for w in o.windows)}}
+    alike = len(windows) < 2 and (compare_at is None or windows == [compare_at])
+    return replace(study, compare_at=None if alike else compare_at, at={w: at[w] for w in sorted(at) if at[w].runs})
+
+
+def _at(study: Study, others: Sequence[Study], window: int) -> Study:
+    """The runs of a study that were captured at this window, in its order."""
+    parts = {run.label: some(study, [run.label]) for run in study.runs if run.window == window}
+    parts |= {other.labels[0]: other for other in others if other.windows == [window] and other.labels[0] not in parts}
+    chosen = [parts[label] for label in study.labels if label in parts]
+    return replace(joined(chosen), title=study.title)
+
+
+def _opened(item: StudyRunConfig) -> list[_Opened]:
+    """The source of a run, and those of the same weights at other windows."""
+    beside = Path(item.path)
+    found = sorted(str(path) for path in beside.parent.glob(f"{glob.escape(beside.name)}-at-*") if path.is_dir())
+    also = [*item.also, *(path for path in found if path not in item.also)]
+    first = _one(item, item.path, item.label or item.model)
+    label = item.label or item.model or (None if first.run is None else first.run.model)
+    named = item.model_copy(update={"label": label, "model": None})
+    # Tables are analysed under a label of their own, and shown under that of the run.
+    return [first, *(replace(_one(named, place, Path(place).name), other=True) for place in also)]
+
+
+def _one(item: StudyRunConfig, place: str, label: str | None) -> _Opened:
+    path = Path(place)
+    if is_results(path):
+        return _Opened(item, path, None)
+    return _Opened(item, path, open_run(place, item.revision, model=label, family=item.family or ""))
+
+
+def _common_range(opened: Sequence[_Opened]) -> int | None:
+    """Half of the smallest window, if windows differ: the range over which decay is compared."""
+    windows = {part.window for part in opened if part.window is not None}
+    return min(windows) // 2 if len(windows) > 1 else None
+
+
+def _name(number: int, part: _Opened) -> str:
+    assert part.run is not None
+    return f"{number:02d}-{part.run.model}"
 
 
 def run_points(run: Run) -> PointOptions:

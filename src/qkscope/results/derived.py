@@ -43,7 +43,7 @@ def _run(tables: Mapping[str, pd.DataFrame], model: str, entry: Mapping[str, Any
     window = int(rotated["window"].max()) if rotated is not None and len(rotated) else None
     labels = {"model": model, "family": entry.get("family") or "", "phase": "", "step": np.nan, "window": window}
     counts: dict[str, Any] = {"n_heads": max(len(one_per_head(frame)) for frame in own_tables.values())}
-    counts |= {name: entry.get(name) for name in ("n_documents", "n_tokens")}
+    counts |= {name: entry.get(name) for name in ("n_documents", "n_tokens", "loss")}
     return labels | counts | run_row(own_tables, merged_headline(entry))
 
 

@@ -52,6 +52,7 @@ DERIVED: dict[str, list[Column]] = {
         Column("n_heads", "heads", "query heads analysed", "7"),
         Column("n_documents", "documents", "measured; of a dataset, those of its first head", "7", dtype="Int64"),
         Column("n_tokens", "tokens", "measured; of a dataset, rows of its first query head", "7", dtype="Int64"),
+        Column("loss", "nats per token", "mean loss of the documents, from some tokens of each, if captured", "0"),
         *(
             Column(f"{column}_{name}", f"as {column}", meaning.format(column), "7")
             for columns in SUMMED_UP.values()

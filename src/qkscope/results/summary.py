@@ -32,8 +32,8 @@ class ModelResults:
     family: str
     source: Mapping[str, object]
     """Identity of the data that was read."""
-    extent: Mapping[str, int | None]
-    """Numbers of documents and tokens."""
+    extent: Mapping[str, Any]
+    """Numbers of documents and tokens, and the mean loss."""
     config: Mapping[str, object]
     """The configuration it came from."""
     analyses: tuple[Analysis, ...]

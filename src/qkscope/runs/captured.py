@@ -18,7 +18,7 @@ from qkscope.core.sample import ordered_sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.files.dataset import Dataset
 from qkscope.files.layerfiles import layer_file
-from qkscope.files.runfolder import LEFT_OUT, MOMENTS, SAMPLE, RunFolder
+from qkscope.files.runfolder import LEFT_OUT, LOSS, MOMENTS, SAMPLE, RunFolder
 from qkscope.heads import HeadId
 from qkscope.runs.loading import read_head
 from qkscope.runs.source import WHOLE, Extent, LayerNotes, Reading
@@ -114,7 +114,10 @@ class CapturedSource:
         """Number of documents in the manifest, and of their tokens, without those that were left out."""
         left_out = {entry["document"] for entry in self.run.manifest.get(LEFT_OUT, [])}
         documents = [entry for number, entry in enumerate(self.run.manifest["documents"]) if number not in left_out]
-        return Extent(len(documents), sum(int(entry["tokens"]) for entry in documents))
+        loss = self.run.manifest.get(LOSS)
+        mean = loss.get("mean") if isinstance(loss, dict) else None
+        tokens = sum(int(entry["tokens"]) for entry in documents)
+        return Extent(len(documents), tokens, float(mean) if isinstance(mean, int | float) else None)
 
     def identity(self) -> dict[str, str]:
         """Folder, model and corpus."""

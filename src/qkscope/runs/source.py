@@ -50,6 +50,8 @@ class Extent:
 
     n_documents: int | None
     n_tokens: int | None
+    loss: float | None = None
+    """Mean loss of the documents in nats per token, if a capture recorded it."""
 
 
 class Source(Protocol):

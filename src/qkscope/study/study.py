@@ -6,7 +6,7 @@ that a figure needs must exist.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +46,8 @@ class StudyRun:
     """Number of documents measured, if a summary has it."""
     n_tokens: int | None = None
     """Number of tokens measured, if a summary has it."""
+    loss: float | None = None
+    """Mean loss of the documents in nats per token, if a summary has it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,28 @@ class Study:
     runs: tuple[StudyRun, ...]
     tables: dict[str, pd.DataFrame]
     title: str = ""
+    compare_at: int | None = None
+    """Window at which runs are compared; None: all have the same one, or it is not known."""
+    at: Mapping[int, Study] = field(default_factory=dict)
+    """The same runs at other windows, as far as they were captured there, by window."""
+
+    @property
+    def compared(self) -> Study:
+        """The runs as they are compared: at one window, as far as they were captured there."""
+        return self if self.compare_at is None else self.at.get(self.compare_at, self)
+
+    @property
+    def uncompared(self) -> list[str]:
+        """Runs that have another window than the one of comparison and were not captured there."""
+        if self.compare_at is None:
+            return []
+        there = self.at[self.compare_at].labels if self.compare_at in self.at else []
+        return [run.label for run in self.runs if run.label not in there]
+
+    @property
+    def windows(self) -> list[int]:
+        """The windows of the runs, in order."""
+        return sorted({run.window for run in self.runs if run.window})
 
     @property
     def labels(self) -> list[str]:
@@ -135,6 +159,23 @@ def build(entries: Sequence[Entry], title: str = "") -> Study:
     return Study(tuple(runs), tables, title)
 
 
+def some(study: Study, labels: Sequence[str]) -> Study:
+    """A study of some of the runs."""
+    runs = tuple(run for run in study.runs if run.label in labels)
+    tables = {name: frame[frame["model"].isin(list(labels))] for name, frame in study.tables.items()}
+    return Study(runs, {name: frame for name, frame in tables.items() if len(frame)}, study.title)
+
+
+def joined(studies: Sequence[Study]) -> Study:
+    """A study of all runs of these."""
+    names = dict.fromkeys(name for study in studies for name in study.tables)
+    tables = {
+        name: pd.concat([study.tables[name] for study in studies if name in study.tables], ignore_index=True)
+        for name in names
+    }
+    return Study(tuple(run for study in studies for run in study.runs), tables)
+
+
 def _take(entry: Entry, folder: Folder, model: str) -> tuple[StudyRun, dict[str, pd.DataFrame]]:
     """One model's rows under the study's label and family."""
     tables = {name: rows for name, frame in folder.tables.items() if len(rows := frame[frame["model"] == model])}
@@ -155,6 +196,7 @@ def _take(entry: Entry, folder: Folder, model: str) -> tuple[StudyRun, dict[str,
         headline=merged_headline(folder.summary.get(model)),
         n_documents=_count(folder.summary.get(model), "n_documents"),
         n_tokens=_count(folder.summary.get(model), "n_tokens"),
+        loss=_loss(folder.summary.get(model)),
     )
     named = {name: rows.assign(model=label, family=str(family)) for name, rows in tables.items()}
     return run, named
@@ -171,6 +213,11 @@ def _only(tables: dict[str, pd.DataFrame], column: str, otherwise: Any) -> Any:
 def _count(summary: Any, name: str) -> int | None:
     value = summary.get(name) if isinstance(summary, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _loss(summary: Any) -> float | None:
+    value = summary.get("loss") if isinstance(summary, dict) else None
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else None
 
 
 def _window(tables: dict[str, pd.DataFrame]) -> int | None:
