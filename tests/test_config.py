@@ -94,6 +94,7 @@ GOOD = {"model": "m", "data": {"dataset": "d"}}
         (GOOD | {"pca": {"low": 0.9}}, "low (0.9) must not exceed high (0.7)"),
         (GOOD | {"pca": {"n_components": 0}}, "pca.n_components: Input should be greater than 0"),
         ({"model": "m", "data": {"dataset": "d", "layers": [-1]}}, "data.layers.0: Input should be greater than or"),
+        ({"model": "m", "data": {"dataset": "d", "skip_first": -1}}, "data.skip_first: Input should be greater than"),
         (GOOD | {"workers": "many"}, "workers"),
         ("model: [", "is not valid YAML"),
         ("- a\n- b", "expected keys such as 'model', got list"),
@@ -152,6 +153,7 @@ def test_defaults_are_the_published_ones(tmp_path):
     assert (config.pca.n_components, config.pca.high, config.pca.low) == (10, 0.7, 0.3)
     assert (config.rotation.centering, config.rotation.pairing) == ("pooled", "independent")
     assert config.workers == "auto"
+    assert config.data.skip_first == 0
 
 
 def test_a_capture_takes_what_has_no_bound_as_it_is(tmp_path):

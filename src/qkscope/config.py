@@ -34,6 +34,8 @@ class DataConfig(_Strict):
     """Only these query heads of each layer."""
     max_samples: Annotated[int, Field(ge=2, lt=2**31, strict=True)] | None = None
     """At most this many rows of each head."""
+    skip_first: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 0
+    """Positions at the start of every document that are left out: attention sinks."""
     sample_heads: Count | None = None
     """Only this many query heads, drawn at random."""
     seed: int = 0

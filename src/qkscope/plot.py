@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from qkscope.analyses.options import PointOptions
@@ -30,25 +31,38 @@ MOST_POINTS = 8000
 
 
 def pc_plane(
-    run: Run, heads: _Heads | None = None, pcs: tuple[int, int] = (0, 1), *, seed: int = 42, kinds: str = "qk"
+    run: Run,
+    heads: _Heads | None = None,
+    pcs: tuple[int, int] = (0, 1),
+    *,
+    seed: int = 42,
+    kinds: str = "qk",
+    scaled_positions: bool = False,
 ) -> Figure:
-    """Queries and keys on two principal components; of the given heads, or of four heads drawn with the seed."""
+    """Queries and keys on two principal components; of the given heads, or of four heads drawn with the seed.
+
+    With ``scaled_positions``, here and below, colours show position / (window − 1), from 0 to 1; where the window is
+    not known, position / the largest one shown.
+    """
     chosen = list(heads or draw_heads(run, seed))
     study = heads_study(Job(run), chosen, ("pca",), PointOptions(axes=0, rows=MOST_POINTS, pcs=tuple(sorted(set(pcs)))))
-    return components_figure(study, chosen, pcs, kinds)
+    return components_figure(study, chosen, pcs, kinds, scaled_positions=scaled_positions)
 
 
-def ab_plane(run: Run, heads: _Heads | None = None, *, seed: int = 42) -> Figure:
+def ab_plane(run: Run, heads: _Heads | None = None, *, seed: int = 42, scaled_positions: bool = False) -> Figure:
     """Queries and keys on the drift axis a and the separation axis b."""
     chosen = list(heads or draw_heads(run, seed))
-    return plane_figure(heads_study(Job(run), chosen, ("rotation",), PointOptions(axes=0, rows=MOST_POINTS)), chosen)
+    study = heads_study(Job(run), chosen, ("rotation",), PointOptions(axes=0, rows=MOST_POINTS))
+    return plane_figure(study, chosen, scaled_positions=scaled_positions)
 
 
-def complement(run: Run, head: tuple[int, int] | None = None, *, seed: int = 42) -> Figure:
+def complement(
+    run: Run, head: tuple[int, int] | None = None, *, seed: int = 42, scaled_positions: bool = False
+) -> Figure:
     """The complement of one head, plane by plane."""
     chosen = head or draw_heads(run, seed)[0]
     study = heads_study(Job(run), [chosen], ("planes",), PointOptions(rows=MOST_POINTS))
-    return complement_figure(study, chosen)
+    return complement_figure(study, chosen, scaled_positions=scaled_positions)
 
 
 def draw_heads(run: Run, seed: int = 42) -> list[tuple[int, int]]:
@@ -63,26 +77,35 @@ def heads_study(job: Job, heads: _Heads, analyses: Sequence[str], points: PointO
         raise ConfigError(f"{job.run.model} has no head l{missing[0][0]:02d}h{missing[0][1]:02d}")
     job = replace(job, selection=Selection(exactly=frozenset(heads)), points=points)
     (outcome,) = analyze([job], analyses, place=HERE, intervals=False, strict=True)
-    return Study((StudyRun(job.run.model, job.run.family),), outcome.tables.frames)
+    return Study((StudyRun(job.run.model, job.run.family, window=job.run.source.window),), outcome.tables.frames)
 
 
-def components_figure(study: Study, heads: _Heads, pcs: tuple[int, int], kinds: str = "qk") -> Figure:
+def components_figure(
+    study: Study, heads: _Heads, pcs: tuple[int, int], kinds: str = "qk", *, scaled_positions: bool = False
+) -> Figure:
     """Draw heads of a study of one run on two components."""
     data = collages.prepare_components(study, _keys(study, heads), pcs)
+    shown = data[data["kind"].isin(list(kinds))]
     with house_style():
-        return collages.draw_components(data[data["kind"].isin(list(kinds))])
+        return collages.draw_components(_scaled(study, shown, scaled_positions))
 
 
-def plane_figure(study: Study, heads: _Heads) -> Figure:
+def plane_figure(study: Study, heads: _Heads, *, scaled_positions: bool = False) -> Figure:
     """Draw heads of a study of one run on a and b."""
+    data = collages.prepare_plane(study, _keys(study, heads))
     with house_style():
-        return collages.draw_plane(collages.prepare_plane(study, _keys(study, heads)))
+        return collages.draw_plane(_scaled(study, data, scaled_positions))
 
 
-def complement_figure(study: Study, head: tuple[int, int]) -> Figure:
+def complement_figure(study: Study, head: tuple[int, int], *, scaled_positions: bool = False) -> Figure:
     """Draw the complement of a head of a study of one run."""
+    data = collages.prepare_complement(study, _keys(study, [head])[0])
     with house_style():
-        return collages.draw_complement(collages.prepare_complement(study, _keys(study, [head])[0]))
+        return collages.draw_complement(_scaled(study, data, scaled_positions))
+
+
+def _scaled(study: Study, data: pd.DataFrame, scaled_positions: bool) -> pd.DataFrame:
+    return collages.scale_positions(study, data) if scaled_positions else data
 
 
 def _keys(study: Study, heads: _Heads) -> list[collages.HeadKey]:

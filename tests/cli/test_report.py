@@ -210,6 +210,24 @@ def test_other_components_and_queries_alone(dataset, tmp_path):
     assert {"pc3", "pc5"} <= set(pd.read_parquet(tmp_path / "results" / "points.parquet"))
 
 
+@pytest.mark.parametrize(
+    ("on", "options", "name"),
+    [
+        (pca_visualize_app, ("--qk",), "pc0-pc1-qk"),
+        (rotate_visualize_app, (), "ab-plane"),
+        (rotate_visualize_app, ("--complement",), "complement"),
+    ],
+)
+def test_scaled_positions_are_another_picture(dataset, tmp_path, on, options, name):
+    path = config(tmp_path, dataset)
+    for more in ((), ("--scaled-positions",)):
+        done = run("--config", path, "--layer", 0, "--head", 0, *options, *more, on=on)
+        assert done.exit_code == 0, done.output
+    figures = tmp_path / "results" / "figures"
+    assert {p.name for p in figures.iterdir()} == {f"tiny-{name}-l00h00.png", f"tiny-{name}-scaled-l00h00.png"}
+    assert len({p.read_bytes() for p in figures.iterdir()}) == 2
+
+
 def test_the_plane_and_the_complement(tmp_path):
     head = plant(
         68, rings=[Ring(0.5, 4.0, 4.0)], mu_q=(2.0, 9.0), mu_k=(0.0, -9.0), n=600, documents=8, window=512, alpha_k=0.02

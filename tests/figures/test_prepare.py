@@ -303,6 +303,37 @@ def test_the_complement_is_drawn_plane_by_plane_as_far_as_there_are_coordinates(
         )
 
 
+def test_scaled_positions_are_shares_of_the_window_or_of_the_largest_position_shown():
+    rows = [{"r_q": 0, "r_k": 0}]
+    known = study(rows, points=points(), runs=[StudyRun("m", window=199)])
+    data = collages.scale_positions(known, collages.prepare_plane(known))
+    vectors = data[data["kind"].isin(["q", "k"])]
+    np.testing.assert_allclose(vectors["scaled_position"], vectors["position"] / 198)
+    assert data.loc[data["kind"].str.startswith("line"), "scaled_position"].isna().all()
+    unknown = study(rows, points=points())
+    queries = collages.prepare_components(unknown).query("kind == 'q'")
+    scaled = collages.scale_positions(unknown, queries)["scaled_position"]
+    np.testing.assert_allclose(scaled, queries["position"] / 98)
+    assert (scaled.min(), scaled.max()) == (0, 1)
+
+
+def test_positions_are_scaled_by_the_window_of_their_own_run():
+    frame = pd.concat([points(), points(model="n"), points(model="o")])
+    runs = [StudyRun("m", window=100), StudyRun("n", window=991), StudyRun("o")]
+    several = study([{"r_q": 0, "r_k": 0}], points=frame, runs=runs)
+    data = collages.prepare_plane(several, [("m", 0, 0), ("n", 0, 0), ("o", 0, 0)])
+    largest = collages.scale_positions(several, data).groupby("model")["scaled_position"].max()
+    assert largest.to_dict() == pytest.approx({"m": 1.0, "n": 0.1, "o": 1.0})
+
+
+@pytest.mark.parametrize("window", [None, 1])
+def test_a_single_position_is_scaled_to_zero(window):
+    alone = study([{"r_q": 0, "r_k": 0}], points=points(position=0), runs=[StudyRun("m", window=window)])
+    data = collages.scale_positions(alone, collages.prepare_components(alone))
+    assert data["scaled_position"].eq(0).all()
+    collages.draw_components(data)
+
+
 def test_without_points_collages_say_what_to_do():
     with pytest.raises(NotApplicable, match=r"analyze --points"):
         collages.prepare_plane(study([{"r_q": 0, "r_k": 0}]))

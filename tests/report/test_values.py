@@ -17,7 +17,9 @@ def one_run(**headline) -> Study:
 
 
 def test_an_interval_over_documents_is_taken_where_the_summary_is_about_the_same_rows():
-    study = one_run(bias_strength={"mean": 0.25, "low": 0.2, "high": 0.3})
+    study = one_run(
+        bias_strength={"mean": 0.25, "low": 0.2, "high": 0.3}, bias_window={"mean": 25.0, "low": 20.0, "high": 30.0}
+    )
     frame = study.tables["rotated"]
     assert mean_of(study, ["m"], frame, "bias_strength") == Value(0.25, 0.2, 0.3, DOCUMENTS)
     per_window = mean_of(study, ["m"], frame, "bias_window")

@@ -7,11 +7,14 @@ import pytest
 
 from qkscope.core.headmoments import bucket_moments, cell_means, group_moments
 from qkscope.core.rows import Rows
-from qkscope.errors import HeadError
+from qkscope.core.sample import Sample
+from qkscope.errors import ConfigError, HeadError
 from qkscope.files.dataset import Dataset, write_dataset
+from qkscope.files.runfolder import MANIFEST
 from qkscope.files.vectors import write_rows
 from qkscope.heads import HeadId
 from qkscope.runs.loading import load_key_group, read_head
+from qkscope.runs.run import open_run
 from qkscope.runs.source import Reading
 from tests.helpers import small_dataset
 
@@ -120,6 +123,87 @@ def test_at_most_so_many_rows_are_the_same_ones_each_time(dataset):
     assert len(a) == 40
     np.testing.assert_array_equal(a.x, b.x)
     assert not np.array_equal(a.x, other.x)
+
+
+def without_first(dataset: Dataset, skip_first: int) -> None:
+    """Remove the first positions from every file."""
+    for head in dataset.heads:
+        rows = dataset.read(head)
+        write_rows(dataset.path(head), rows.take(np.flatnonzero(rows.position >= skip_first)))
+
+
+@pytest.mark.parametrize("skip_first", [1, 40, 100])
+def test_skipped_positions_are_as_if_the_files_did_not_hold_them(tmp_path, skip_first):
+    whole, rest = (
+        Dataset.open(small_dataset(tmp_path / name, layers=1, window=512, rope={"theta": 10_000.0}))
+        for name in ("whole", "rest")
+    )
+    without_first(rest, skip_first)
+    reading = {"buckets": 4, "sample": 40, "rotary": True, "paired": True}
+    (one, _), _ = load(whole, skip_first=skip_first, **reading)
+    (expected, _), _ = load(rest, **reading)
+    for name, array in vars(expected.moments.q).items():
+        np.testing.assert_array_equal(getattr(one.moments.q, name), array)
+    np.testing.assert_array_equal(one.moments.k_cells.mean_x, expected.moments.k_cells.mean_x)
+    np.testing.assert_array_equal(one.moments.q_buckets.n, expected.moments.q_buckets.n)
+    np.testing.assert_array_equal(one.moments.cross.n, expected.moments.cross.n)
+    np.testing.assert_array_equal(one.vectors.k.x, expected.vectors.k.x)
+    np.testing.assert_array_equal(one.rotary.mean_q, expected.rotary.mean_q)
+
+
+def test_skipping_none_changes_nothing(dataset):
+    kept = read_head(dataset, Q[0], Reading(skip_first=0))
+    np.testing.assert_array_equal(kept.rows.x, dataset.read(Q[0]).ordered().x)
+
+
+def test_the_window_stays_where_positions_are_skipped(dataset):
+    whole, skipped = (read_head(dataset, Q[0], Reading(skip_first=first)) for first in (0, 500))
+    assert skipped.last == whole.last
+    assert len(skipped.rows) < len(whole.rows)
+    assert int(load(dataset, skip_first=300)[0][0].moments.window) == int(load(dataset)[0][0].moments.window)
+
+
+def test_positions_are_skipped_before_rows_are_sampled(dataset):
+    rows = dataset.read(Q[0])
+    counted = rows.take(np.flatnonzero(rows.position >= 300))
+    expected = Sample.from_rows(counted, 40, seed=3).rows.ordered()
+    kept = read_head(dataset, Q[0], Reading(max_samples=40, seed=3, skip_first=300)).rows
+    assert len(kept) == 40
+    np.testing.assert_array_equal(kept.x, expected.x)
+
+
+def test_skipped_rows_do_not_count_as_dropped(dataset):
+    rows = dataset.read(Q[0]).ordered()
+    x = rows.x.copy()
+    early, late = rows.position.argmin(), rows.position.argmax()
+    x[[early, late]] = np.nan
+    write_rows(dataset.path(Q[0]), Rows(x, rows.position, rows.example_id))
+    kept = read_head(dataset, Q[0], Reading(skip_first=100))
+    assert kept.dropped == 1
+    assert len(kept.rows) == (rows.position >= 100).sum() - 1
+
+
+def test_a_head_of_which_too_little_is_left_says_what_was_skipped(dataset):
+    heads, failed = load(dataset, skip_first=10_000)
+    assert not heads
+    assert "expected at least 2 rows from position 10000 on, got 0" in str(failed[0])
+
+
+@pytest.mark.parametrize("skip_first", [-1, 2**31])
+def test_how_many_positions_can_be_skipped(tmp_path, skip_first):
+    with pytest.raises(ConfigError, match=f"expected skip_first .* got {skip_first}"):
+        open_run(small_dataset(tmp_path / "data", layers=1), skip_first=skip_first)
+
+
+def test_a_captured_run_has_skipped_what_it_skipped(tmp_path):
+    (tmp_path / MANIFEST).write_text("{}")
+    with pytest.raises(ConfigError, match="is a captured run, whose skip_first cannot be changed"):
+        open_run(tmp_path, skip_first=4)
+
+
+def test_a_run_skips_in_its_samples_too(tmp_path):
+    run = open_run(small_dataset(tmp_path / "data", layers=1), skip_first=100)
+    assert run.sample(Q[0], 50).rows.position.min() >= 100
 
 
 def test_a_window_that_no_position_comes_near_is_refused(tmp_path):

@@ -110,8 +110,8 @@ def one_per_head(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop_duplicates(["layer", "head"])
 
 
-Means = dict[str, tuple[pd.Series, Float[np.ndarray, "heads groups"] | None]]
-"""Numbers per head by name, with replicates if there are any."""
+Means = dict[str, tuple[pd.Series, Float[np.ndarray, "heads groups"] | None, Scale]]
+"""Numbers per head by name, with replicates if there are any, and the scale of the interval."""
 
 
 @dataclass(frozen=True)

@@ -174,5 +174,6 @@ def _locked(head: HeadData) -> tuple[LockedSplit, LockedSplit] | None:
     if rotary.temperature is None or head.vectors is None:
         queries = LockedSums.of_moments(moments.q, rotary.q)
     else:
-        queries = LockedSums.of_rows(head.vectors.q.as_double(), rotary.rope, rotary.temperature)
+        sample, in_all = head.vectors.q.as_double(), float(moments.q.n.sum())
+        queries = LockedSums.of_rows(sample, rotary.rope, rotary.temperature, in_all)
     return locked_split(queries, rotary.rope), locked_split(LockedSums.of_moments(moments.k, rotary.k), rotary.rope)

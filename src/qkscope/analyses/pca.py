@@ -34,8 +34,11 @@ def first_component(qk: pd.DataFrame) -> pd.DataFrame:
 def _signs(rows: pd.DataFrame, left_out: Columns) -> Means:
     """|r_k|, and the share of heads whose keys drift against the queries."""
     replicates = np.abs(left_out["r_k"]) if "r_k" in left_out else None
-    discordant = (rows["concordant"] == False).fillna(False)  # noqa: E712
-    return {"abs_r_k": (rows["r_k"].abs(), replicates), "discordant_share": (discordant, None)}
+    discordant = (rows["r_k"] < 0).astype(float).where(rows["concordant"].notna())
+    return {
+        "abs_r_k": (rows["r_k"].abs(), replicates, Scale.MAGNITUDE),
+        "discordant_share": (discordant, None, Scale.SHARE),
+    }
 
 
 def _ambiguous(batch: Batch, columns: Columns) -> dict[str, Bool[np.ndarray, "heads"]]:
@@ -114,7 +117,7 @@ HEADS_TABLE = Table(
         ),
         Column("amplification", "score per token", "mu_q·slope_k on component 0", "1", _LINEAR, signed=True),
         Column(
-            "amplification_window", "score", "amplification × window", "1", _LINEAR, signed=True,
+            "amplification_window", "score", "amplification × reach", "1", _LINEAR, signed=True,
             per_token="amplification",
         ),
         Column("fisher", "ratio", "of component 0", "1", Scale.POSITIVE),

@@ -25,7 +25,7 @@ _SVD = (
         "frequency", "radians per token", "at which the angle turns with position; its sign is the plane's", "3",
         signed=True,
     ),
-    Column("resultant", "share", "mean length of e^{i(θ − ωt)} over queries and keys", "3"),
+    Column("resultant", "share", "mean length of e^{iθ} less its class mean, turned back by ωt, of both classes", "3"),
     Column("coherence", "ratio", "|Σ_d F_d|² / Σ_d |F_d|² over documents: about 1 by chance", "3"),
     Column("coherence_chance", "ratio", "what 99% of structureless planes on the same tokens stay below", "3"),
     Column("ring", "ratio", "coefficient of variation of the radius: 0 is a perfect ring, 0.5 a Gaussian cloud", "3"),

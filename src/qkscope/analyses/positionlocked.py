@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Complex, Float
 
 from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
-from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.rope import Rope, UndoneSums
 from qkscope.core.rows import Rows
@@ -44,12 +43,13 @@ class LockedSums:
         return cls(n, energy, n[:, None] * mean, undone.total, undone.n)
 
     @classmethod
-    def of_rows(cls, rows: Rows, rope: Rope, temperature: Float[np.ndarray, "positions"]) -> LockedSums:
-        """From vectors at whose positions a temperature applies."""
-        factor = temperature[rows.position]
+    def of_rows(cls, rows: Rows, rope: Rope, temperature: Float[np.ndarray, "positions"], in_all: float) -> LockedSums:
+        """From a sample of ``in_all`` vectors, at whose positions a temperature applies."""
+        factor, times = temperature[rows.position], in_all / max(len(rows), 1)
         undone = rope.unrotated(rows.x, rows.position) * factor[:, None]
         member = (rows.example_id % N_GROUPS == np.arange(N_GROUPS)[:, None]).astype(float)
-        return cls(member.sum(1), member @ rows.x**2, member @ rows.x, member @ undone, member @ factor**2)
+        sums = (member.sum(1), member @ rows.x**2, member @ rows.x, member @ undone, member @ factor**2)
+        return cls(*(times * part for part in sums))
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ class LockedSplit:
 
     @property
     def by_plane(self) -> Float[np.ndarray, "planes"]:
-        """The share of position in each plane."""
-        return 1.0 - ratio(self.content[0], self.whole[0])
+        """The share of position in each plane; NaN where nothing varies, or with fewer than two groups."""
+        known = self.whole[0] > 0
+        return np.where(known, 1.0 - self.content[0] / np.where(known, self.whole[0], 1.0), np.nan)
 
 
 def locked_split(sums: LockedSums, rope: Rope) -> LockedSplit:
@@ -92,8 +93,8 @@ def _residual(
     weight: Float[np.ndarray, "8"],
 ) -> Float[np.ndarray, "sets c"]:
     """Σ_g Σ_{t∈g} |x_t − m_{−g}|² for every set of groups; NaN where a set has fewer than two groups with rows."""
-    others = (ALL_AND_WITHOUT @ total)[:, None] - total
-    mean = others / np.maximum((ALL_AND_WITHOUT @ weight)[:, None] - weight, np.finfo(float).tiny)[..., None]
+    others, other_weight = (ALL_AND_WITHOUT @ total)[:, None] - total, (ALL_AND_WITHOUT @ weight)[:, None] - weight
+    mean = np.where(other_weight[..., None] > 0, others / np.where(other_weight > 0, other_weight, 1.0)[..., None], 0.0)
     product = (total * mean.conj()).real
     parts = energy - 2 * product + weight[:, None] * np.abs(mean) ** 2
     enough = ((ALL_AND_WITHOUT * n) > 0).sum(-1) > 1

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary
-from qkscope.core.rows import Pair
+from qkscope.core.rows import Pair, Rows
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,17 @@ def rope_planes(rotary: HeadRotary, q: Moments, k: Moments, pair: Pair, window: 
     return RopePlanes(
         theta=theta,
         var_share=ratio(np.array([variance[plane].sum() for plane in planes]), variance.sum()),
-        lock_q=_lock(rotary.mean_q, pair.q.x, planes, q),
+        lock_q=_lock(rotary.mean_q, _without_temperature(pair.q, rotary), planes, q),
         lock_k=_lock(rotary.mean_k, pair.k.x, planes, k),
         cycles=theta * window / (2 * np.pi),
         bias_part=bias_part,
         bias_share=ratio(np.abs(bias_part), np.abs(bias_part).sum()),
     )
+
+
+def _without_temperature(rows: Rows, rotary: HeadRotary) -> Float[np.ndarray, "n d"]:
+    """The vectors divided by the temperature of their positions, as the means are."""
+    return rows.x if rotary.temperature is None else rows.x / rotary.temperature[rows.position][:, None]
 
 
 def _lock(

@@ -34,7 +34,7 @@ _CORRELATION, _SHARE, _LINEAR = Scale.CORRELATION, Scale.SHARE, Scale.LINEAR
 
 def _bias_signs(rows: pd.DataFrame, _: Columns) -> Means:
     # A share of signs does not vary smoothly, so the jackknife does not apply.
-    return {"positive_bias_share": (rows["bias_strength"] > 0, None)}
+    return {"positive_bias_share": (rows["bias_strength"] > 0, None, Scale.SHARE)}
 
 
 WEAK_R = 0.2
@@ -44,7 +44,7 @@ WEAK_R = 0.2
 def _weak_axis(_: Batch, columns: Columns) -> dict[str, Bool[np.ndarray, "heads"]]:
     """Heads whose axis a may be chance: intervals of what is measured along it cover less than they say."""
     below = columns["position_r"] <= np.nan_to_num(columns["null_r95"])
-    return {"weak_axis": below | (np.minimum(columns["r_q_a"], columns["r_k_a"]) < WEAK_R)}
+    return {"weak_axis": below | (np.minimum(np.abs(columns["r_q_a"]), np.abs(columns["r_k_a"])) < WEAK_R)}
 
 
 ROTATED_TABLE = Table(

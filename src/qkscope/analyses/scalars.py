@@ -30,7 +30,9 @@ def with_scalars(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None])
 
 
 def with_flags(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -> pd.DataFrame:
-    """The table ``heads`` with the flags that any table raises for a head."""
+    """The table ``heads`` with the flags that any table raises for a head, and none that it no longer raises."""
+    if "flags" in heads:
+        heads = heads.assign(flags=[_of_every_table(flags) for flags in heads["flags"]])
     for name in DECLARED_TABLES:
         table = tables.get(name)
         if name != HEADS_TABLE.name and table is not None and len(table) and "flags" in table and len(heads):
@@ -38,6 +40,12 @@ def with_flags(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -
             merged = heads.merge(raised, on=HEAD_KEY, how="left")
             heads = heads.assign(flags=[_union(*both) for both in zip(merged["flags"], merged["more"], strict=True)])
     return heads
+
+
+def _of_every_table(flags: object) -> str:
+    """The flags that do not come from a single table."""
+    names = flags.split(";") if isinstance(flags, str) else []
+    return ";".join(name for name in names if name.startswith(("low_n", "few_documents", "nonfinite_")))
 
 
 def _union(*flags: object) -> str:

@@ -70,13 +70,17 @@ def analyze_command(
     ] = None,
     buckets: Annotated[int | None, typer.Option(min=1, max=256, help="Position buckets of plasticity (16).")] = None,
     decay_range: Annotated[
-        int | None, typer.Option(min=2, help="Distances up to this one count for decay; by default half the window.")
+        int | None,
+        typer.Option(min=2, help="Distances up to this one count for decay; by default half of what queries see."),
     ] = None,
     layers: LayersOption = None,
     heads: HeadsOption = None,
     sample_heads: SampleHeads = None,
     seed: Seed = None,
     max_samples: Annotated[int | None, typer.Option(min=2, help="At most this many rows of each head.")] = None,
+    skip_first: Annotated[
+        int, typer.Option(min=0, help="Leave out this many positions at the start of every document: attention sinks.")
+    ] = 0,
     points: Annotated[
         str | None,
         typer.Option(help="Also write points.parquet, for pictures: all, a number of heads, or such as l05h13,l00h02."),
@@ -116,6 +120,7 @@ def analyze_command(
             "seed": seed or 0,
         }
         reading |= {} if rope_theta is None else {"rope": {"theta": rope_theta}}
+        reading |= {"skip_first": skip_first} if skip_first else {}
         runs = [
             open_run(dataset, revision, model=label, family=family, **reading)
             for dataset, label in zip_longest(datasets, model or [])

@@ -40,7 +40,7 @@ def capture_command(
     typed = {name for name in values if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command to resume"):
-        raise typer.Exit(_capture(settings(values, typed, config), output))
+        raise typer.Exit(capture_to(settings(values, typed, config), output))
 
 
 @with_options(ModelOptions, TextOptions, CaptureOptions, only=_PLANNED)
@@ -79,8 +79,8 @@ def settings(values: dict[str, Any], typed: set[str], path: Path | None) -> dict
     return values | load_capture_config(path) | {name: values[name] for name in typed}
 
 
-def _capture(values: dict[str, Any], output: Path) -> int:
-    """Capture, and the exit code."""
+def capture_to(values: dict[str, Any], output: Path) -> int:
+    """Capture into a folder, with the values of all options; the exit code."""
     if not values["model"] or not values["texts"]:
         raise ConfigError("a capture needs a MODEL and --texts")
     need_torch()

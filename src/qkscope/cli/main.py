@@ -13,6 +13,7 @@ from qkscope.cli.common import Version
 from qkscope.cli.demo import demo_command
 from qkscope.cli.merge import merge_command
 from qkscope.cli.report import report_command, view_command
+from qkscope.cli.study import study_app, study_capture_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,6 +42,8 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 for _command, _example in _EXAMPLES.items():
     _class = AnalyzeCommand if _command is analyze_command else None
     app.command(_command.__name__.removesuffix("_command"), cls=_class, epilog=f"Example: {_example}")(_command)
+study_app.command("capture", epilog="Example: qkscope study capture study.yaml --texts books/")(study_capture_command)
+app.add_typer(study_app, name="study")
 
 
 def run() -> None:

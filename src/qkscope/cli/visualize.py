@@ -24,6 +24,9 @@ Collage = Annotated[bool, typer.Option("--collage", help="Four heads, two by two
 SeedOf = Annotated[int, typer.Option("--seed", help="Seed of the heads.")]
 _Layer = Annotated[int | None, typer.Option(min=0, help="This layer.")]
 HeadOf = Annotated[int | None, typer.Option("--head", min=0, help="This query head.")]
+ScaledPositions = Annotated[
+    bool, typer.Option("--scaled-positions", help="Colour bars from 0 to 1: position / (window − 1).")
+]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="File to write, .png, .svg or .pdf; by default below the results folder."),
@@ -46,6 +49,7 @@ def pca_visualize(
     head: HeadOf = None,
     pc_x: Annotated[int, typer.Option(min=0, max=255, help="Component on the horizontal axis.")] = 0,
     pc_y: Annotated[int, typer.Option(min=0, max=255, help="Component on the vertical axis.")] = 1,
+    scaled_positions: ScaledPositions = False,
     output: Output = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -62,8 +66,9 @@ def pca_visualize(
         job = replace(job, pca=replace(job.pca, n_components=max(job.pca.n_components, pc_x + 1, pc_y + 1)))
         points = PointOptions(rows=MOST_POINTS, pcs=tuple(sorted({0, 1, pc_x, pc_y})))
         study = _study(job, chosen, ("pca",), points)
-        figure = components_figure(study, chosen, (pc_x, pc_y), "qk" if qk else "q")
-        _save(figure, output, job, f"pc{pc_x}-pc{pc_y}{'-qk' if qk else ''}", chosen, seed if random else None)
+        figure = components_figure(study, chosen, (pc_x, pc_y), "qk" if qk else "q", scaled_positions=scaled_positions)
+        kind = f"pc{pc_x}-pc{pc_y}{'-qk' if qk else ''}{'-scaled' if scaled_positions else ''}"
+        _save(figure, output, job, kind, chosen, seed if random else None)
 
 
 @rotate_visualize_app.command(
@@ -78,6 +83,7 @@ def rotate_visualize(
     seed: SeedOf = 42,
     layer: _Layer = None,
     head: HeadOf = None,
+    scaled_positions: ScaledPositions = False,
     output: Output = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -95,11 +101,12 @@ def rotate_visualize(
         job, chosen = _choose(config, random, 4 if collage else 1, seed, layer, head)
         if complement:
             study = _study(job, chosen, ("planes",), PointOptions(rows=MOST_POINTS))
-            figure = complement_figure(study, chosen[0])
+            figure = complement_figure(study, chosen[0], scaled_positions=scaled_positions)
         else:
             study = _study(job, chosen, ("rotation",), PointOptions(rows=MOST_POINTS))
-            figure = plane_figure(study, chosen)
-        _save(figure, output, job, "complement" if complement else "ab-plane", chosen, seed if random else None)
+            figure = plane_figure(study, chosen, scaled_positions=scaled_positions)
+        kind = f"{'complement' if complement else 'ab-plane'}{'-scaled' if scaled_positions else ''}"
+        _save(figure, output, job, kind, chosen, seed if random else None)
 
 
 def _choose(

@@ -13,6 +13,7 @@ from qkscope.figures import (
     plasticity,
     plasticityheads,
     ropeplanes,
+    sameweights,
     scatter,
     training,
     trajectory,
@@ -55,5 +56,6 @@ CATALOGUE: tuple[Figure, ...] = (
     plasticityheads.DROP,
     plasticity.TRAINING,
     formulas.AUDIT,
+    sameweights.SAME_WEIGHTS_FIGURE,
 )
 FIGURES_BY_NAME = {figure.name: figure for figure in CATALOGUE}

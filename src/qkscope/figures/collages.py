@@ -23,6 +23,8 @@ HeadKey = tuple[str, int, int]
 _MOST_PLANES = 30
 _NUMBERS = ["explained_variance", "r_q", "r_k"]
 MODEL_NUMBERS = ["omega", "position_r", "bias_strength"]
+_SCALED = "scaled_position"
+"""Column by which points are coloured, if the data has it; otherwise by position."""
 
 
 def heads_with_points(study: Study) -> list[HeadKey]:
@@ -86,6 +88,18 @@ def prepare_complement(study: Study, head: HeadKey | None = None) -> pd.DataFram
         )
         frames.append(xy.assign(**numbers))
     return pd.concat(frames, ignore_index=True).assign(model=key[0], layer=key[1], head=key[2])
+
+
+def scale_positions(study: Study, data: pd.DataFrame) -> pd.DataFrame:
+    """The data with positions from 0 to 1, by which its points are then coloured.
+
+    position / (window − 1) of its run, or position / the largest one shown of its run if the window is not known.
+    """
+    windows = {run.label: run.window for run in study.runs if run.window}
+    largest = data.groupby("model")["position"].transform("max")
+    last = (data["model"].map(windows).astype(float) - 1).fillna(largest)
+    scaled = data["position"] / last.clip(lower=1)
+    return data.assign(**{_SCALED: scaled.where(data["kind"].isin(["q", "k"]))})
 
 
 def _points(study: Study, key: HeadKey, x: str, y: str) -> pd.DataFrame:
@@ -212,9 +226,9 @@ def _cloud(axes: Axes, points: pd.DataFrame, norm: Normalize, size: float) -> No
     """Queries and keys, early ones light; drawn in random order, so that neither class hides the other."""
     vectors = points[points["kind"].isin(["q", "k"])]
     colours = np.empty((len(vectors), 4))
-    kinds = vectors["kind"].to_numpy()
+    kinds, shade = vectors["kind"].to_numpy(), norm(vectors[_coloured_by(points)].to_numpy(float))
     for kind in "qk":
-        colours[kinds == kind] = position_map(kind)(norm(vectors["position"].to_numpy(float)[kinds == kind]))
+        colours[kinds == kind] = position_map(kind)(shade[kinds == kind])
     order = np.random.default_rng(0).permutation(len(vectors))
     axes.scatter(vectors["x"].to_numpy(float)[order], vectors["y"].to_numpy(float)[order], s=size, c=colours[order],
                  alpha=0.6, linewidths=0, rasterized=True)  # fmt: skip
@@ -222,11 +236,16 @@ def _cloud(axes: Axes, points: pd.DataFrame, norm: Normalize, size: float) -> No
 
 def _shared_norm(data: pd.DataFrame) -> Normalize:
     """One scale of positions for queries, keys and all panels."""
-    return Normalize(0, max(int(data["position"].max()), 1))
+    return Normalize(0, 1 if _SCALED in data else max(int(data["position"].max()), 1))
+
+
+def _coloured_by(data: pd.DataFrame) -> str:
+    return _SCALED if _SCALED in data else "position"
 
 
 def _colour_bars(figure: Drawing, axes: Any, norm: Normalize, data: pd.DataFrame) -> None:
-    for kind, label in (("q", "queries: position"), ("k", "keys: position")):
+    shown = _coloured_by(data).replace("_", " ")
+    for kind, label in (("q", f"queries: {shown}"), ("k", f"keys: {shown}")):
         if (data["kind"] == kind).any():
             bar = figure.colorbar(ScalarMappable(norm, position_map(kind)), ax=axes, location="bottom", fraction=0.02,
                                   pad=0.015, aspect=75)  # fmt: skip

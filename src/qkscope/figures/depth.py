@@ -71,10 +71,13 @@ def draw_component(data: pd.DataFrame) -> Drawing:
     figure = canvas(6.6, (0.75 + 0.25 * n) * len(columns) + 0.1)
     axes = panels(figure, len(columns), 1, sharex=True)[:, 0]
     for cell, column in zip(axes, columns, strict=True):
-        colours = "Blues" if column == "r_q" else "Reds"
-        image = heat_map(cell, data, column, colours, Normalize(0, 1), "{:.2f}")
+        signed = bool((data[column] < 0).any())
+        colours = "RdBu_r" if signed else "Blues" if column == "r_q" else "Reds"
+        scale = Normalize(-1, 1) if signed else Normalize(0, 1)
+        image = heat_map(cell, data, column, colours, scale, "{:.2f}")
         cell.set_title(titles[column])
-        figure.colorbar(image, ax=cell, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]).outline.set_visible(False)
+        bar = figure.colorbar(image, ax=cell, fraction=0.04, pad=0.015, ticks=[-1, 0, 1] if signed else [0, 0.5, 1])
+        bar.outline.set_visible(False)
     return figure
 
 

@@ -38,11 +38,12 @@ def draw_bars(data: pd.DataFrame) -> Drawing:
 
 def say_bars(data: pd.DataFrame) -> list[str]:
     """In how many models keys lead."""
-    keys = int((data["r_k_a"] > data["r_q_a"]).sum())
+    keys = int((data["r_k_a_low"] > data["r_q_a_high"]).sum())
+    queries = int((data["r_q_a_low"] > data["r_k_a_high"]).sum())
     weights = data["n_heads"]
     return [
-        f"On axis a keys follow position more closely than queries in {keys} of {len(data)} "
-        f"{'models' if len(data) > 1 else 'model'}: over all heads r_q_a "
+        f"On axis a keys follow position more closely than queries, beyond the intervals, in {keys} of {len(data)} "
+        f"{'models' if len(data) > 1 else 'model'}, queries in {queries}: over all heads r_q_a "
         f"{np.average(data['r_q_a'], weights=weights):.3f}, r_k_a {np.average(data['r_k_a'], weights=weights):.3f}."
     ]
 
@@ -126,11 +127,11 @@ def draw_slopes(data: pd.DataFrame) -> Drawing:
 
 def say_slopes(data: pd.DataFrame) -> list[str]:
     """All heads together, and the range over models."""
-    faster = int((data["slope_ratio"] > 1).sum())
+    faster, slower = int((data["slope_ratio_low"] > 1).sum()), int((data["slope_ratio_high"] < 1).sum())
     return [
-        f"Over all heads the median ratio is {data['pooled'].iloc[0]:.2f}; keys drift faster than queries in {faster} "
-        f"of {len(data)} {'models' if len(data) > 1 else 'model'} ({data['slope_ratio'].min():.2f} to "
-        f"{data['slope_ratio'].max():.2f})."
+        f"Over all heads the median ratio is {data['pooled'].iloc[0]:.2f}; keys drift faster than queries, beyond the "
+        f"interval, in {faster} of {len(data)} {'models' if len(data) > 1 else 'model'}, more slowly in {slower} "
+        f"({data['slope_ratio'].min():.2f} to {data['slope_ratio'].max():.2f})."
     ]
 
 

@@ -61,7 +61,9 @@ def discordant(frame: pd.DataFrame) -> pd.Series:
 
 
 def with_window(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
-    """``bias_window`` of every head: from the head's window, or from the window that the study gives for the run."""
+    """``bias_window`` of every head: as the table has it, or from its window, or from the window of its run."""
+    if "bias_window" in frame:
+        return frame
     windows = frame["model"].map({run.label: run.window for run in study.runs}).astype(float)
     if "window" in frame:
         windows = frame["window"].fillna(windows)

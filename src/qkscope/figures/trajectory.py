@@ -74,10 +74,23 @@ def _over_windows(data: pd.DataFrame, names: list[str]) -> list[str]:
     sentences = []
     for name in names:
         token, window = per_token[name], f"{name}_window"
-        changes = [after[column] / before[column] - 1 if before[column] else math.nan for column in (token, window)]
+        changes = [
+            after[column] / before[column] - 1 if before[column] else math.nan
+            for column in (token, window, f"{window}_compared")
+        ]
+        fair = (
+            f" With both at a window of {after['compare_at']:,.0f} it changes by {changes[2]:+.0%}."
+            if math.isfinite(changes[2])
+            else ""
+        )
         sentences.append(
             f"From a window of {windows[0]:,.0f} to one of {after['window']:,.0f} ({before['model']} to "
-            f"{after['model']}), {name} per token changes by {changes[0]:+.0%} and per window by {changes[1]:+.0%}."
+            f"{after['model']}), {name} per token changes by {changes[0]:+.0%} and per window by {changes[1]:+.0%}, by "
+            f"lines that do not compare across windows.{fair}"
+        )
+    if before["decay"] and math.isfinite(before["decay"]) and math.isfinite(after["decay"]):
+        sentences.append(
+            f"Decay, which does, goes {before['decay']:.3g} → {after['decay']:.3g} logits per doubling of the distance."
         )
     return sentences
 
@@ -100,7 +113,25 @@ def _quartiles(study: Study, columns: list[str]) -> pd.DataFrame:
     table = grouped.median()
     for name, level in (("q1", 0.25), ("q3", 0.75)):
         table = table.join(grouped.quantile(level).add_suffix(f"_{name}"))
-    return when.merge(table.reset_index(), on="model", sort=False)
+    table = table.join(_compared(study)).join(_decay(study))
+    return when.assign(compare_at=study.compare_at or math.nan).merge(table.reset_index(), on="model", sort=False)
+
+
+def _compared(study: Study) -> pd.DataFrame:
+    """Medians over heads of slopes per window at the window of comparison."""
+    frame = study.compared.tables.get("rotated")
+    columns = ["alpha_k_window", "bias_window"]
+    if study.compare_at is None or frame is None or not set(columns) <= set(frame):
+        return pd.DataFrame(columns=[f"{name}_compared" for name in columns], dtype=float)
+    return frame.groupby("model")[columns].median().add_suffix("_compared")
+
+
+def _decay(study: Study) -> pd.DataFrame:
+    """Median decay over heads: at the window of comparison, where runs were captured there."""
+    frame = study.compared.tables.get("heads")
+    if frame is None or "decay" not in frame:
+        return pd.DataFrame(columns=["decay"], dtype=float)
+    return frame.groupby("model")[["decay"]].median()
 
 
 def _draw_quartiles(data: pd.DataFrame, names: dict[str, str]) -> Drawing:
@@ -139,7 +170,8 @@ TRAJECTORY_FIGURE = Figure(
     "qk-rotation/09_training_trajectory",
     "The rotation model over training",
     "Median over heads at each checkpoint, with the middle half of the heads as bars, coloured by phase. The bias "
-    "stands there per token, as published, and per window: slopes per token shrink when the window grows.",
+    "stands there per token, as published, and per window, each at the run's own window: a line's slope per token "
+    "shrinks and times the window grows with the window, even if the head does not change.",
     prepare_trajectory,
     draw_trajectory,
     say_trajectory,

@@ -136,4 +136,5 @@ def _readme(title: str, shows: str, says: list[str], about: str, data: pd.DataFr
     lines = [f"# {title}", "", "![](figure.png)", "", "## What it shows", "", shows, "", "## In this data", ""]
     lines += [f"- {sentence}" for sentence in says]
     lines += ["", "## How it was produced", "", about, "", f"`data.csv` holds what is drawn: {len(data):,} rows.", ""]
+    lines += ["## Key takeaway", "", says[0], ""] if says else []
     return "\n".join(lines)

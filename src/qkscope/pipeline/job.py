@@ -48,6 +48,7 @@ class Job:
             rope=data.rope,
             max_samples=data.max_samples,
             seed=data.seed,
+            skip_first=data.skip_first,
         )
         layers, heads = (None if chosen is None else frozenset(chosen) for chosen in (data.layers, data.heads))
         return cls(

@@ -6,27 +6,36 @@ from qkscope.analyses.components import TAXONOMY
 from qkscope.report.sections import Finding, Measure
 from qkscope.report.sentences import (
     axes_lines,
-    pooled_lines,
+    axes_title,
+    bias_lines,
+    complement_lines,
+    distance_title,
     separability_lines,
     share_lines,
     simpson_lines,
     training_lines,
 )
+from qkscope.report.windows import same_weights_lines
 
 _FIRST = Measure("explained_variance", "PC0's share of variance", "qk", percent=True)
 FINDINGS = (
     Finding(
         "share",
         "How much of the variance is position",
-        "A part of what queries and keys vary in is a linear function of where the token stands.",
-        "The published formula, Σ explained_variance · r², multiplies a share of the pooled variance, in which the "
-        "distance between queries and keys counts, with a correlation within one class. It is not a fraction of "
+        "With the rotation undone, the mean query turned to its position is all that position alone says about a "
+        "query; what is left is content. position_share is that part of the variance, fitted on other documents. Its "
+        "linear part, a drift along one direction, is posvar.",
+        "position_share depends on the window: planes that hardly turn within it count as position only in a longer "
+        "one. The published formula, Σ explained_variance · r², multiplies a share of the pooled variance, in which "
+        "the distance between queries and keys counts, with a correlation within one class. It is not a fraction of "
         "anything. The exact share, ‖Cov(x, t)‖² / (var t · tr Σ), is.",
         ("qk-pca/01_pc_roles", "qk-pca/05_explained_variance", "audit/01_published_vs_exact"),
         (
-            Measure("posvar_q", "queries, exact", "heads", percent=True),
+            Measure("position_share_q", "queries", "heads", percent=True),
+            Measure("position_share_k", "keys", "heads", percent=True),
+            Measure("posvar_q", "queries, linear part", "heads", percent=True),
             Measure("posvar_q_published", "queries, published formula", "heads", percent=True),
-            Measure("posvar_k", "keys, exact", "heads", percent=True),
+            Measure("posvar_k", "keys, linear part", "heads", percent=True),
             Measure("posvar_k_published", "keys, published formula", "heads", percent=True),
             _FIRST,
         ),
@@ -52,7 +61,8 @@ FINDINGS = (
         "The mean query amplifies the keys' drift",
         "On PC0 the score holds the term mu_q · slope_k · j: a mean query far from zero turns a small drift of the "
         "keys into a bias towards one end of the context.",
-        "Per token, the term shrinks as the window grows even if nothing else changes; per window it is comparable.",
+        "It is the slope of a line: per token it shrinks as the window grows, per window it grows, even if the head "
+        "does not change. Compare it at one window only.",
         (),
         (
             Measure("amplification", "mu_q · slope_k per token", "heads"),
@@ -73,9 +83,9 @@ FINDINGS = (
     ),
     Finding(
         "axes",
-        "PC0 and the drift axis tell different stories",
-        "PC0 is where queries and keys vary most; axis a is where their position drift is. Queries tend to follow "
-        "position more closely on the first, keys on the second.",
+        axes_title,
+        "PC0 is where queries and keys vary most; axis a is where their position drift is. Which class follows "
+        "position more closely can differ between the two.",
         "Axis a is fitted to the position covariance, so a correlation along it is high by construction; compare it "
         "between classes and runs, not with 0.",
         ("qk-pca/03_layer_heatmap_rq", "qk-pca/04_layer_heatmap_rk", "qk-rotation/02_rq_rk_drift_bars"),
@@ -94,17 +104,33 @@ FINDINGS = (
         "bias_strength = mu_q_a · alpha_k is what one more token of lateness adds to the score of a key for the "
         "average query, in the plane of a and b. Positive means that later keys score higher.",
         "The average runs over all pairs of positions, also those a causal mask hides, so a head that decays evenly "
-        "with distance scores about 0. Values per token cannot be compared across windows; values per window can. "
-        "bias_full is the same in all dimensions, of which bias_strength is the part on axis a; bias_causal is the "
-        "slope within queries over the keys before them, which is what attention sees.",
+        "with distance scores about 0. No slope of a line can be compared across windows, neither per token nor per "
+        "window: the score falls about as the logarithm of the distance, and a line through a logarithm depends on how "
+        "much of it one looks at. decay, the fall per doubling of the distance, can. bias_full is the line in all "
+        "dimensions, of which bias_strength is the part on axis a; bias_causal is the slope within queries over the "
+        "keys before them, most of whose weight is on late queries.",
         ("qk-rotation/04_bias_strength", "qk-rotation/05_slope_ratio", "qk-rotation/06_layer_heatmaps"),
         (
+            Measure("decay", "decay: logits per doubling", "heads"),
+            Measure("decay_measured", "decay, measured", "heads"),
+            Measure("decays", "share that favours near keys", "heads", percent=True),
             Measure("positive", "share positive", "rotated", percent=True),
             Measure("bias_strength", "per token", "rotated"),
             Measure("bias_window", "per window", "rotated"),
             Measure("bias_full_window", "per window, all dimensions", "rotated"),
             Measure("bias_causal_window", "per window, causal pairs", "rotated"),
         ),
+        bias_lines,
+    ),
+    Finding(
+        "windows",
+        "The same weights at several windows",
+        "One model, captured at several windows: whatever moves here moves because of the window alone.",
+        "Correlations, classes, slopes and shares of a run describe the head and the window it was looked at with. Two "
+        "comparisons between windows are fair: the same window for every run, and decay.",
+        ("audit/02_same_weights",),
+        (),
+        same_weights_lines,
     ),
     Finding(
         "plane",
@@ -119,23 +145,22 @@ FINDINGS = (
     ),
     Finding(
         "complement",
-        "The rest turns with position",
-        "Off a and b no direction drifts with position, yet pairs of directions turn with it: the rings that rotary "
-        "encoding makes, shared by queries and keys.",
+        "What turns with position in the rest",
+        "Over queries and keys pooled no direction off a drifts with position, by construction; pairs of directions "
+        "turn with it: the rings that rotary encoding makes.",
         "A plane counts as active when its rotation is coherent over documents beyond 99% of structureless planes on "
-        "the same tokens. The published count rests on another criterion.",
+        "the same tokens, however little of it turns: significance, not size. turning_share is the size. The published "
+        "count rests on another criterion. Within a class, drifts that cancel in the pool remain.",
         ("qk-rotation/08_complement_collage",),
         (
             Measure("active_planes", "active planes of at most 30", "heads"),
-            Measure("active_share", "their share of the complement", "heads", percent=True),
+            Measure("strong_planes", "of them with |r| of 0.3 or more", "heads"),
+            Measure("active_share", "variance in active planes", "heads", percent=True),
+            Measure("turning_share", "variance that turns", "heads", percent=True),
+            Measure("residual_r_q", "queries' drift left within the class", "rotated"),
+            Measure("residual_r_k", "keys'", "rotated"),
         ),
-        lambda study: pooled_lines(
-            study,
-            [
-                ("active_planes_of_30", "active planes"),
-                ("active_planes_complement_variance", "share of the complement"),
-            ],
-        ),
+        complement_lines,
     ),
     Finding(
         "planes",
@@ -148,16 +173,21 @@ FINDINGS = (
     ),
     Finding(
         "distance",
-        "The distance curve follows from means",
+        distance_title,
         "Undo the rotation, average queries and keys, and rotate back: that predicts the mean score at every distance. "
         "The linear drift in the plane of a and b is its first-order part.",
-        "R² is over bins of distance, equally weighted, and says how well the mean score is predicted, not the scores: "
-        "over single pairs position explains the share in the last column, and content the rest. Heads without rotary "
-        "encoding have no such curve.",
+        "R² is over bins of distance, equally weighted. A straight line over log distance with two free parameters "
+        "reaches the R² in the third column, so much of it is the shape; the largest error says how far off the "
+        "prediction is. What is left, measured − predicted, is how far the contents of tokens at that distance agree. "
+        "Over single pairs position explains the share in the last column. Heads without rotary encoding have no such "
+        "curve.",
         ("distance/01_distance_curves", "distance/02_curves_by_depth"),
         (
             Measure("distance_r2", "R² of the curve", "heads"),
-            Measure("distance_corr", "correlation of the curves", "heads"),
+            Measure("distance_r2_pairs", "weighted by pairs", "heads"),
+            Measure("distance_log_r2", "R² of a line over log distance", "heads"),
+            Measure("distance_worst", "largest error (logits)", "heads"),
+            Measure("content_offset", "measured − predicted (logits)", "heads"),
             Measure("position_share_of_score", "position's share of score variance", "heads", percent=True),
         ),
     ),
@@ -217,8 +247,8 @@ FINDINGS = (
         "training",
         "What changes over training",
         "The same measures at ordered checkpoints, in the phases that the study names.",
-        "Slopes and biases per token fall when the window grows even if nothing changes per window: both are shown. "
-        "Signed r_k stands beside |r_k|.",
+        "Runs of different windows are compared at one window. Figures at each run's own window mix what training "
+        "changed with what the window changes. Signed r_k stands beside |r_k|.",
         (
             "qk-pca/07_position_signal",
             "qk-pca/08_taxonomy_evolution",

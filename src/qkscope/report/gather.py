@@ -19,7 +19,7 @@ from qkscope.pipeline.job import Job
 from qkscope.report.points import COMPLEMENT_AXES, MOST_ROWS
 from qkscope.results.reader import is_results
 from qkscope.runs.run import Run, open_run
-from qkscope.study.study import Entry, Study, build, joined, some
+from qkscope.study.study import Entry, Study, build
 
 
 @dataclass(frozen=True)
@@ -114,27 +114,7 @@ def gather(
     ]
     main = [entry for entry, part in zip(entries, opened, strict=True) if not part.other]
     others = [entry for entry, part in zip(entries, opened, strict=True) if part.other]
-    return with_windows(build(main, given.title), [build([entry]) for entry in others], given.compare_at)
-
-
-def with_windows(study: Study, others: Sequence[Study], compare_at: int | None = None) -> Study:
-    """A study whose runs are also known at other windows; each of ``others`` is one of its runs."""
-    windows = study.windows
-    if compare_at is None and len(windows) > 1:
-        compare_at = windows[0]
-    if compare_at is None and not others:
-        return study
-    at = {window: _at(study, others, window) for window in {*windows, *(w for o in others for w in o.windows)}}
-    alike = len(windows) < 2 and (compare_at is None or windows == [compare_at])
-    return replace(study, compare_at=None if alike else compare_at, at={w: at[w] for w in sorted(at) if at[w].runs})
-
-
-def _at(study: Study, others: Sequence[Study], window: int) -> Study:
-    """The runs of a study that were captured at this window, in its order."""
-    parts = {run.label: some(study, [run.label]) for run in study.runs if run.window == window}
-    parts |= {other.labels[0]: other for other in others if other.windows == [window] and other.labels[0] not in parts}
-    chosen = [parts[label] for label in study.labels if label in parts]
-    return replace(joined(chosen), title=study.title)
+    return build(main, given.title, given.compare_at, [build([entry]) for entry in others])
 
 
 def _opened(item: StudyRunConfig) -> list[_Opened]:

@@ -7,47 +7,47 @@ import pandas as pd
 from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import checkpoints, models
-from qkscope.report.sections import rotated, with_derived
+from qkscope.report.sections import frames_of, rotated
 from qkscope.report.values import DOCUMENTS, Value, mean_of
+from qkscope.report.windows import at_which_windows, changes, window_note
 from qkscope.study.study import Study
 
 STAND_OUT = 3
 """Heads named for each extreme."""
-CHANGES = (
-    ("r_q", "pc0"),
-    ("abs_r_k", "pc0"),
-    ("position-dominated", "pc0"),
-    ("bias_strength", "rotated"),
+CHANGES = [
+    ("decay", "heads"),
+    ("position_share_q", "heads"),
+    ("r_q", "qk"),
+    ("position-dominated", "qk"),
     ("bias_window", "rotated"),
-)
+]
 """What the first page follows over training."""
 
 
 def opening(study: Study) -> list[tuple[str, str]]:
     """(question, answer) pairs; every number is computed from the tables, and a question without data is left out."""
     questions = (_measured, _positional, _variance, _classes, _axes, _direction, _apart, _rings, _outstanding, _changed)
-    return [(question, answer) for ask in questions for question, answer in [ask(study)] if answer]
+    answers = [(question, answer) for ask in questions for question, answer in [ask(study)] if answer]
+    note = window_note(study)
+    return [*answers, ("What may be compared?", note)] if note else answers
 
 
 def interval_note(study: Study) -> str:
     """What the intervals are over."""
     heads = "a bootstrap over key heads (how much a mean depends on which heads there are)"
-    first = _mean(study, "pc0", "r_q") or _mean(study, "rotated", "r_k_a")
+    counted = "Wilson's for shares of heads, counted by key head"
+    first = _mean(study, "qk", "r_q") or _mean(study, "rotated", "r_k_a")
     if first is not None and first.over == DOCUMENTS:
         return (
-            "Intervals are 95%: over documents (jackknife, centred at the bias-corrected value) for correlations, "
-            f"variance, bias, separability and plasticity; {heads} for classes and planes."
+            "Intervals are 95%: over documents (jackknife) for correlations, variance, bias and plasticity; "
+            f"{counted}; {heads} for the rest."
         )
     marked = " ᵈ marks intervals over documents." if any(run.headline for run in study.runs) else ""
-    return f"Intervals are 95%: {heads}.{marked}"
-
-
-def _frame(study: Study, table: str) -> pd.DataFrame | None:
-    return {"pc0": with_derived, "rotated": rotated}.get(table, lambda s: s.tables.get(table))(study)
+    return f"Intervals are 95%: {counted}; {heads} for means.{marked}"
 
 
 def _mean(study: Study, table: str, column: str, key: str = "") -> Value | None:
-    return mean_of(study, [run.label for run in models(study)], _frame(study, table), column, key)
+    return mean_of(study, [run.label for run in models(study)], frames_of(study)[table], column, key)
 
 
 def _measured(study: Study) -> tuple[str, str]:
@@ -68,7 +68,7 @@ def _measured(study: Study) -> tuple[str, str]:
 
 
 def _positional(study: Study) -> tuple[str, str]:
-    r_q, r_k, share = (_mean(study, "pc0", c, c) for c in ("r_q", "abs_r_k", "explained_variance"))
+    r_q, r_k, share = (_mean(study, "qk", c, c) for c in ("r_q", "abs_r_k", "explained_variance"))
     if r_q is None or r_k is None:
         return "", ""
     more = f" PC0 holds {share.text(percent=True)} of the variance." if share else ""
@@ -79,21 +79,22 @@ def _positional(study: Study) -> tuple[str, str]:
 
 
 def _variance(study: Study) -> tuple[str, str]:
-    q, k = (_mean(study, "heads", column) for column in ("posvar_q", "posvar_k"))
-    published = _mean(study, "heads", "posvar_q_published")
-    if q is None or k is None:
-        return "", ""
-    comparison = f" The published formula says {published.text(percent=True)} for queries." if published else ""
-    return (
-        "How much variance is linear in position?",
-        f"{q.text(percent=True)} of the queries' and {k.text(percent=True)} of the keys', exactly.{comparison}",
-    )
+    whole = [_mean(study, "heads", f"position_share_{kind}") for kind in "qk"]
+    linear = [_mean(study, "heads", f"posvar_{kind}") for kind in "qk"]
+    sentences = []
+    if whole[0] is not None and whole[1] is not None:
+        sentences.append(
+            f"Position alone determines {whole[0].text(percent=True)} of the queries' variance and "
+            f"{whole[1].text(percent=True)} of the keys'."
+        )
+    if linear[0] is not None and linear[1] is not None:
+        part = "Its linear part, the drift, is" if sentences else "Linear in position are"
+        sentences.append(f"{part} {linear[0].text(percent=True)} and {linear[1].text(percent=True)}.")
+    return "How much of queries and keys is position?", " ".join(sentences)
 
 
 def _classes(study: Study) -> tuple[str, str]:
-    shares = [
-        (kind, value) for kind in TAXONOMY if (value := _mean(study, "pc0", kind)) is not None and value.value > 0
-    ]
+    shares = [(kind, value) for kind in TAXONOMY if (value := _mean(study, "qk", kind)) is not None and value.value > 0]
     shares.sort(key=lambda pair: -pair[1].value)
     classes = ", ".join(f"{v.text(percent=True)} {kind}" for kind, v in shares)
     return "What kinds of heads are there?", f"{classes}." if classes else ""
@@ -103,24 +104,24 @@ def _axes(study: Study) -> tuple[str, str]:
     q, k = (_mean(study, "rotated", column) for column in ("r_q_a", "r_k_a"))
     if q is None or k is None:
         return "", ""
-    who = "Keys" if k.value > q.value else "Queries"
+    who = {1: "Keys", -1: "Queries", 0: "Neither, beyond the intervals"}[k.beside(q)]
     answer = f"{who}: correlations along the drift axis are r_q_a {q.text()}, r_k_a {k.text()}."
     return "Who follows position more closely?", answer
 
 
 def _direction(study: Study) -> tuple[str, str]:
+    decays, decay = (_mean(study, "heads", column) for column in ("decays", "decay"))
     positive, bias = (_mean(study, "rotated", column) for column in ("positive", "bias_window"))
-    if positive is None:
-        return "", ""
-    all_dimensions = _mean(study, "rotated", "bias_full_window")
-    size = (
-        f" From the first position of the window to the last, a key gains {bias.text()} in q·k on axis a"
-        if bias
-        else ""
-    )
-    more = f", {all_dimensions.text()} in all dimensions" if all_dimensions else ""
-    answer = f"{positive.value:.1%} of heads favour later keys." + (f"{size}{more}, on average." if size else "")
-    return "Which way is the bias?", answer
+    sentences = []
+    if decays is not None and decay is not None:
+        sentences.append(
+            f"{decays.text(percent=True)} of heads favour near keys: with every doubling of the distance the mean "
+            f"score falls by {decay.text()} logits, on average over heads."
+        )
+    if positive is not None:
+        size = f", by {bias.text()} in q·k over the window on average" if bias else ""
+        sentences.append(f"By the published line {positive.text(percent=True)} of heads favour later keys{size}.")
+    return "Which way is the bias?", " ".join(sentences)
 
 
 def _apart(study: Study) -> tuple[str, str]:
@@ -133,13 +134,16 @@ def _apart(study: Study) -> tuple[str, str]:
 
 
 def _rings(study: Study) -> tuple[str, str]:
-    planes, share = (_mean(study, "heads", column) for column in ("active_planes", "active_share"))
-    if planes is None or share is None:
+    planes, strong, share = (
+        _mean(study, "heads", column) for column in ("active_planes", "strong_planes", "turning_share")
+    )
+    if planes is None:
         return "", ""
+    closely = f", {strong.text()} of them closely (|r| of 0.3 or more)" if strong else ""
+    size = f" What turns is {share.text(percent=True)} of the variance off a and b." if share else ""
     return (
         "What is in the rest?",
-        f"Rotation: {planes.text()} of at most 30 planes turn with position; they hold {share.text(percent=True)} of "
-        "what is left.",
+        f"Rotation: {planes.text()} of at most 30 planes turn with position beyond chance{closely}.{size}",
     )
 
 
@@ -174,11 +178,8 @@ def _changed(study: Study) -> tuple[str, str]:
         runs = checkpoints(study)
     except NotApplicable:
         return "", ""
-    changes = []
-    for column, table in CHANGES:
-        percent = column == "position-dominated"
-        ends = [mean_of(study, [run.label], _frame(study, table), column) for run in (runs[0], runs[-1])]
-        if ends[0] and ends[1]:
-            changes.append(f"{column} {ends[0].marked(percent)} → {ends[1].marked(percent)}")
-    between = f"From {runs[0].label} to {runs[-1].label}: "
-    return "What changed over training?", between + "; ".join(changes) + "." if changes else ""
+    shorter = [run.label for run in runs if run.window == runs[0].window]
+    first, last = (runs[0] if len(shorter) == len(runs) else study.run(shorter[-1])).label, runs[-1].label
+    said = changes(study, CHANGES, first, last)
+    at = at_which_windows(study, first, last)
+    return "What changed over training?", f"From {first} to {last}{at}: " + " ".join(said) if said else ""

@@ -11,7 +11,7 @@ from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.select import discordant, with_window
 from qkscope.report.published import published
 from qkscope.report.values import mean_of
-from qkscope.study.study import Study
+from qkscope.study.study import Study, StudyRun
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Section:
     about: str
     measures: list[Measure]
     rows: list[tuple[str, list[Cell | None]]]
+    """A run, with its window if windows differ, and its numbers; then the same weights at the window of comparison."""
     lines: list[str]
     caveat: str
     figures: list[str]
@@ -55,7 +56,8 @@ class Finding:
     """A finding of the study: the texts of a section that do not depend on the data."""
 
     id: str
-    title: str
+    title: str | Callable[[Study], str]
+    """A title that compares is computed."""
     about: str
     caveat: str
     figures: tuple[str, ...]
@@ -64,16 +66,48 @@ class Finding:
 
     def fill(self, study: Study) -> Section:
         """The section for this study."""
-        frames = {"qk": with_derived(study), "heads": study.tables.get("heads"), "rotated": rotated(study)}
+        frames = frames_of(study)
         measures = [m for m in self.measures if (frame := frames[m.table]) is not None and m.column in frame]
-        rows = [(run.label, [_cell(study, run.label, frames[m.table], m) for m in measures]) for run in study.runs]
+        rows = [row for run in study.runs for row in _rows(study, run, measures)]
+        title = self.title if isinstance(self.title, str) else self.title(study)
         return Section(
-            self.id, self.title, self.about, measures, rows if measures else [], self.lines(study), self.caveat,
+            self.id, title, self.about, measures, rows if measures else [], self.lines(study), self.caveat,
             list(self.figures),
         )  # fmt: skip
 
 
+def _rows(study: Study, run: StudyRun, measures: list[Measure]) -> list[tuple[str, list[Cell | None]]]:
+    """A run at its own window and, if that is another one, at the window of comparison."""
+    differ = len(study.windows) > 1 and run.window is not None
+    named = f"{run.label}, window {run.window:,}" if differ else run.label
+    rows = [(named, _cells(study, run.label, measures))]
+    there = study.compared
+    if there is not study and run.window != study.compare_at and run.label in there.labels:
+        rows.append((f"{run.label}, same weights at {study.compare_at:,}", _cells(there, run.label, measures)))
+    return rows
+
+
+def _cells(study: Study, label: str, measures: list[Measure]) -> list[Cell | None]:
+    frames = frames_of(study)
+    return [_cell(study, label, frames[m.table], m) for m in measures]
+
+
+def frames_of(study: Study) -> dict[str, pd.DataFrame | None]:
+    """The tables that measures refer to, with columns that follow from them."""
+    return {"qk": with_derived(study), "heads": heads(study), "rotated": rotated(study)}
+
+
+def heads(study: Study) -> pd.DataFrame | None:
+    """The table of heads, with whether the mean score falls with distance."""
+    frame = study.tables.get("heads")
+    if frame is None or "decay" not in frame:
+        return frame
+    return frame.assign(decays=(frame["decay"] > 0).astype(float).where(frame["decay"].notna()))
+
+
 def _cell(study: Study, label: str, frame: pd.DataFrame | None, measure: Measure) -> Cell | None:
+    if frame is None or measure.column not in frame:
+        return None
     value = mean_of(study, [label], frame, measure.column, measure.key)
     if value is None:
         return None
@@ -90,11 +124,13 @@ def with_derived(study: Study) -> pd.DataFrame | None:
 
 
 def rotated(study: Study) -> pd.DataFrame | None:
-    """The rotation model's table with |r_k_a|, |r_q_a| and whether the bias is positive."""
+    """The rotation model's table with whether the bias and the mean query on a are positive."""
     frame = study.tables.get("rotated")
     if frame is None:
         return None
     if "bias_strength" in frame:
         frame = frame if "bias_window" in frame else with_window(study, frame)
         frame = frame.assign(positive=(frame["bias_strength"] > 0).astype(float).where(frame["bias_strength"].notna()))
+    if "mu_q_a" in frame:
+        frame = frame.assign(mu_q_a_positive=(frame["mu_q_a"] > 0).astype(float).where(frame["mu_q_a"].notna()))
     return frame

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.analyses.acrossheads import mean_over_heads
+from qkscope.analyses.acrossheads import clusters, mean_over_heads
+from qkscope.analyses.components import TAXONOMY
 from qkscope.study.study import Study
 
-DOCUMENTS, KEY_HEADS = "documents", "key heads"
+DOCUMENTS, KEY_HEADS, COUNTED = "documents", "key heads", "counted heads"
+SHARES_OF_HEADS = frozenset({*TAXONOMY, "positive", "discordant", "decays", "mu_q_a_positive"})
+"""Columns that say of each head yes (1) or no (0); their mean is a share of heads."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,30 @@ class Value:
         '25.0% [20.0%, 30.0%]'
         """
         number = shown(self.value, percent)
-        if math.isnan(self.low) or self.low == self.high:
+        if math.isnan(self.low) or (self.low == self.high and self.over != COUNTED):
             return number  # if all heads have the same value, a bootstrap over heads has no width
         return f"{number} [{shown(self.low, percent)}, {shown(self.high, percent)}]"
+
+    def beside(self, other: Value) -> int:
+        """1 if it is larger than another value, −1 if smaller, 0 if their intervals overlap or one has none.
+
+        >>> Value(0.8, 0.78, 0.82).beside(Value(0.7, 0.65, 0.76)), Value(0.8, 0.7, 0.9).beside(Value(0.7, 0.6, 0.8))
+        (1, 0)
+        """
+        return 1 if self.low > other.high else -1 if self.high < other.low else 0
+
+    def change(self, later: Value) -> str:
+        """In words, whether a later value is larger, smaller, or neither beyond the intervals of both.
+
+        >>> Value(2.0, 1.9, 2.1).change(Value(3.0, 2.9, 3.1)), Value(2.0, 1.0, 3.0).change(Value(2.5, 1.5, 3.5))
+        ('rises by 50%', 'does not change beyond its intervals')
+        """
+        order = later.beside(self)
+        if order == 0:
+            return "does not change beyond its intervals"
+        ratio = later.value / self.value if self.value * later.value > 0 else math.nan
+        size = f" by {abs(ratio - 1):.0%}" if ratio < 3 else f" to {ratio:,.0f} times" if math.isfinite(ratio) else ""
+        return f"{'rises' if order > 0 else 'falls'}{size}"
 
     def marked(self, percent: bool = False) -> str:
         """The same, with a mark where the interval is over documents."""
@@ -61,13 +85,15 @@ def mean_of(
     """Mean of a column over the heads of these runs; None if the table does not have it.
 
     The interval is over documents if there is one run and its summary has an interval (under ``key`` or the column's
-    name), and a bootstrap over key heads otherwise.
+    name), and a bootstrap over key heads otherwise. A share of heads has Wilson's interval, also at 0 and 100%.
     """
     if frame is None or column not in frame:
         return None
     rows = frame[frame["model"].isin(list(labels))].dropna(subset=[column])
     if rows.empty:
         return None
+    if column in SHARES_OF_HEADS:
+        return _share(rows, column)
     if len(labels) == 1:
         mean = float(rows[column].astype(float).mean())
         summary = study.run(labels[0]).headline.get(key or column, {})
@@ -75,3 +101,22 @@ def mean_of(
             return Value(mean, summary["low"], summary["high"], DOCUMENTS)
     mean_and_ends = mean_over_heads(rows.assign(**{column: rows[column].astype(float)}), [column])
     return Value(mean_and_ends[column], mean_and_ends[f"{column}_low"], mean_and_ends[f"{column}_high"], KEY_HEADS)
+
+
+def _share(rows: pd.DataFrame, column: str) -> Value:
+    """A share of heads with Wilson's interval; heads that read the same key head count as one observation."""
+    share, n = float(rows[column].astype(float).mean()), int(clusters(rows).max()) + 1
+    low, high = wilson(share, n)
+    return Value(share, low, high, COUNTED)
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of n observations.
+
+    >>> [round(end, 3) for end in wilson(1.0, 16)], [round(end, 3) for end in wilson(0.5, 16)]
+    ([0.806, 1.0], [0.28, 0.72])
+    """
+    z = 1.959964
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    return max(centre - half, 0.0), min(centre + half, 1.0)

@@ -80,7 +80,11 @@ def runs_table(study: Study) -> pd.DataFrame:
     for run in study.runs:
         own_tables = {name: frame[frame["model"] == run.label] for name, frame in study.tables.items()}
         n_heads = [len(own_tables[name].drop_duplicates(["layer", "head"])) for name in SUMMED_UP if name in own_tables]
-        counts: dict[str, object] = {"n_heads": max(n_heads, default=0), "n_documents": run.n_documents, "n_tokens": run.n_tokens}
+        counts: dict[str, object] = {
+            "n_heads": max(n_heads, default=0),
+            "n_documents": run.n_documents,
+            "n_tokens": run.n_tokens,
+        }
         counts |= {"loss": run.loss}
         labels: dict[str, object] = {
             "model": run.label,

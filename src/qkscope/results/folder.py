@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.analyses.catalogue import SCALARS
+from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.scalars import with_scalars
 from qkscope.errors import TableError
@@ -87,10 +87,11 @@ def _with_scalars(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd
     """Add what other tables say about whole heads to ``heads``, whichever of them is new."""
     tables = _Tables(folder, frames)
     heads = tables.get(HEADS_TABLE.name)
-    scalar_tables = {name: table for name in SCALARS if (table := tables.get(name)) is not None}
-    if heads is None or not len(heads) or not scalar_tables:
+    flagged = [name for name, table in DECLARED_TABLES.items() if table.flags]
+    known = {name: table for name in {*SCALARS, *flagged} if (table := tables.get(name)) is not None}
+    if heads is None or not len(heads) or not known:
         return frames
-    return frames | {HEADS_TABLE.name: with_scalars(heads, scalar_tables)}
+    return frames | {HEADS_TABLE.name: with_scalars(heads, known)}
 
 
 def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: list[str]) -> pd.DataFrame:

@@ -118,8 +118,9 @@ def _mean(
         return {"mean": mean}
     over_heads = np.where(present[0], np.nan_to_num(replicates).mean(0), 0.0)
     # A mean of correlations is not a correlation; a mean of shares is a share.
-    mean_scale = Scale.SHARE if scale is Scale.PROPORTION else scale
-    mean_scale = Scale.LINEAR if scale in (Scale.CORRELATION, Scale.MAGNITUDE) else mean_scale
+    mean_scale = {
+        Scale.CORRELATION: Scale.LINEAR, Scale.MAGNITUDE: Scale.SHARE, Scale.PROPORTION: Scale.SHARE
+    }.get(scale, scale)  # fmt: skip
     interval = jackknife(np.array([mean]), over_heads[None], present[:1].astype(float), mean_scale, wider)
     if np.isnan(interval.se[0]):
         return {"mean": mean}

@@ -27,7 +27,7 @@ def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 def empty_table(table: str) -> pd.DataFrame:
     """The table without rows."""
-    return pd.DataFrame(columns=column_names(table))
+    return arranged(table, pd.DataFrame(columns=column_names(table)))
 
 
 def read_table(folder: Path, table: str) -> pd.DataFrame | None:

@@ -68,7 +68,10 @@ class _Kind:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """The finite rows of a head in canonical order, the number of non-finite rows, and the last position of all."""
+    """The finite rows of a head in canonical order, the number of non-finite rows, and the last position of all.
+
+    Rows at skipped positions count nowhere but in the last position.
+    """
 
     rows: Rows
     dropped: int
@@ -76,8 +79,9 @@ class HeadRows:
 
 
 def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> HeadRows:
-    """Read a head, drop its non-finite rows and sort the others."""
-    rows = dataset.read(head)
+    """Read a head, skip its first positions, drop its non-finite rows and sort the others."""
+    all_rows = dataset.read(head)
+    rows = _from_position(all_rows, reading.skip_first)
     finite = rows.finite()
     dropped = len(rows) - len(finite)
     if len(finite) and float(max(finite.x.max(), -finite.x.min())) > TOO_LARGE:
@@ -85,7 +89,13 @@ def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> HeadRows:
         raise HeadError(head, reason, dataset.heads.get(head))
     if reading.max_samples is not None:
         finite = Sample.from_rows(finite, reading.max_samples, reading.seed).rows
-    return HeadRows(finite.ordered(), dropped, int(rows.position.max()))
+    return HeadRows(finite.ordered(), dropped, int(all_rows.position.max()))
+
+
+def _from_position(rows: Rows, first: int) -> Rows:
+    """The rows at this position and later ones."""
+    counted = rows.position >= first
+    return rows if counted.all() else rows.take(np.flatnonzero(counted))
 
 
 def load_key_group(
@@ -133,7 +143,8 @@ def _load(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind:
     rows, dropped = head_rows.rows, head_rows.dropped
     if len(rows) < 2:
         dropped_text = f" after dropping {dropped} non-finite ones" if dropped else ""
-        raise HeadError(head, f"expected at least 2 rows, got {len(rows)}{dropped_text}", file)
+        skipped_text = f" from position {reading.skip_first} on" if reading.skip_first else ""
+        raise HeadError(head, f"expected at least 2 rows{skipped_text}, got {len(rows)}{dropped_text}", file)
     if rows.position.min() == rows.position.max():
         reason = f"all {len(rows)} rows have position {rows.position[0]}, so nothing can correlate with position"
         raise HeadError(head, reason, file)

@@ -154,15 +154,17 @@ def open_run(
     rope: Mapping[str, Any] | None = None,
     max_samples: int | None = None,
     seed: int = 0,
+    skip_first: int = 0,
 ) -> Run:
     """Open a captured run's folder, or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``.
 
-    ``rope`` describes a dataset's rotary encoding, such as ``{"theta": 500000}``.
+    ``rope`` describes a dataset's rotary encoding, such as ``{"theta": 500000}``. ``skip_first`` leaves the first
+    positions of every document of a dataset out of everything: attention sinks.
     """
-    source = _source(location, revision, q_per_kv, window, rope)
+    source = _source(location, revision, q_per_kv, window, rope, skip_first)
     label = model or revision or Path(location).absolute().name
     label = os.fsencode(label).decode("utf-8", "replace")  # text that is not UTF-8 cannot be written into tables
-    return Run(source, label, family, Reading(max_samples, seed))
+    return Run(source, label, family, Reading(max_samples, seed, skip_first=skip_first))
 
 
 def _source(
@@ -171,6 +173,7 @@ def _source(
     q_per_kv: int | None,
     window: int | None,
     rope: Mapping[str, Any] | None,
+    skip_first: int,
 ) -> Source:
     folder = Path(location)
     if (folder / PROGRESS).is_file():
@@ -180,6 +183,7 @@ def _source(
             raise DatasetError(f"{folder} is a captured run without its {MANIFEST}; copy or capture the run again")
         return DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window, rope=rope))
     options = {"revision": revision, "q_per_kv": q_per_kv, "window": window, "rope": rope}
+    options |= {"skip_first": skip_first or None}  # 0 is the default, not a wish
     extra = [name for name, value in options.items() if value is not None]
     if extra:
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from qkscope.core.headdata import HeadData
 from qkscope.core.rows import Rows
-from qkscope.errors import HeadError
+from qkscope.errors import ConfigError, HeadError
 from qkscope.heads import HeadId
 
 
@@ -28,6 +28,12 @@ class Reading:
     """Also compute moments of the queries in this many position buckets."""
     rotary: bool = False
     """Also compute means with the rotation undone, if the rotary encoding is known."""
+    skip_first: int = 0
+    """Leave out the rows at positions below this one, such as attention sinks."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.skip_first < 2**31:
+            raise ConfigError(f"expected skip_first to be 0 or a positive 32-bit integer, got {self.skip_first}")
 
 
 WHOLE = Reading()

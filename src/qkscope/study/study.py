@@ -7,7 +7,7 @@ that a figure needs must exist.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -141,8 +141,14 @@ class Entry:
     nope_layers: frozenset[int] | None = None
 
 
-def build(entries: Sequence[Entry], title: str = "") -> Study:
-    """Read the tables of every entry; an entry without a model means all models of its folder."""
+def build(
+    entries: Sequence[Entry], title: str = "", compare_at: int | None = None, others: Sequence[Study] = ()
+) -> Study:
+    """Read the tables of every entry; an entry without a model means all models of its folder.
+
+    Each of ``others`` is one of the runs at another window. Runs are compared at ``compare_at``, by default the
+    smallest window among them.
+    """
     folders = {entry.folder: read_folder(entry.folder) for entry in entries}
     runs: list[StudyRun] = []
     parts: dict[str, list[pd.DataFrame]] = {}
@@ -156,7 +162,27 @@ def build(entries: Sequence[Entry], title: str = "") -> Study:
             for name, frame in tables.items():
                 parts.setdefault(name, []).append(frame)
     tables = {name: pd.concat(frames, ignore_index=True) for name, frames in parts.items()}
-    return Study(tuple(runs), tables, title)
+    return _with_windows(Study(tuple(runs), tables, title), others, compare_at)
+
+
+def _with_windows(study: Study, others: Sequence[Study], compare_at: int | None) -> Study:
+    """A study whose runs are also known at other windows; each of ``others`` is one of its runs."""
+    windows = study.windows
+    if compare_at is None and len(windows) > 1:
+        compare_at = windows[0]
+    if compare_at is None and not others:
+        return study
+    at = {window: _at(study, others, window) for window in {*windows, *(w for o in others for w in o.windows)}}
+    alike = len(windows) < 2 and (compare_at is None or windows == [compare_at])
+    return replace(study, compare_at=None if alike else compare_at, at={w: at[w] for w in sorted(at) if at[w].runs})
+
+
+def _at(study: Study, others: Sequence[Study], window: int) -> Study:
+    """The runs of a study that were captured at this window, in its order."""
+    parts = {run.label: some(study, [run.label]) for run in study.runs if run.window == window}
+    parts |= {other.labels[0]: other for other in others if other.windows == [window] and other.labels[0] not in parts}
+    chosen = [parts[label] for label in study.labels if label in parts]
+    return replace(all_runs(chosen), title=study.title)
 
 
 def some(study: Study, labels: Sequence[str]) -> Study:
@@ -166,7 +192,14 @@ def some(study: Study, labels: Sequence[str]) -> Study:
     return Study(runs, {name: frame for name, frame in tables.items() if len(frame)}, study.title)
 
 
-def joined(studies: Sequence[Study]) -> Study:
+def with_most_windows(study: Study) -> tuple[str, list[int]]:
+    """The run that was captured at most windows, the last of several, and these windows."""
+    at = {label: [w for w, there in study.at.items() if label in there.labels] for label in study.labels}
+    label = max(reversed(study.labels), key=lambda name: len(at[name]))
+    return label, sorted(at[label])
+
+
+def all_runs(studies: Sequence[Study]) -> Study:
     """A study of all runs of these."""
     names = dict.fromkeys(name for study in studies for name in study.tables)
     tables = {

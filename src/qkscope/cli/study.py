@@ -1,0 +1,85 @@
+"""``qkscope study capture``: measure what a study needs, each run at its own window and at that of the comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, TextOptions, VectorSampling
+from qkscope.cli.capture import capture_to
+from qkscope.cli.common import Quiet, Verbose, errors_as_lines, log, set_up_logging
+from qkscope.cli.options import with_options
+from qkscope.config import StudyConfig, StudyRunConfig, load_study_config
+from qkscope.errors import ConfigError
+from qkscope.options import listed
+
+study_app = typer.Typer(no_args_is_help=True, help="Work on all runs of a study file.")
+_CLASSES = (ModelOptions, TextOptions, CaptureOptions, VectorSampling, ExecutionOptions)
+_OWN = ("model", "revision", "window")
+"""What the study file says for each run."""
+_SHARED = tuple(option.name for option in listed(*_CLASSES) if option.name not in _OWN)
+
+
+@with_options(*_CLASSES, only=_SHARED)
+def study_capture_command(
+    study: Annotated[Path, typer.Argument(help="A study file (.yaml) whose runs say their weights and window.")],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    **values: Any,
+) -> None:
+    """Capture every run of a study that is not there yet, also at the window at which runs are compared."""
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines("rerun the same command to resume"):
+        config = load_study_config(study)
+        codes = [
+            _capture(values, item, study.parent, folder, window)
+            for item in config.runs
+            for folder, window in missing(config, item, study.parent)
+        ]
+        if not codes:
+            log.info("every run of %s is there", study)
+        raise typer.Exit(max(codes, default=0))
+
+
+def missing(config: StudyConfig, item: StudyRunConfig, folder: Path) -> list[tuple[Path, int]]:
+    """Folders and windows of a run that are yet to be captured."""
+    from qkscope.report.gather import at_window
+
+    own = window_of(item, folder)
+    compared = config.compare_at or min(window_of(other, folder) for other in config.runs)
+    wanted = [(folder / item.path, own)]
+    if compared != own:
+        wanted.append((Path(at_window(str(folder / item.path), compared)), compared))
+    return [(place, window) for place, window in wanted if not (place / "run.json").exists() and not _has_tables(place)]
+
+
+def window_of(item: StudyRunConfig, folder: Path) -> int:
+    """The window of a run: as the study says, or as its capture was."""
+    if item.window is not None:
+        return item.window
+    from qkscope.runs.run import open_run
+
+    if not (folder / item.path).exists():
+        raise ConfigError(f"{item.path} is not there yet, and the study does not say its window; add window: N to it")
+    window = open_run(folder / item.path).source.window
+    if window is None:
+        raise ConfigError(f"the window of {item.path} is not known; add window: N to it")
+    return window
+
+
+def _has_tables(place: Path) -> bool:
+    from qkscope.results.reader import is_results
+
+    return is_results(place)
+
+
+def _capture(values: dict[str, Any], item: StudyRunConfig, parent: Path, folder: Path, window: int) -> int:
+    if item.weights is None:
+        raise ConfigError(f"{folder} is not there, and the study does not say its weights; add weights: to the run")
+    local = parent / item.weights
+    model = str(local) if local.exists() else item.weights
+    log.info("capturing %s at a window of %d", item.label or item.path, window)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return capture_to(values | {"model": model, "revision": item.revision, "window": window}, folder)

@@ -1,0 +1,119 @@
+"""What runs at different windows may be compared by: one window for all, or numbers that no window enters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qkscope.report.sections import frames_of
+from qkscope.report.values import Value, mean_of
+from qkscope.study.study import Study, with_most_windows
+
+SAME_WEIGHTS = (
+    ("bias_strength", "rotated", "bias per token"),
+    ("bias_window", "rotated", "bias per window"),
+    ("r_q", "qk", "r_q on PC0"),
+    ("position-dominated", "qk", "position-dominated heads"),
+    ("position_share_q", "heads", "position's share of queries"),
+    ("decay", "heads", "decay: logits per doubling of distance"),
+)
+"""Columns, their tables, and what they are called in the table of one model at several windows."""
+PERCENT = ("position-dominated", "position_share_q", "position_share_k", "explained_variance", "plane_var_fraction")
+
+
+@dataclass(frozen=True)
+class OneModel:
+    """One run at several windows: its numbers, by window."""
+
+    label: str
+    windows: list[int]
+    rows: list[tuple[str, str, list[Value]]]
+    """Name, column, and its values in the order of the windows."""
+
+
+def same_weights(study: Study) -> OneModel | None:
+    """The run that was captured at most windows; the last one of several. None if none was captured at two."""
+    label, windows = with_most_windows(study)
+    if len(windows) < 2:
+        return None
+    rows = []
+    for column, table, name in SAME_WEIGHTS:
+        found = [mean_of(study.at[w], [label], frames_of(study.at[w])[table], column) for w in windows]
+        values = [value for value in found if value is not None]
+        if len(values) == len(windows):
+            rows.append((name, column, values))
+    return OneModel(label, windows, rows) if rows else None
+
+
+def same_weights_lines(study: Study) -> list[str]:
+    """What of one model moves with the window, and what does not."""
+    one = same_weights(study)
+    if one is None:
+        return []
+    lines = [
+        f"{one.label} at windows of {', '.join(f'{w:,}' for w in one.windows)} tokens, the same weights each time:"
+    ]
+    for name, column, values in one.rows:
+        shown = " → ".join(value.text(column in PERCENT) for value in values)
+        lines.append(f"{name}: {shown}; it {values[0].change(values[-1])}.")
+    return lines
+
+
+def _where(study: Study, before: str, after: str) -> Study:
+    """Where two runs are compared: at one window if both were captured there, else each at its own."""
+    return study.compared if {before, after} <= set(study.compared.labels) else study
+
+
+def at_which_windows(study: Study, before: str, after: str) -> str:
+    """At which windows two runs are compared, in words; empty if all runs of the study have the same one."""
+    if study.compare_at is None:
+        return ""
+    there = _where(study, before, after)
+    windows = [there.run(label).window for label in (before, after)]
+    if windows[0] == windows[1]:
+        return f", both at a window of {windows[0]:,} tokens"
+    return f", at their own windows ({windows[0] or 0:,} and {windows[1] or 0:,} tokens), which do not compare"
+
+
+def comparison(study: Study, column: str, table: str, before: str, after: str) -> tuple[Value, Value] | None:
+    """A mean of two runs where they are compared; None if either has no such number."""
+    there = _where(study, before, after)
+    frame = frames_of(there)[table]
+    first, second = (mean_of(there, [label], frame, column) for label in (before, after))
+    return None if first is None or second is None else (first, second)
+
+
+def window_note(study: Study) -> str:
+    """At which window runs are compared, or a warning that they are not; empty if all have the same one."""
+    if study.compare_at is None:
+        return ""
+    windows = f"{study.windows[0]:,} to {study.windows[-1]:,}"
+    if not study.uncompared:
+        return (
+            f"Runs have windows of {windows} tokens. What is compared between them is at {study.compare_at:,}, where "
+            "all were captured; a line, a correlation or a class at another window is another question."
+        )
+    missing = ", ".join(study.uncompared[:3]) + (" and more" if len(study.uncompared) > 3 else "")
+    return (
+        f"Runs have windows of {windows} tokens, and {missing} {'was' if len(study.uncompared) == 1 else 'were'} not "
+        f"captured at {study.compare_at:,}: slopes, correlations, classes and shares of different windows do not "
+        f"compare. Decay does, over the same distances{_ranges(study)}. qkscope study capture measures what is missing."
+    )
+
+
+def _ranges(study: Study) -> str:
+    """A warning if decay was computed over different distances."""
+    heads = study.tables.get("heads")
+    ends = [] if heads is None or "decay_range" not in heads else sorted(heads["decay_range"].dropna().unique())
+    return "" if len(ends) < 2 else f" (here it is over distances up to {int(ends[0]):,} to {int(ends[-1]):,}, by run)"
+
+
+def changes(study: Study, columns: list[tuple[str, str]], before: str, after: str) -> list[str]:
+    """How means change from one run to another at one window, in words that follow the intervals."""
+    lines = []
+    for column, table in columns:
+        ends = comparison(study, column, table, before, after)
+        if ends is not None:
+            percent = column in PERCENT
+            shown = f"{ends[0].text(percent)} → {ends[1].text(percent)}"
+            lines.append(f"{column}: {shown}; it {ends[0].change(ends[1])}.")
+    return lines
