@@ -1,6 +1,6 @@
 """The study of the bundled family in docs/tinyrope.md: its numbers, printed as they stand there, and its pictures.
 
-python -m tools.tinyrope --output tinyrope-study            # captures, tables, report, two captures more; 4 minutes
+python -m tools.tinyrope --output tinyrope-study            # captures, tables, report, two captures more; 6 minutes
 python -m tools.tinyrope --output tinyrope-study --pictures # also write docs/images/tinyrope and the README's pictures
 """
 
@@ -20,9 +20,9 @@ from PIL import Image
 
 from qkscope.extras.family import CHECKPOINTS, data, some_texts, tokenizer
 from qkscope.figures.style import PHASES, grid, house_style
-from qkscope.report.sections import rotated, with_derived
+from qkscope.report.sections import frames_of, rotated, with_derived
 from qkscope.report.values import Value, mean_of
-from qkscope.study.study import Entry, Study, build
+from qkscope.study.study import Entry, Study, build, with_most_windows
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -30,6 +30,9 @@ ROWS = {
     "PC0 share": ("qk", "explained_variance"), "r_q": ("qk", "r_q"), "r_k": ("qk", "r_k"), "abs r_k": ("qk", "abs_r_k"),
     "position-dominated": ("qk", "position-dominated"), "content-focused": ("qk", "content-focused"),
     "r_q_a": ("rotated", "r_q_a"), "r_k_a": ("rotated", "r_k_a"), "mu_q_a": ("rotated", "mu_q_a"),
+    "position's share of queries": ("heads", "position_share_q"),
+    "position's share of keys": ("heads", "position_share_k"),
+    "decay": ("heads", "decay"), "decay, measured": ("heads", "decay_measured"),
     "alpha_k per token": ("rotated", "alpha_k"), "alpha_k per window": ("rotated", "alpha_k_window"),
     "bias per token": ("rotated", "bias_strength"),
     "bias per window": ("rotated", "bias_window"), "bias per window, all dimensions": ("rotated", "bias_full_window"),
@@ -37,7 +40,9 @@ ROWS = {
     "separation_strength": ("rotated", "separation_strength"), "posvar_q, exact": ("heads", "posvar_q"),
     "posvar_q, published": ("heads", "posvar_q_published"), "posvar_k, exact": ("heads", "posvar_k"),
     "posvar_k, published": ("heads", "posvar_k_published"), "active planes": ("heads", "active_planes"),
-    "distance_r2": ("heads", "distance_r2"), "position's share of score": ("heads", "position_share_of_score"),
+    "of them strong": ("heads", "strong_planes"), "variance that turns": ("heads", "turning_share"),
+    "distance_r2": ("heads", "distance_r2"), "largest error (logits)": ("heads", "distance_worst"),
+    "content_offset": ("heads", "content_offset"), "position's share of score": ("heads", "position_share_of_score"),
 }  # fmt: skip
 SHOWN = (
     "pretrain-step-0001",
@@ -47,13 +52,15 @@ SHOWN = (
     "extend-4k-step-0500",
     "extend-8k-step-0300",
 )
+RANGE = 512
+"""Distances of decay that all captures have: half of the smallest window."""
 DOCUMENTS = 8
 """The same texts as in the demo."""
 PICTURES = (
     "qk-pca/07_position_signal", "qk-pca/08_taxonomy_evolution", "qk-pca/09_explained_variance_over_training",
     "qk-pca/10_checkpoint_heatmap_rq", "qk-pca/11_checkpoint_heatmap_rk", "qk-pca/12_phase_portraits",
     "qk-rotation/09_training_trajectory", "qk-rotation/10_bias_decomposition", "rope/01_plane_spectrum",
-    "distance/01_distance_curves", "plasticity/01_profile", "plasticity/05_over_training",
+    "distance/01_distance_curves", "audit/02_same_weights", "plasticity/01_profile", "plasticity/05_over_training",
 )  # fmt: skip
 
 
@@ -66,12 +73,11 @@ def main() -> None:
     output: Path = options.output
     if not (output / "report" / "report.html").exists():
         qkscope("demo", "-o", output)
-    entries = [
-        Entry(folder, phase=point.phase, step=float(point.step))
-        for point, folder in zip(CHECKPOINTS, sorted((output / "results").iterdir()), strict=True)
-    ]
-    print("## Checkpoints\n\n" + table(build(entries), SHOWN))
-    print("\n## From the end of pre-training to the end\n\n" + changes(build(entries)))
+    study = family_study(output / "results")
+    print("## The extension, four ways\n\n" + extension(study))
+    print("\n## The same weights at three windows\n\n" + windows(study))
+    print("\n## Checkpoints, each at its own window\n\n" + table(study, SHOWN))
+    print("\n## From the end of pre-training to the end, both at a window of 1,024\n\n" + changes(study.compared))
     past = extra(output, "pretrain-step-3000-at-4096", data() / "checkpoints" / "pretrain-step-3000", 4096)
     nope = extra(output, "nope-variant", data() / "variants" / "nope", 8192)
     print("\n## Past the window, and without rotary encoding\n\n" + table(build([Entry(past), Entry(nope)])))
@@ -80,6 +86,52 @@ def main() -> None:
     print("\n## Held-out loss (nats per token)\n\n" + losses(record))
     if options.pictures:
         pictures(output, record)
+
+
+def family_study(results: Path) -> Study:
+    """The ten checkpoints at their own windows, and what was captured at other windows."""
+    points = {point.name: point for point in CHECKPOINTS}
+    own, others = [], []
+    for folder in sorted(results.iterdir()):
+        name, _, window = folder.name[3:].partition("-at-")
+        entry = Entry(folder, label=name, phase=points[name].phase, step=float(points[name].step))
+        (others if window else own).append(entry)
+    return build(own, others=[build([entry]) for entry in others])
+
+
+ENDS = ("pretrain-step-3000", "extend-4k-step-0500", "extend-8k-step-0300")
+
+
+def extension(study: Study) -> str:
+    """The recency bias at the end of each phase: by lines, at a fixed window, and per doubling of the distance."""
+    lines = ["| mean over 32 heads | " + " | ".join(ENDS) + " | change |", "|---|---|---|---|---|"]
+    rows = (
+        ("bias per token, own window", study, "bias per token"),
+        ("bias per window, own window", study, "bias per window"),
+        ("bias per window, all at 1,024", study.compared, "bias per window"),
+        ("decay, all at 1,024: logits per doubling", study.compared, "decay"),
+        ("decay, own window", study, "decay"),
+        ("decay measured, all at 1,024", study.compared, "decay, measured"),
+    )
+    for title, where, name in rows:
+        values = [_value(where, label, name) for label in ENDS]
+        known = [value for value in values if value is not None]
+        change = f"{known[-1].value / known[0].value - 1:+.0%}"
+        lines.append(f"| {title} | " + " | ".join(value.text() for value in known) + f" | {change} |")
+    return "\n".join(lines)
+
+
+def windows(study: Study) -> str:
+    """The last checkpoint at every window it was captured at."""
+    label, known = with_most_windows(study)
+    lines = [f"| {label} | " + " | ".join(f"window {w:,}" for w in known) + " |", "|---|" + "---|" * len(known)]
+    for name in ("bias per token", "bias per window", "r_q", "r_k", "position-dominated", "r_q_a",
+                 "separation_strength",
+                 "position's share of queries", "position's share of keys", "decay"):  # fmt: skip
+        values = [_value(study.at[window], label, name) for window in known]
+        cells = ["–" if value is None else value.text(_is_share(name)) for value in values]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def qkscope(*arguments: object) -> None:
@@ -96,7 +148,7 @@ def extra(output: Path, name: str, model: Path, window: int) -> Path:
         qkscope(
             "capture", model, "--tokenizer", tokenizer(), *chosen, "--window", window, "--dtype", "float32", "-o", run
         )
-        qkscope("analyze", run, "-o", results, "--model", name)
+        qkscope("analyze", run, "-o", results, "--model", name, "--decay-range", RANGE)
     return results
 
 
@@ -149,11 +201,7 @@ def losses(record: dict) -> str:
 
 def _value(study: Study, label: str, name: str) -> Value | None:
     place, column = ROWS[name]
-    model = rotated(study)
-    assert model is not None
-    model = model.assign(alpha_k_window=model["alpha_k"] * model["window"])
-    frames = {"qk": with_derived(study), "rotated": model, "heads": study.tables.get("heads")}
-    return mean_of(study, [label], frames[place], column)
+    return mean_of(study, [label], frames_of(study)[place], column)
 
 
 def _is_share(name: str) -> bool:
@@ -162,6 +210,9 @@ def _is_share(name: str) -> bool:
         "positive",
         "plane_var_fraction",
         "separation_strength",
+        "position_share_q",
+        "position_share_k",
+        "turning_share",
     ) or name.startswith(("posvar", "position-", "content-"))
 
 

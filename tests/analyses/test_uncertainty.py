@@ -163,16 +163,16 @@ def test_heads_that_do_not_drift_are_flagged():
 
 @pytest.mark.slow
 def test_intervals_of_columns_from_vectors_cover_the_truth_too():
-    """The causal bias, plasticity, the Q/K line, shares and the curve: 100 heads.
+    """The causal bias, plasticity, the Q/K line, shares and the curve: 80 heads.
 
-    ``python -m benchmarks.coverage`` takes 400; of 100, more than 10 miss with probability 1%.
+    ``python -m benchmarks.coverage`` takes 400; of 80, more than 9 miss with probability 1%.
     """
-    found = coverage_of_scores(100)
+    found = coverage_of_scores(80)
     assert set(found) == {
         "bias_causal", "bias_causal_by_query", *(column.name for column in AP), "lda_accuracy", *FIELD_COLUMNS
     }  # fmt: skip
     for name, share in found.items():
-        assert 0.9 <= share <= 0.995, (name, share)
+        assert share >= 0.88, (name, share)
 
 
 def test_ignoring_documents_would_not_cover():

@@ -64,7 +64,7 @@ def alone(model, texts, place) -> dict[str, bytes]:
 pytestmark = [pytest.mark.xdist_group("places"), pytest.mark.filterwarnings("ignore")]  # the latter: transformers' own
 
 
-@pytest.mark.parametrize("workers", [2, 7])
+@pytest.mark.parametrize("workers", [2, 4])
 def test_workers(alone, model, texts, tmp_path, workers):
     run(model, texts, "--workers", workers, "-o", tmp_path / "run")
     assert all_bytes(tmp_path / "run") == alone

@@ -62,8 +62,8 @@ def test_twenty_kills_change_no_byte(model_folder, texts, tmp_path, what):
 
 
 @pytest.mark.slow
-def test_two_processes_in_one_folder_fifty_times(model_folder, texts, tmp_path):
-    done = alone("tests.racing", 50, model_folder, texts, tmp_path)
+def test_two_processes_in_one_folder_twenty_times(model_folder, texts, tmp_path):
+    done = alone("tests.racing", 20, model_folder, texts, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -49,7 +49,7 @@ def draw_same_weights(data: pd.DataFrame) -> Drawing:
     left.set(xscale="log", xlabel="distance (tokens)", ylabel="mean score from means (logit)")
     left.legend()
     first = data[data["window"] == windows[0]].iloc[0]
-    names = {"bias_strength": "bias per token", "bias_window": "bias per window", "decay": "decay"}
+    names = {"bias_strength": "bias\nper token", "bias_window": "bias\nper window", "decay": "decay"}
     for number, window in enumerate(windows):
         row = data[data["window"] == window].iloc[0]
         x = np.arange(len(names)) + (number - (len(windows) - 1) / 2) * 0.26

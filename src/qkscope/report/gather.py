@@ -124,7 +124,7 @@ def _opened(item: StudyRunConfig) -> list[_Opened]:
     also = [*item.also, *(path for path in found if path not in item.also)]
     first = _one(item, item.path, item.label or item.model)
     label = item.label or item.model or (None if first.run is None else first.run.model)
-    named = item.model_copy(update={"label": label, "model": None})
+    named = item.model_copy(update={"label": label, "model": None, "window": None})
     # Tables are analysed under a label of their own, and shown under that of the run.
     return [first, *(replace(_one(named, place, Path(place).name), other=True) for place in also)]
 

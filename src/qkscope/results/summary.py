@@ -113,6 +113,8 @@ def _mean(
     mean = float(values.mean()) if values.notna().any() else float("nan")
     if replicates is None or not np.isfinite(mean):
         return {"mean": mean}
+    if len(replicates) == len(values):
+        replicates = replicates[values.notna().to_numpy()]  # a head without the number does not enter its mean
     present = ~np.isnan(replicates)
     if not (present == present[0]).all():
         return {"mean": mean}
