@@ -13,10 +13,12 @@ TOGETHER = (
     "test_api.py",
     "test_plot.py",
     "extras/test_verify.py",
+    "test_house.py",
 )
 """Modules whose fixtures take long to make: one process makes them."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep such modules together, and begin with what takes long, so that no process is left with it in the end."""
     for item in items:

@@ -13,9 +13,9 @@ from qkscope.study.study import Study
 
 
 def prepare_spectrum(study: Study) -> pd.DataFrame:
-    """Every RoPE plane of every head of the first model whose rotation is known."""
+    """Every RoPE plane of every head of the first model whose rotation is known, in layers that turn at one speed."""
     table = rows(study, models(study), "planes", "theta", "bias_share")
-    first = table[table["model"] == table["model"].iloc[0]]
+    first = _one_rotation(table[table["model"] == table["model"].iloc[0]])
     columns = [
         "model",
         "layer",
@@ -28,8 +28,20 @@ def prepare_spectrum(study: Study) -> pd.DataFrame:
         "lock_k",
         "bias_part",
         "bias_share",
+        "other_layers",
     ]
     return first[columns].reset_index(drop=True)
+
+
+def _one_rotation(table: pd.DataFrame) -> pd.DataFrame:
+    """The layers with the most common frequencies; ``other_layers`` counts those that turn at other speeds.
+
+    A plane of a layer with a local base and the same plane of one with a global base are not one plane.
+    """
+    speeds = table.groupby("layer")["theta"].agg(lambda theta: tuple(np.unique(np.round(np.log(theta[theta > 0]), 6))))
+    common = speeds.value_counts().index[0]
+    layers = [layer for layer, own in speeds.items() if own == common]
+    return table[table["layer"].isin(layers)].assign(other_layers=len(speeds) - len(layers))
 
 
 def draw_spectrum(data: pd.DataFrame) -> Drawing:
@@ -66,11 +78,13 @@ def say_spectrum(data: pd.DataFrame) -> list[str]:
     order = mean["bias_share"].sort_values(ascending=False)
     half = order.index[: int((order.cumsum() < 0.5).sum()) + 1]
     turns = mean.loc[half, "cycles"]
+    others = int(data["other_layers"].iloc[0])
     return [
         f"{data['model'].iloc[0]}: {len(half)} of {len(mean)} planes carry half of the bias; they make "
         f"{turns.min():.2g} to {turns.max():.2g} turns over the window.",
         f"Phases are locked to position at {mean['lock_q'].mean():.2f} for queries and {mean['lock_k'].mean():.2f} for "
         "keys, on average over planes (1: every vector is the same one, turned).",
+        *([f"{others} layers turn at other speeds (another rotary base) and are left out."] if others else []),
     ]
 
 
@@ -78,7 +92,8 @@ SPECTRUM = Figure(
     "rope/01_plane_spectrum",
     "What each RoPE plane carries",
     "Above, means over heads for each RoPE plane: its share of the pooled variance and of the recency bias, and how "
-    "firmly queries and keys are locked to its rotation. Below, each head's share of the bias by plane.",
+    "firmly queries and keys are locked to its rotation. Layers with another rotary base are left out. Below, each "
+    "head's share of the bias by plane.",
     prepare_spectrum,
     draw_spectrum,
     say_spectrum,
