@@ -38,8 +38,12 @@ def _one_rotation(table: pd.DataFrame) -> pd.DataFrame:
 
     A plane of a layer with a local base and the same plane of one with a global base are not one plane.
     """
-    speeds = table.groupby("layer")["theta"].agg(lambda theta: tuple(np.unique(np.round(np.log(theta[theta > 0]), 6))))
-    common = speeds.value_counts().index[0]
+    turning = table[table["theta"] > 0]
+    speeds = {
+        layer: tuple(np.unique(np.round(np.log(own["theta"].to_numpy(float)), 6)).tolist())
+        for layer, own in turning.groupby("layer")
+    }
+    common = max(speeds.values(), key=list(speeds.values()).count)
     layers = [layer for layer, own in speeds.items() if own == common]
     return table[table["layer"].isin(layers)].assign(other_layers=len(speeds) - len(layers))
 
