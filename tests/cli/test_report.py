@@ -10,6 +10,7 @@ from qkscope.core.planted import Ring, plant
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
 from tests.helpers import small_dataset
+from tests.report.test_truth import checked_changes, read
 
 runner = CliRunner()
 
@@ -284,7 +285,8 @@ def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
     from qkscope.extras import family
 
     monkeypatch.setattr("qkscope.extras.planted.N_LAYERS", 1)
-    small = tuple(replace(one, window=64, documents=8) for one in family.CHECKPOINTS[:2])
+    chosen = zip((*family.CHECKPOINTS[:2], family.CHECKPOINTS[-1]), (64, 64, 128), strict=True)
+    small = tuple(replace(one, window=window, documents=8) for one, window in chosen)
     monkeypatch.setattr(family, "CHECKPOINTS", small)
     done = run("demo", "-o", tmp_path / "demo", *(["--planted"] if planted else []))
     assert done.exit_code == 0, done.output
@@ -293,6 +295,8 @@ def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
     page = (tmp_path / "demo" / "report" / "report.html").read_text()
     assert ("Demonstration" if planted else "pretrain-step-0001") in page
     assert ("pretrain-step-0020" in page) is not planted
+    assert ("What is compared between them is at 64" in read(page)) is not planted
+    assert (checked_changes(read(page)) > 15) is not planted
 
 
 @pytest.mark.parametrize("command", [["report", "x"], ["view", "x"], ["demo"]])

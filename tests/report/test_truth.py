@@ -92,7 +92,12 @@ def mean(study: Study, label: str, table: str, column: str) -> Value:
 
 def text_of(study: Study) -> str:
     """The report as a reader sees it."""
-    page = re.sub(r"<(script|style).*?</\1>", " ", report_html(study, [], []), flags=re.S)
+    return read(report_html(study, [], []))
+
+
+def read(page: str) -> str:
+    """The text of a page."""
+    page = re.sub(r"<(script|style).*?</\1>", " ", page, flags=re.S)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
@@ -121,12 +126,15 @@ def test_what_changes_is_told_at_one_window_and_by_the_intervals(planted):
 
 
 def test_every_change_that_is_told_follows_from_the_numbers_beside_it(planted):
-    """All of them, wherever they stand: the words against the intervals printed before them."""
     _, study = planted
+    assert checked_changes(text_of(study)) > 15
+
+
+def checked_changes(text: str) -> int:
+    """Check every sentence that tells a change, wherever it stands, against the intervals before it; their number."""
     number = r"(-?[\d.,e-]+%?) \[(-?[\d.,e-]+%?), (-?[\d.,e-]+%?)\]"
     pattern = re.compile(rf"{number} → (?:{number} → )?{number}; it (rises|falls|does not change)")
-    found = list(pattern.finditer(text_of(study)))
-    assert len(found) > 15
+    found = list(pattern.finditer(text))
     for match in found:
         groups = [float(group.strip("%").replace(",", "")) if group else None for group in match.groups()[:-1]]
         low, high, later_low, later_high = groups[1], groups[2], groups[-2], groups[-1]
@@ -137,6 +145,7 @@ def test_every_change_that_is_told_follows_from_the_numbers_beside_it(planted):
         assert touching or (word == "does not change") is not apart, match[0]
         if apart:
             assert word == ("rises" if later_low > high else "falls"), match[0]
+    return len(found)
 
 
 def test_the_window_alone_does_not_move_decay(planted):

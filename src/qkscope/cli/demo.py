@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def demo_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for runs, tables and report.")] = Path("demo"),
-    fast: Annotated[bool, typer.Option("--fast", help="Three checkpoints on fewer texts, in about a minute.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Three checkpoints on fewer texts, in a minute and a half.")
+    ] = False,
     planted: Annotated[
         bool, typer.Option("--planted", help="48 heads of known truth instead of a model; needs no torch.")
     ] = False,
