@@ -28,13 +28,12 @@ from qkscope.analyses.pca import HEADS_TABLE, QK_TABLE
 from qkscope.analyses.plasticity import AP
 from qkscope.analyses.recency import distances, recency
 from qkscope.analyses.rotation import ROTATED_TABLE
-from qkscope.analyses.rotationmodel import linearity_r2, rotation_model
+from qkscope.analyses.rotationmodel import rotation_model
 from qkscope.analyses.tabulate import batch_of, tabulate
 from qkscope.analyses.uncertainty import Scale, jackknife, usable_groups
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import (
     N_BUCKETS,
-    BucketMeans,
     HeadMoments,
     bucket_moments,
     bucket_width,
@@ -84,9 +83,8 @@ def coverage(n_heads: int, strength: float, *, vectors: bool = True) -> Coverage
     pcs, model = components(q, k), rotation_model(q, k)
     truths = {name: getattr(pcs, name)[:, 0] for name in OF_COMPONENTS}
     truths |= {name: getattr(head_variance(q, k, pcs), name) for name in OF_HEADS if name != "amplification_window"}
-    truths |= {name: getattr(model, name) for name in OF_ROTATION if name != "linearity_r2" and name in dir(model)}
+    truths |= {name: getattr(model, name) for name in OF_ROTATION if name in dir(model)}
     truths |= {column.name: WINDOW * truths[column.per_token] for column in PRODUCTS}
-    truths["linearity_r2"] = linearity_r2(_bucket_truth(heads), model.a)
     data = [
         head_data(one_head(h.q, h.k, WINDOW), number, vectors=Pair(h.q, h.k) if vectors else None)
         for number, h in enumerate(heads)
@@ -178,11 +176,6 @@ def _everywhere(law: Law) -> Rows:
     """The mean at every position of one document."""
     t = np.arange(WINDOW)
     return Rows(law.mean_at(t.astype(float)), t, np.zeros(WINDOW, dtype=int))
-
-
-def _bucket_truth(heads: list[PlantedHead]) -> BucketMeans:
-    parts = [bucket_moments(_everywhere(head.truth.law_k), WINDOW) for head in heads]
-    return BucketMeans.stack([BucketMeans(m.n, m.mean_x, m.mean_t) for m in parts])
 
 
 def _causal_truth(head: PlantedHead) -> CausalBias:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from qkscope.analyses.components import Components, HeadVariance, components_near, head_variance
 from qkscope.analyses.options import RotationOptions
 from qkscope.analyses.rotationleftout import rotation_near
-from qkscope.analyses.rotationmodel import Rotation, linearity_r2
+from qkscope.analyses.rotationmodel import Rotation
 from qkscope.core.eigenupdate import KnownTop
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.linalg import Eigen
@@ -34,7 +34,6 @@ class LeftOutModels:
     components: list[Components] = field(default_factory=list)
     variance: list[HeadVariance] = field(default_factory=list)
     rotation: list[Rotation] = field(default_factory=list)
-    linearity_r2: list[Float[np.ndarray, "heads groups"]] = field(default_factory=list)
 
     def of_components(self, name: str) -> Float[np.ndarray, "heads groups c"]:
         """A column of the components."""
@@ -46,8 +45,6 @@ class LeftOutModels:
 
     def of_rotation(self, name: str) -> Float[np.ndarray, "heads groups"]:
         """A column of the rotation model."""
-        if name == "linearity_r2":
-            return np.concatenate(self.linearity_r2)
         return np.concatenate([getattr(batch, name) for batch in self.rotation])
 
 
@@ -65,7 +62,6 @@ def left_out_models(
             cross = batch.cross if options.pairing == "token" else None
             rotation = rotation_near(batch.pooled_without, _model_of(model, heads), cross, options.centering)
             models.rotation.append(rotation)
-            models.linearity_r2.append(np.asarray(linearity_r2(batch.k_buckets_without, rotation.a)))
     return models
 
 

@@ -125,8 +125,7 @@ ROTATED_TABLE = Table(
             "b_centroid_cos", "cosine", "between b and the difference of the class means off a", "2", signed=True
         ),
         Column(
-            "linearity_r2", "share", "how straight the keys' drift on a is: squared correlation of bucket means", "2",
-            _SHARE,
+            "linearity_r2", "share", "how straight the keys' drift on a is: squared correlation of bucket means", "2"
         ),
         Column(
             "omega", "radians per token", "signed frequency of the best circle through x_a + i·x_b, from the sample",
@@ -159,7 +158,7 @@ ROTATED_TABLE = Table(
 _OF_MODEL = tuple(
     column.name for column in ROTATED_TABLE.columns if column.name in {*vars(Rotation), *Rotation.__dataclass_fields__}
 )
-_LEFT_OUT = (*(c.name for c in ROTATED_TABLE.columns if c.scale is not None and c.name in _OF_MODEL), "linearity_r2")
+_LEFT_OUT = tuple(c.name for c in ROTATED_TABLE.columns if c.scale is not None and c.name in _OF_MODEL)
 
 
 def compute_rotation(batch: Batch) -> Found:

@@ -130,11 +130,6 @@ class HeadMoments:
         """Key means by position bucket (…, 16)."""
         return self.k_cells.merged()
 
-    @cached_property
-    def k_buckets_without(self) -> BucketMeans:
-        """Key means by position bucket with each document group left out in turn (…, 8, 16)."""
-        return self.k_cells.merged(DELETE_ONE)
-
     @property
     def halves_q(self) -> Moments:
         """Queries of the even and of the odd document groups (…, 2)."""
