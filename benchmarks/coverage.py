@@ -1,35 +1,30 @@
 """How often 95% intervals hold the truth, on planted heads with random document effects, from strong to weak drift.
 
 python -m benchmarks.coverage --heads 400
+
+Means over heads: python -m benchmarks.meancoverage
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from tests.helpers import head_data, one_head, tables_of, with_intervals
 
-from qkscope.analyses.catalogue import named
 from qkscope.analyses.causal import CausalBias, causal_bias
 from qkscope.analyses.components import components, head_variance
 from qkscope.analyses.distancecurve import distance_curve, score_pairs
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.keypairs import key_pairs
 from qkscope.analyses.meanfield import MeanField
-from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.pairplasticity import along, plasticity_over_window, reversible, spread_along
 from qkscope.analyses.pca import HEADS_TABLE, QK_TABLE
 from qkscope.analyses.plasticity import AP
 from qkscope.analyses.recency import distances, recency
 from qkscope.analyses.rotation import ROTATED_TABLE
 from qkscope.analyses.rotationmodel import rotation_model
-from qkscope.analyses.tabulate import batch_of, tabulate
 from qkscope.analyses.uncertainty import Scale, jackknife, usable_groups
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import (
@@ -45,10 +40,6 @@ from qkscope.core.planted import Law, PlantedHead, Ring, plant
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.engine import Place, for_each
-from qkscope.extras.family import CHECKPOINTS, texts, tokenizer
-from qkscope.files.dataset import Dataset
-from qkscope.heads import HeadId
-from qkscope.results.summary import headline
 
 WINDOW = 2048
 WIDTH = bucket_width(WINDOW)
@@ -272,71 +263,6 @@ def _field_truth(means: np.ndarray, rng: np.random.Generator) -> dict[str, float
     }
 
 
-# ---- means over heads ---------------------------------------------------------------------------
-
-SUBSETS, DOCUMENTS = 300, 8
-_Vectors = dict[HeadId, Rows]
-
-
-def coverage_of_means(subsets: int = SUBSETS, workers: int = 2) -> dict[str, float]:
-    """How often the interval of a mean over heads, from 8 of 32 documents, holds the mean from all 32.
-
-    The heads are those of the last bundled checkpoint, on all bundled texts at a window of 1,024.
-    """
-    with TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        texts_of_all = [argument for path in sorted(texts().iterdir()) for argument in ("--texts", str(path))]
-        command = ["capture", str(CHECKPOINTS[-1].folder), "--tokenizer", str(tokenizer()), *texts_of_all]
-        command += ["--window", "1024", "--dtype", "float32", "--save-vectors", "0.5", "-o", str(run), "--quiet"]
-        subprocess.run([sys.executable, "-m", "qkscope", *command], check=True)
-        chunks = [range(first, min(first + 10, subsets)) for first in range(0, subsets, 10)]
-        tasks = [(str(run / "vectors"), chunk) for chunk in chunks]
-        inside: dict[str, list[bool]] = {}
-        for _, found in for_each(_subset_means, tasks, Place(workers)):
-            for name, hits in found.items():
-                inside.setdefault(name, []).extend(hits)
-    return {name: float(np.mean(hits)) for name, hits in inside.items()}
-
-
-def _subset_means(task: tuple[str, range]) -> dict[str, list[bool]]:
-    dataset = Dataset.open(Path(task[0]))
-    heads = {head: dataset.read(head).ordered().as_double() for head in dataset.heads}
-    whole = _means_of(dataset, heads, np.arange(32))
-    inside: dict[str, list[bool]] = {}
-    for seed in task[1]:
-        chosen = np.random.default_rng(seed).choice(32, DOCUMENTS, replace=False)
-        for name, mean in _means_of(dataset, heads, chosen).items():
-            if "low" in mean:
-                inside.setdefault(name, []).append(mean["low"] <= whole[name]["mean"] <= mean["high"])
-    return inside
-
-
-def _means_of(dataset: Dataset, heads: _Vectors, chosen: np.ndarray) -> dict[str, dict[str, float]]:
-    """The means of summary.json from these documents, renumbered so that each is a document group."""
-    number = np.full(32, -1)
-    number[np.sort(chosen)] = np.arange(len(chosen))
-
-    def part(head: HeadId) -> Rows:
-        rows = heads[head]
-        kept = np.flatnonzero(number[rows.example_id] >= 0)
-        return Rows(rows.x[kept], rows.position[kept], number[rows.example_id[kept]])
-
-    keys = {head: part(head) for head in heads if head.kind == "k"}
-    data = []
-    for head in dataset.query_heads:
-        key = dataset.key_head(head)
-        q, k, rope = part(head), keys[key], dataset.rotary.of(head.layer, heads[head].d)
-        assert rope is not None
-        rotary = HeadRotary(rope, undone_sums(q, rope), undone_sums(k, rope))
-        data.append(HeadData(head, key, one_head(q, k, 1024), rotary=rotary))
-    analyses = named(["pca", "rotation", "position"])
-    tables = tabulate(batch_of("m", "f", data, analyses, AnalysisOptions()), analyses)[0]
-    means: dict[str, dict[str, float]] = {}
-    for analysis in analyses:
-        means |= headline(tables, analysis.tables, len(chosen))
-    return means
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=400)
@@ -353,9 +279,6 @@ def main() -> None:
         print(f"| `{column}` | " + " | ".join(cells) + " |", flush=True)
     print("\n| column | clear drift |\n|---|---|")
     for column, held in coverage_of_scores(n_heads).items():
-        print(f"| `{column}` | {held:.1%} |")
-    print(f"\n| mean over heads | {SUBSETS} subsets of 8 of 32 documents |\n|---|---|")
-    for column, held in coverage_of_means().items():
         print(f"| `{column}` | {held:.1%} |")
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from qkscope.analyses.options import PointOptions
 from qkscope.engine import HERE
 from qkscope.errors import ConfigError
-from qkscope.figures import collages
+from qkscope.figures import collagedata, collages
 from qkscope.figures.style import house_style
 from qkscope.heads import choose_heads
 from qkscope.pipeline.analyze import analyze
@@ -84,7 +84,7 @@ def components_figure(
     study: Study, heads: _Heads, pcs: tuple[int, int], kinds: str = "qk", *, scaled_positions: bool = False
 ) -> Figure:
     """Draw heads of a study of one run on two components."""
-    data = collages.prepare_components(study, _keys(study, heads), pcs)
+    data = collagedata.prepare_components(study, _keys(study, heads), pcs)
     shown = data[data["kind"].isin(list(kinds))]
     with house_style():
         return collages.draw_components(_scaled(study, shown, scaled_positions))
@@ -92,21 +92,21 @@ def components_figure(
 
 def plane_figure(study: Study, heads: _Heads, *, scaled_positions: bool = False) -> Figure:
     """Draw heads of a study of one run on a and b."""
-    data = collages.prepare_plane(study, _keys(study, heads))
+    data = collagedata.prepare_plane(study, _keys(study, heads))
     with house_style():
         return collages.draw_plane(_scaled(study, data, scaled_positions))
 
 
 def complement_figure(study: Study, head: tuple[int, int], *, scaled_positions: bool = False) -> Figure:
     """Draw the complement of a head of a study of one run."""
-    data = collages.prepare_complement(study, _keys(study, [head])[0])
+    data = collagedata.prepare_complement(study, _keys(study, [head])[0])
     with house_style():
         return collages.draw_complement(_scaled(study, data, scaled_positions))
 
 
 def _scaled(study: Study, data: pd.DataFrame, scaled_positions: bool) -> pd.DataFrame:
-    return collages.scale_positions(study, data) if scaled_positions else data
+    return collagedata.scale_positions(study, data) if scaled_positions else data
 
 
-def _keys(study: Study, heads: _Heads) -> list[collages.HeadKey]:
+def _keys(study: Study, heads: _Heads) -> list[collagedata.HeadKey]:
     return [(study.labels[0], layer, head) for layer, head in heads]

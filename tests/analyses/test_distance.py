@@ -63,7 +63,7 @@ def test_without_noise_prediction_and_measurement_are_one(layout, sign):
     np.testing.assert_allclose(found.content_offset, 0.0, atol=1e-9)
     assert found.worst < 1e-9
     pairs = score_pairs(pair, 0.5)
-    np.testing.assert_allclose(field.predicted(pairs.distance), pairs.score, atol=1e-9)
+    np.testing.assert_allclose(field.curves(pairs.distance)[0], pairs.score, atol=1e-9)
 
 
 def test_with_noise_the_prediction_lies_within_the_standard_errors():

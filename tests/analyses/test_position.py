@@ -13,17 +13,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import t as student
-from typer.testing import CliRunner
 
 import qkscope
-from qkscope.cli.main import app
 from qkscope.core.headmoments import undone_sums
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.files.dataset import Dataset, write_dataset
 from qkscope.heads import HeadId
 from tests.analyses.test_nulls import balanced
-from tests.capture.conftest import WORDS, save
+from tests.capture.conftest import captured_with_vectors
 from tests.capture.families import families
 from tests.helpers import head_data, one_head, tables_of
 from tests.test_golden import widen
@@ -159,15 +157,7 @@ def test_a_dataset_with_four_document_groups(tmp_path: Path):
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a small model with all its vectors beside it."""
-    folder, rng = tmp_path_factory.mktemp("position"), np.random.default_rng(0)
-    model = save(families()["llama"], folder / "model")
-    for number in range(12):
-        (folder / f"{number:02d}.txt").write_text(" ".join(rng.choice(WORDS, rng.integers(60, 200))))
-    command = ["capture", str(model), "--texts", str(folder / "*.txt"), "--save-vectors", "1.0", "--sampler", "all"]
-    command += ["--dtype", "float32", "--sample", "100000", "--layers", "1", "-o", str(folder / "run"), "--quiet"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    return folder / "run"
+    return captured_with_vectors(tmp_path_factory.mktemp("position"), families()["llama"], 12, "--layers", "1")
 
 
 def test_a_captured_run(captured: Path):

@@ -9,7 +9,9 @@ import pytest
 import torch
 import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
 
+from qkscope.cli.main import app
 from tests.capture.families import Family, build, families
 
 WORDS = [f"w{number:02d}" for number in range(90)]
@@ -33,6 +35,18 @@ def save(family: Family, folder: Path, attention: str = "sdpa") -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]").save_pretrained(folder)
     return folder
+
+
+def captured_with_vectors(folder: Path, family: Family, documents: int, *more: str) -> Path:
+    """A run of a small model on random words, every token of it in its sample and in the dataset beside it."""
+    rng, model = np.random.default_rng(0), save(family, folder / "model")
+    for number in range(documents):
+        (folder / f"{number:02d}.txt").write_text(" ".join(rng.choice(WORDS, rng.integers(60, 200))))
+    command = ["capture", str(model), "--texts", str(folder / "*.txt"), "--save-vectors", "1.0", "--sampler", "all"]
+    command += ["--dtype", "float32", "--sample", "100000", *more, "-o", str(folder / "run"), "--quiet"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    return folder / "run"
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import qkscope
 from qkscope.analyses.distancecurve import bin_edges
-from qkscope.cli.main import app
 from qkscope.files.dataset import Dataset
 from qkscope.heads import HeadId
-from tests.capture.conftest import WORDS, save
+from tests.capture.conftest import captured_with_vectors
 from tests.capture.families import families
 
 REACH = 16
@@ -23,15 +21,7 @@ REACH = 16
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gemma 3: layers that see 16 tokens and layers that see all, each kind with a rotary base of its own."""
-    folder, rng = tmp_path_factory.mktemp("reach"), np.random.default_rng(0)
-    model = save(families()["gemma3"], folder / "model")
-    for number in range(8):
-        (folder / f"{number}.txt").write_text(" ".join(rng.choice(WORDS, rng.integers(80, 120))))
-    command = ["capture", str(model), "--texts", str(folder / "*.txt"), "--save-vectors", "1.0", "--sampler", "all"]
-    command += ["--dtype", "float32", "--sample", "100000", "-o", str(folder / "run"), "--quiet"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    return folder / "run"
+    return captured_with_vectors(tmp_path_factory.mktemp("reach"), families()["gemma3"], 8)
 
 
 def pairs(run: Path, layer: int, head: int, reach: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ import pytest
 
 from qkscope.figures import (
     bias,
+    collagedata,
     collages,
     components,
     depth,
@@ -266,17 +267,17 @@ def points(n: int = 50, **columns) -> pd.DataFrame:
 
 def test_collages_show_the_points_with_the_numbers_of_their_head():
     rows = [{"pc": pc, "r_q": 0.9 - pc, "r_k": 0.5, "explained_variance": 0.4} for pc in range(2)]
-    data = collages.prepare_components(study(rows, points=points()))
+    data = collagedata.prepare_components(study(rows, points=points()))
     assert len(data) == 100
     assert data.loc[0, ["r_q_x", "r_q_y", "explained_variance_x"]].tolist() == pytest.approx([0.9, -0.1, 0.4])
     with pytest.raises(NotApplicable, match="holds no pc0 and pc7"):
-        collages.prepare_components(study(rows, points=points()), pcs=(0, 7))
+        collagedata.prepare_components(study(rows, points=points()), pcs=(0, 7))
 
 
 def test_the_lines_in_the_plane_are_least_squares():
     frame = points()
     frame["b"] = 2 * frame["a"] + 1
-    data = collages.prepare_plane(study([{"position_r": 0.5}], "rotated", points=frame))
+    data = collagedata.prepare_plane(study([{"position_r": 0.5}], "rotated", points=frame))
     line = data[data["kind"] == "line q"]
     np.testing.assert_allclose(line["y"], 2 * line["x"] + 1)
     assert np.isnan(data["omega"].iloc[0])
@@ -294,11 +295,11 @@ def test_the_complement_is_drawn_plane_by_plane_as_far_as_there_are_coordinates(
             "active": [1.0, 0.0],
         }
     )
-    data = collages.prepare_complement(study([{"r_q": 0, "r_k": 0}], points=points(), planes=planes))
+    data = collagedata.prepare_complement(study([{"r_q": 0, "r_k": 0}], points=points(), planes=planes))
     assert data["plane"].unique().tolist() == [0, 1]
-    assert "1 of 2 planes turn with position; they hold 60%" in collages.say_complement(data)[0]
+    assert "1 of 2 planes turn with position beyond chance" in collages.say_complement(data)[0]
     with pytest.raises(NotApplicable, match="no coordinates of the complement"):
-        collages.prepare_complement(
+        collagedata.prepare_complement(
             study([{"r_q": 0, "r_k": 0}], points=points().drop(columns=[f"svd_{i}" for i in range(4)]))
         )
 
@@ -306,13 +307,13 @@ def test_the_complement_is_drawn_plane_by_plane_as_far_as_there_are_coordinates(
 def test_scaled_positions_are_shares_of_the_window_or_of_the_largest_position_shown():
     rows = [{"r_q": 0, "r_k": 0}]
     known = study(rows, points=points(), runs=[StudyRun("m", window=199)])
-    data = collages.scale_positions(known, collages.prepare_plane(known))
+    data = collagedata.scale_positions(known, collagedata.prepare_plane(known))
     vectors = data[data["kind"].isin(["q", "k"])]
     np.testing.assert_allclose(vectors["scaled_position"], vectors["position"] / 198)
     assert data.loc[data["kind"].str.startswith("line"), "scaled_position"].isna().all()
     unknown = study(rows, points=points())
-    queries = collages.prepare_components(unknown).query("kind == 'q'")
-    scaled = collages.scale_positions(unknown, queries)["scaled_position"]
+    queries = collagedata.prepare_components(unknown).query("kind == 'q'")
+    scaled = collagedata.scale_positions(unknown, queries)["scaled_position"]
     np.testing.assert_allclose(scaled, queries["position"] / 98)
     assert (scaled.min(), scaled.max()) == (0, 1)
 
@@ -321,22 +322,22 @@ def test_positions_are_scaled_by_the_window_of_their_own_run():
     frame = pd.concat([points(), points(model="n"), points(model="o")])
     runs = [StudyRun("m", window=100), StudyRun("n", window=991), StudyRun("o")]
     several = study([{"r_q": 0, "r_k": 0}], points=frame, runs=runs)
-    data = collages.prepare_plane(several, [("m", 0, 0), ("n", 0, 0), ("o", 0, 0)])
-    largest = collages.scale_positions(several, data).groupby("model")["scaled_position"].max()
+    data = collagedata.prepare_plane(several, [("m", 0, 0), ("n", 0, 0), ("o", 0, 0)])
+    largest = collagedata.scale_positions(several, data).groupby("model")["scaled_position"].max()
     assert largest.to_dict() == pytest.approx({"m": 1.0, "n": 0.1, "o": 1.0})
 
 
 @pytest.mark.parametrize("window", [None, 1])
 def test_a_single_position_is_scaled_to_zero(window):
     alone = study([{"r_q": 0, "r_k": 0}], points=points(position=0), runs=[StudyRun("m", window=window)])
-    data = collages.scale_positions(alone, collages.prepare_components(alone))
+    data = collagedata.scale_positions(alone, collagedata.prepare_components(alone))
     assert data["scaled_position"].eq(0).all()
     collages.draw_components(data)
 
 
 def test_without_points_collages_say_what_to_do():
     with pytest.raises(NotApplicable, match=r"analyze --points"):
-        collages.prepare_plane(study([{"r_q": 0, "r_k": 0}]))
+        collagedata.prepare_plane(study([{"r_q": 0, "r_k": 0}]))
 
 
 # ---- the published shape -------------------------------------------------------------------------

@@ -75,8 +75,10 @@ def score_pairs(pair: Pair, scaling: float, reach: int | None = None) -> Pairs:
 
 def distance_curve(pairs: Pairs, field: MeanField, reach: int, decay_range: int) -> DistanceCurve:
     """Measure and predict in bins of distance; the prediction of a bin is the mean over its own pairs."""
-    expected = field.predicted(pairs.distance, pairs.query_position)
-    binned = _Binned.of(pairs, field, reach)
+    distances, of_pair = np.unique(pairs.distance, return_inverse=True)
+    curves, factors = field.curves(distances), field.factors(pairs.query_position)
+    expected = curves[0, of_pair] * factors
+    binned = _Binned.of(pairs, reach, distances, curves, _by_distance(pairs, of_pair, factors, len(distances)))
     measured, predicted = binned.measured[0], binned.predicted[0]
     bins, n = np.arange(len(measured)), binned.n[0]
     all_but_one = np.isfinite(binned.measured) & np.isfinite(binned.predicted)
@@ -128,7 +130,15 @@ class _Binned:
     """Mean of log₂ of the distance."""
 
     @classmethod
-    def of(cls, pairs: Pairs, field: MeanField, reach: int) -> _Binned:
+    def of(
+        cls,
+        pairs: Pairs,
+        reach: int,
+        distances: Int[np.ndarray, "u"],
+        curves: Float[np.ndarray, "sets u"],
+        weights: Float[np.ndarray, "sets u"],
+    ) -> _Binned:
+        """``curves`` are at the ``distances`` that occur, ``weights`` sum up each set's pairs there."""
         edges = bin_edges(reach)
         raw = np.searchsorted(edges, pairs.distance, side="right") - 1
         counts = np.bincount(raw, minlength=len(edges))[: len(edges) - 1]
@@ -145,15 +155,10 @@ class _Binned:
 
         n = sums(np.ones(len(cell)))
         missing = np.where(n > 0, 0.0, np.nan)
-        distances, inverse = np.unique(pairs.distance[inside], return_inverse=True)
-        factor = np.ones(len(cell)) if field.temperature is None else field.temperature[pairs.query_position[inside]]
-        size = len(distances)
-        at = np.bincount(
-            (pairs.document[inside] % N_GROUPS) * size + inverse, factor, minlength=N_GROUPS * size
-        ).reshape(N_GROUPS, size)
-        expected = (ALL_AND_WITHOUT @ at) * field.curves(distances)
-        starts = np.searchsorted(distances, edges[kept])
-        predicted = np.add.reduceat(expected, starts, -1) if size else np.zeros_like(n)
+        expected = weights * curves
+        ends = np.searchsorted(distances, [edges[:-1][kept], edges[1:][kept]])
+        running = np.pad(np.cumsum(expected, -1), ((0, 0), (1, 0)))
+        predicted = running[:, ends[1]] - running[:, ends[0]]
         return cls(
             edges[:-1][kept],
             edges[1:][kept] - 1,
@@ -163,6 +168,14 @@ class _Binned:
             ratio(predicted, n) + missing,
             ratio(sums(np.log2(pairs.distance[inside])), n) + missing,
         )
+
+
+def _by_distance(
+    pairs: Pairs, of_pair: Int[np.ndarray, "n"], factors: Float[np.ndarray, "n"], size: int
+) -> Float[np.ndarray, "sets u"]:
+    """Sum of the factors of the pairs at each distance: of all documents, then with each group left out."""
+    cell = (pairs.document % N_GROUPS) * size + of_pair
+    return ALL_AND_WITHOUT @ np.bincount(cell, factors, minlength=N_GROUPS * size).reshape(N_GROUPS, size)
 
 
 def _of_document(

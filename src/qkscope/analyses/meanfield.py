@@ -37,16 +37,9 @@ class MeanField:
         turn = np.exp(1j * self.rope.sign * distance[:, None] * self.rope.frequencies)
         return self.scaling * ((turn @ self.planes.T).real.T + self.rest[:, None])
 
-    def predicted(
-        self, distance: Int[np.ndarray, "n"], query_position: Int[np.ndarray, "n"] | None = None
-    ) -> Float[np.ndarray, "n"]:
-        """The mean-field score at these distances; if queries have a temperature, for queries at these positions."""
-        distances, inverse = np.unique(distance, return_inverse=True)
-        turn = np.exp(1j * self.rope.sign * distances[:, None] * self.rope.frequencies)
-        curve = (self.scaling * ((turn @ self.planes[0]).real + self.rest[0]))[inverse]
-        if self.temperature is None or query_position is None:
-            return curve
-        return curve * self.temperature[query_position]
+    def factors(self, query_position: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """The temperature of queries at these positions; 1 if the layer applies none."""
+        return np.ones(len(query_position)) if self.temperature is None else self.temperature[query_position]
 
 
 def mean_field(rotary: HeadRotary, q: Moments, k: Moments, scaling: float) -> MeanField:

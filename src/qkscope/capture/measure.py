@@ -16,7 +16,7 @@ from qkscope.capture import models, parity
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
 from qkscope.capture.batches import batch_tokens, padded
 from qkscope.capture.layers import Layer, describe_layer
-from qkscope.capture.loss import GATE_TOKENS, OutputHead, batch_losses, output_head, summed
+from qkscope.capture.loss import GATE_TOKENS, LossSums, OutputHead, output_head
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.outofmemory import OutOfMemoryIn, memory_told
@@ -90,7 +90,7 @@ class Measurement:
         rows = [row for row, example in enumerate(shard.examples) if example not in left_out]
         sums = {layer: LayerSums(plan, self._rope(description)) for layer, description in self.layers.items()}
         labels: list[tuple[np.ndarray, np.ndarray]] = []
-        losses: dict[int, list[tuple[float, int]]] = {}
+        losses = LossSums(self.head)
         for first in range(0, len(rows), batch):
             batch_rows = rows[first : first + batch]
             with memory_told(batch_rows):
@@ -101,7 +101,7 @@ class Measurement:
             moments = finished(sums) if rows else {}
             kept = kept_vectors(labels, sums)
         check_finite(moments, shard)
-        return ShardSums(moments, kept, left_out, self.report.digest, summed(losses))
+        return ShardSums(moments, kept, left_out, self.report.digest, losses.of)
 
     # ---- description of the model ---------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Measurement:
         plan: Plan,
         sums: dict[int, LayerSums],
         labels: list[tuple[np.ndarray, np.ndarray]],
-        losses: dict[int, list[tuple[float, int]]],
+        losses: LossSums,
     ) -> None:
         """One batch of documents through the model, in one pass or in steps through a cache."""
         for restore in self.forget:
@@ -208,12 +208,7 @@ class Measurement:
 
             with torch.no_grad(), watching(self.model, add, modules=self.attentions):
                 output = self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
-            if self.head is not None:
-                documents = [shard.ids[row] for row in rows]
-                with torch.no_grad():
-                    found = batch_losses(self.head, output.last_hidden_state, documents, first)
-                for row, loss in zip(rows, found, strict=True):
-                    losses.setdefault(shard.examples[row], []).append(loss)
+                losses.add({shard.examples[row]: shard.ids[row] for row in rows}, output.last_hidden_state, first)
         for layer, part_sums in sums.items():
             new = slice(n_kept_before[layer], None)
             part_sums.kept[new] = [(q.cpu(), k.cpu()) for q, k in part_sums.kept[new]]

@@ -75,12 +75,7 @@ def capture(
         cut_ids, options = [ids[number][:window] for number in usable], replace(options, window=window)
         run_manifest = manifest(report, [documents[number] for number in usable], cut_ids, options, about)
         run_manifest["documents_too_short"] = len(ids) - len(usable)
-        error_text = problem(run_manifest)
-        if error_text:
-            raise CaptureError(f"this capture would not be valid ({error_text}); choose other options")
-        _check_token_ids(cut_ids, report)
-        if window > report.longest:
-            _log.warning("the window of %d exceeds the model's max_position_embeddings of %d", window, report.longest)
+        _check(run_manifest, cut_ids, report)
         state = CaptureInProgress(folder, run_manifest)
         if not execution.resume:
             state.forget()
@@ -98,7 +93,15 @@ def capture(
     return folder
 
 
-def _check_token_ids(ids: list[np.ndarray], report: ModelReport) -> None:
+def _check(run_manifest: dict[str, Any], ids: list[np.ndarray], report: ModelReport) -> None:
+    """Raise an error if the run could not be read again, or the tokens are not the model's; warn of a long window."""
+    error_text = problem(run_manifest)
+    if error_text:
+        raise CaptureError(f"this capture would not be valid ({error_text}); choose other options")
+    if run_manifest["window"] > report.longest:
+        _log.warning(
+            "the window of %d exceeds the model's max_position_embeddings of %d", run_manifest["window"], report.longest
+        )
     highest = max(int(tokens.max()) for tokens in ids)
     if highest >= report.vocabulary or min(int(tokens.min()) for tokens in ids) < 0:
         advice = "give the model's own with --tokenizer"

@@ -125,6 +125,8 @@ def said_of(folder: Path) -> int:
         loss = RunFolder.open(folder).manifest.get(LOSS)
         if loss:
             log.info("mean loss %.3f nats per token, over %d tokens of all documents", loss["mean"], loss["tokens"])
+        else:
+            log.warning("no mean loss: this model computes its logits in a way that qkscope does not know")
         log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
     else:
         log.info("wrote a share to %s; when all are done: qkscope merge FOLDER … -o RUN", folder)

@@ -65,11 +65,6 @@ class UndoneSums:
         """The mean over all rows."""
         return self.total.sum(0) / max(float(self.n.sum()), 1.0)
 
-    @cached_property
-    def mean_without(self) -> Complex[np.ndarray, "groups planes"]:
-        """The mean with each document group left out; 0 where no other group has rows."""
-        return (self.total.sum(0) - self.total) / np.maximum(self.n.sum() - self.n, 1.0)[:, None]
-
 
 @dataclass(frozen=True)
 class HeadRotary:

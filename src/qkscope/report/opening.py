@@ -8,6 +8,7 @@ from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import checkpoints, models
 from qkscope.report.sections import frames_of, rotated
+from qkscope.report.sentences import decay_lines
 from qkscope.report.values import DOCUMENTS, Value, mean_of
 from qkscope.report.windows import at_which_windows, changes, window_note
 from qkscope.study.study import Study
@@ -110,14 +111,8 @@ def _axes(study: Study) -> tuple[str, str]:
 
 
 def _direction(study: Study) -> tuple[str, str]:
-    decays, decay = (_mean(study, "heads", column) for column in ("decays", "decay"))
     positive, bias = (_mean(study, "rotated", column) for column in ("positive", "bias_window"))
-    sentences = []
-    if decays is not None and decay is not None:
-        sentences.append(
-            f"{decays.text(percent=True)} of heads favour near keys: with every doubling of the distance the mean "
-            f"score falls by {decay.text()} logits, on average over heads."
-        )
+    sentences = decay_lines(study)
     if positive is not None:
         size = f", by {bias.text()} in q·k over the window on average" if bias else ""
         sentences.append(f"By the published line {positive.text(percent=True)} of heads favour later keys{size}.")

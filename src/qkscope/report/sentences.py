@@ -11,7 +11,7 @@ from qkscope.figures.select import checkpoints, models
 from qkscope.report.published import figures, pooled, published
 from qkscope.report.sections import frames_of, rotated, with_derived
 from qkscope.report.values import mean_of, shown
-from qkscope.report.windows import PERCENT, at_which_windows, changes
+from qkscope.report.windows import at_which_windows, changes, in_percent
 from qkscope.study.study import Study
 
 
@@ -110,16 +110,28 @@ def distance_title(study: Study) -> str:
     return f"Means predict the distance curve to within {worst.value:.2g} logits"
 
 
+def decay_lines(study: Study) -> list[str]:
+    """Which way the mean score goes with distance, and by how much."""
+    heads, labels = frames_of(study)["heads"], [run.label for run in models(study)]
+    decays, decay = (mean_of(study, labels, heads, name) for name in ("decays", "decay"))
+    if decays is None or decay is None:
+        return []
+    if decay.low > 0:
+        course = f"falls by {decay.text()} logits"
+    elif decay.high < 0:
+        course = f"rises by {decay.negative().text()} logits"
+    else:
+        course = f"falls by {decay.text()} logits, which may be none,"
+    return [
+        f"{decays.text(percent=True)} of heads favour near keys: with every doubling of the distance the mean score "
+        f"{course} on average over heads{_pooled_over(study)}."
+    ]
+
+
 def bias_lines(study: Study) -> list[str]:
     """Which way heads lean, by the window-free decay and by the published line, beside the published shares."""
-    heads, frame, labels = frames_of(study)["heads"], rotated(study), [run.label for run in models(study)]
-    lines = []
-    decays, decay = (mean_of(study, labels, heads, name) for name in ("decays", "decay"))
-    if decays is not None and decay is not None:
-        lines.append(
-            f"{decays.text(percent=True)} of heads favour near keys; decay is {decay.text()} logits per doubling of "
-            f"the distance{_pooled_over(study)}."
-        )
+    frame, labels = rotated(study), [run.label for run in models(study)]
+    lines = decay_lines(study)
     positive, mean_query = (mean_of(study, labels, frame, name) for name in ("positive", "mu_q_a_positive"))
     if positive is not None and mean_query is not None:
         lines.append(
@@ -214,7 +226,7 @@ def _changes(study: Study, before: str, after: str) -> list[str]:
 
 def _with_published(line: str, before: str, after: str) -> str:
     column = line.split(":", 1)[0]
-    ends = [published(label, column, column in PERCENT) for label in (before, after)]
+    ends = [published(label, column, in_percent(column)) for label in (before, after)]
     return f"{line} (published {ends[0]} → {ends[1]})" if all(ends) else line
 
 

@@ -38,6 +38,10 @@ class Value:
             return number  # if all heads have the same value, a bootstrap over heads has no width
         return f"{number} [{shown(self.low, percent)}, {shown(self.high, percent)}]"
 
+    def negative(self) -> Value:
+        """The number with the opposite sign."""
+        return Value(-self.value, -self.high, -self.low, self.over)
+
     def beside(self, other: Value) -> int:
         """1 if it is larger than another value, −1 if smaller, 0 if their intervals overlap or one has none.
 

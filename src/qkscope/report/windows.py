@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkscope.report.sections import frames_of
-from qkscope.report.values import Value, mean_of
+from qkscope.report.values import SHARES_OF_HEADS, Value, mean_of
+from qkscope.results.schema import TABLES
 from qkscope.study.study import Study, with_most_windows
 
 SAME_WEIGHTS = (
@@ -17,7 +18,14 @@ SAME_WEIGHTS = (
     ("decay", "heads", "decay: logits per doubling of distance"),
 )
 """Columns, their tables, and what they are called in the table of one model at several windows."""
-PERCENT = ("position-dominated", "position_share_q", "position_share_k", "explained_variance", "plane_var_fraction")
+
+
+_SHARES = frozenset(column.name for columns in TABLES.values() for column in columns if column.unit == "share")
+
+
+def in_percent(column: str) -> bool:
+    """Whether a mean is shown in percent: shares of variance, and shares of heads."""
+    return column in _SHARES or column in SHARES_OF_HEADS
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ def same_weights_lines(study: Study) -> list[str]:
         f"{one.label} at windows of {', '.join(f'{w:,}' for w in one.windows)} tokens, the same weights each time:"
     ]
     for name, column, values in one.rows:
-        shown = " → ".join(value.text(column in PERCENT) for value in values)
+        shown = " → ".join(value.text(in_percent(column)) for value in values)
         lines.append(f"{name}: {shown}; it {values[0].change(values[-1])}.")
     return lines
 
@@ -113,7 +121,7 @@ def changes(study: Study, columns: list[tuple[str, str]], before: str, after: st
     for column, table in columns:
         ends = comparison(study, column, table, before, after)
         if ends is not None:
-            percent = column in PERCENT
+            percent = in_percent(column)
             shown = f"{ends[0].text(percent)} → {ends[1].text(percent)}"
             lines.append(f"{column}: {shown}; it {ends[0].change(ends[1])}.")
     return lines

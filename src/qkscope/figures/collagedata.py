@@ -1,0 +1,140 @@
+"""Vectors of single heads from points.parquet, and the numbers that stand beside them in a collage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.select import models
+from qkscope.figures.style import shortened
+from qkscope.heads import choose_heads
+from qkscope.study.study import Study
+
+HeadKey = tuple[str, int, int]
+_MOST_PLANES = 30
+PC_NUMBERS = ["explained_variance", "r_q", "r_k"]
+MODEL_NUMBERS = ["omega", "position_r", "bias_strength"]
+SCALED = "scaled_position"
+"""Column by which points are coloured, if the data has it; otherwise by position."""
+
+
+def heads_with_points(study: Study) -> list[HeadKey]:
+    """The heads that a collage shows: a seeded choice among the heads of the first model with points."""
+    points = study.tables.get("points")
+    if points is None or points.empty:
+        raise NotApplicable(
+            "no points.parquet: write one with qkscope analyze --points, or with the …-visualize commands"
+        )
+    for run in models(study):
+        heads = points.loc[points["model"] == run.label, ["layer", "head"]].drop_duplicates()
+        if len(heads):
+            return [(run.label, *head) for head in choose_heads([(int(a), int(b)) for a, b in heads.to_numpy()])]
+    raise NotApplicable("points.parquet holds no head of the models compared")
+
+
+def prepare_components(
+    study: Study, heads: Sequence[HeadKey] | None = None, pcs: tuple[int, int] = (0, 1)
+) -> pd.DataFrame:
+    """Points on two components, with each component's numbers."""
+    x, y = (f"pc{pc}" for pc in pcs)
+    frames = []
+    for key in heads or heads_with_points(study):
+        points = _points(study, key, x, y)
+        for axis, pc in zip("xy", pcs, strict=True):
+            numbers = _numbers(study, "qk", key, PC_NUMBERS, pc=pc)
+            points = points.assign(**{f"pc_{axis}": pc}, **{f"{name}_{axis}": value for name, value in numbers.items()})
+        frames.append(points)
+    return pd.concat(frames, ignore_index=True)
+
+
+def prepare_plane(study: Study, heads: Sequence[HeadKey] | None = None) -> pd.DataFrame:
+    """Points on a and b with the head's numbers, and the regression of b on a in each class as a line of two points."""
+    frames = []
+    for key in heads or heads_with_points(study):
+        points = _points(study, key, "a", "b")
+        lines = [_line(points[points["kind"] == kind], kind) for kind in "qk"]
+        frames.append(
+            pd.concat([points, *lines], ignore_index=True).assign(**_numbers(study, "rotated", key, MODEL_NUMBERS))
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def prepare_complement(study: Study, head: HeadKey | None = None) -> pd.DataFrame:
+    """Points of one head in every plane of its complement: one row per vector and plane."""
+    key = head or heads_with_points(study)[0]
+    points = study.tables["points"]
+    own_points = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
+    axes = [name for name in points if str(name).startswith("svd_") and own_points[name].notna().any()]
+    count = min(len(axes) // 2, _MOST_PLANES)
+    if not count:
+        raise NotApplicable(f"points.parquet holds no coordinates of the complement for {head_name(key)}")
+    frames = []
+    for plane in range(count):
+        numbers = _numbers(study, "planes", key, ["var_share", "angle_r", "active"], plane=plane)
+        xy = own_points[["kind", "position"]].assign(
+            x=own_points[f"svd_{2 * plane}"], y=own_points[f"svd_{2 * plane + 1}"], plane=plane
+        )
+        frames.append(xy.assign(**numbers))
+    return pd.concat(frames, ignore_index=True).assign(model=key[0], layer=key[1], head=key[2])
+
+
+def scale_positions(study: Study, data: pd.DataFrame) -> pd.DataFrame:
+    """The data with positions from 0 to 1, by which its points are then coloured.
+
+    position / (window − 1) of its run, or position / the largest one shown of its run if the window is not known.
+    """
+    windows = {run.label: run.window for run in study.runs if run.window}
+    largest = data.groupby("model")["position"].transform("max")
+    last = (data["model"].map(windows).astype(float) - 1).fillna(largest)
+    scaled = data["position"] / last.clip(lower=1)
+    return data.assign(**{SCALED: scaled.where(data["kind"].isin(["q", "k"]))})
+
+
+def _points(study: Study, key: HeadKey, x: str, y: str) -> pd.DataFrame:
+    points = study.tables["points"]
+    own_points = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
+    if x not in own_points or y not in own_points or own_points[x].isna().all():
+        raise NotApplicable(f"points.parquet holds no {x} and {y} of {head_name(key)}")
+    return (
+        own_points[["model", "layer", "head", "kind", "position"]]
+        .assign(x=own_points[x], y=own_points[y])
+        .reset_index(drop=True)
+    )
+
+
+def _line(points: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Two points on the least-squares line of y on x, over the middle 96% of x."""
+    x, y = points["x"].to_numpy(float), points["y"].to_numpy(float)
+    if len(x) < 3 or x.std() == 0:
+        return points.iloc[:0]
+    slope, height = np.polyfit(x, y, 1)
+    ends = np.quantile(x, [0.02, 0.98])
+    return points.iloc[:2].assign(kind=f"line {kind}", position=-1, x=ends, y=slope * ends + height)
+
+
+def _numbers(study: Study, table: str, key: HeadKey, names: list[str], **keys: int) -> dict[str, float]:
+    """The head's numbers from a table; NaN where they are missing."""
+    frame = study.tables.get(table)
+    missing = dict.fromkeys(names, math.nan)
+    if frame is None:
+        return missing
+    if table == "planes" and "view" in frame:
+        frame = frame[frame["view"] == "svd"]
+    where = (frame["model"] == key[0]) & (frame["layer"] == key[1]) & (frame["head"] == key[2])
+    for column, value in keys.items():
+        where &= frame[column] == value
+    rows = frame[where]
+    if rows.empty:
+        return missing
+    return {
+        name: float(rows[name].iloc[0]) if name in rows and pd.notna(rows[name].iloc[0]) else math.nan for name in names
+    }
+
+
+def head_name(key: HeadKey) -> str:
+    """A head as it is titled."""
+    return f"{shortened(key[0])} · layer {key[1]}, head {key[2]}"
