@@ -16,6 +16,8 @@ _MODULES = (
     "planes",
     "distance",
     "plasticity",
+    "scores",
+    "reach",
 )
 """The file ``x.py`` in this folder declares the analysis ``X``."""
 

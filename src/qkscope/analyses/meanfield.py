@@ -37,6 +37,15 @@ class MeanField:
         turn = np.exp(1j * self.rope.sign * distance[:, None] * self.rope.frequencies)
         return self.scaling * ((turn @ self.planes.T).real.T + self.rest[:, None])
 
+    def dense(self, n: int) -> Float[np.ndarray, "sets n"]:
+        """The mean-field score at every distance 0 … n − 1: blocks of √n, each the first one turned as a whole."""
+        size = int(np.ceil(np.sqrt(max(n, 1))))
+        step = np.exp(1j * self.rope.sign * np.arange(size)[:, None] * self.rope.frequencies)
+        block = np.exp(1j * self.rope.sign * size * np.arange(size)[:, None] * self.rope.frequencies)
+        starts = (self.planes[:, None] * block).reshape(-1, self.rope.planes)
+        real = np.hstack([starts.real, -starts.imag]) @ np.hstack([step.real, step.imag]).T
+        return self.scaling * (real.reshape(len(self.planes), -1)[:, :n] + self.rest[:, None])
+
     def factors(self, query_position: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
         """The temperature of queries at these positions; 1 if the layer applies none."""
         return np.ones(len(query_position)) if self.temperature is None else self.temperature[query_position]

@@ -7,15 +7,21 @@ positionlocked.py (shares), meanfield.py (the curve) and recency.py (its slope p
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float
 
 from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.positionlocked import shares
 from qkscope.analyses.recency import distances, recency
+from qkscope.analyses.ropeplanes import lock
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import Scale
+from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT
+from qkscope.core.moments import Moments
+from qkscope.core.rope import Rope
 
+_LOCKS = ("lock_q", "lock_k")
 _SHARES = ("position_share_q", "position_share_k", "position_share")
 _CURVE = ("decay", "decay_r2", "curve_range")
 POSITION_TABLE = Table(
@@ -27,6 +33,12 @@ POSITION_TABLE = Table(
         ),
         Column("position_share_k", "share", "the same for the keys", "4", Scale.AT_MOST_1),
         Column("position_share", "share", "the same for queries and keys together", "4", Scale.AT_MOST_1),
+        Column(
+            "lock_q", "share",
+            "how firmly queries are locked to the rotation: |mean with it undone| / mean length, over planes by energy",
+            "3", Scale.SHARE,
+        ),
+        Column("lock_k", "share", "the same of keys", "3", Scale.SHARE),
         Column(
             "decay", "logit per doubling",
             "how much the mean score falls when the distance doubles; positive: nearer keys score higher", "4",
@@ -47,10 +59,10 @@ def compute_position(batch: Batch) -> Found:
     known = [i for i, head in enumerate(batch.heads) if head.rotary is not None or head.nope]
     if not known:
         return Found()
-    numbers = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in (*_SHARES, *_CURVE)}
+    numbers = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in (*_SHARES, *_LOCKS, *_CURVE)}
     ends = np.full(len(batch), np.nan)
     for i in known:
-        for name, values in (_shares(batch, i) | _curve(batch, i)).items():
+        for name, values in (_shares(batch, i) | _locks(batch.heads[i]) | _curve(batch, i)).items():
             numbers[name][i] = values
         if batch.mean_fields[i] is not None:
             ends[i] = curve_end(batch, i)
@@ -65,6 +77,20 @@ def _shares(batch: Batch, i: int) -> Columns:
         return dict.fromkeys(_SHARES, np.zeros(len(ALL_AND_WITHOUT))) if batch.heads[i].nope else {}
     q, k = locked
     return dict(zip(_SHARES, (shares(q), shares(k), shares(q, k)), strict=True))
+
+
+def _locks(head: HeadData) -> Columns:
+    rotary, moments = head.rotary, head.moments
+    if rotary is None:
+        return dict.fromkeys(_LOCKS, np.zeros(len(ALL_AND_WITHOUT))) if head.nope else {}
+    kinds = zip(_LOCKS, (rotary.q, rotary.k), (moments.q, moments.k), strict=True)
+    locks = {name: lock(undone, _plane_energy(sums, rotary.rope)) for name, undone, sums in kinds}
+    return {name: values for name, values in locks.items() if values is not None}
+
+
+def _plane_energy(moments: Moments, rope: Rope) -> Float[np.ndarray, "8 planes"]:
+    energy = moments.diagonal[..., :-1] + moments.n[:, None] * moments.mean_x**2
+    return energy[:, rope.pairs].sum(-1)
 
 
 def _curve(batch: Batch, i: int) -> Columns:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from qkscope.core.headmoments import ALL_AND_WITHOUT
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
-from qkscope.core.rope import HeadRotary
+from qkscope.core.rope import HeadRotary, UndoneSums
 from qkscope.core.rows import Pair, Rows
 
 
@@ -46,8 +47,8 @@ def rope_planes(rotary: HeadRotary, q: Moments, k: Moments, pair: Pair, window: 
     return RopePlanes(
         theta=theta,
         var_share=ratio(np.array([variance[plane].sum() for plane in planes]), variance.sum()),
-        lock_q=_lock(rotary.mean_q, _without_temperature(pair.q, rotary), planes, q),
-        lock_k=_lock(rotary.mean_k, pair.k.x, planes, k),
+        lock_q=_lock(rotary.q, _without_temperature(pair.q, rotary), planes, q),
+        lock_k=_lock(rotary.k, pair.k.x, planes, k),
         cycles=theta * window / (2 * np.pi),
         bias_part=bias_part,
         bias_share=ratio(np.abs(bias_part), np.abs(bias_part).sum()),
@@ -60,8 +61,24 @@ def _without_temperature(rows: Rows, rotary: HeadRotary) -> Float[np.ndarray, "n
 
 
 def _lock(
-    mean: np.ndarray, x: Float[np.ndarray, "n d"], planes: list[np.ndarray], m: Moments
+    undone: UndoneSums, x: Float[np.ndarray, "n d"], planes: list[np.ndarray], m: Moments
 ) -> Float[np.ndarray, "planes"]:
+    """From the lengths of all vectors where they were summed, else from those of the sample."""
     lengths = np.array([np.linalg.norm(x[:, plane], axis=-1).mean() for plane in planes])
-    unrotated = [np.linalg.norm(m.mean_x[plane]) for plane in planes[len(mean) :]]
-    return np.minimum(ratio(np.concatenate([np.abs(mean), unrotated]), lengths), 1.0)
+    if undone.size is not None:
+        lengths[: undone.size.shape[-1]] = undone.size.sum(0) / max(float(undone.n.sum()), 1.0)
+    unrotated = [np.linalg.norm(m.mean_x[plane]) for plane in planes[len(undone.mean) :]]
+    return np.minimum(ratio(np.concatenate([np.abs(undone.mean), unrotated]), lengths), 1.0)
+
+
+def lock(undone: UndoneSums, energy: Float[np.ndarray, "8 planes"]) -> Float[np.ndarray, "sets"] | None:
+    """How firmly a head is locked to the rotation: the mean over its planes, weighted by their energy Σ |z_m|².
+
+    From all documents, then with each group left out; None where lengths were not summed.
+    """
+    if undone.size is None:
+        return None
+    total, size, weight = (ALL_AND_WITHOUT @ part for part in (undone.total, undone.size, energy))
+    by_plane = np.minimum(ratio(np.abs(total), size), 1.0)
+    whole = weight.sum(-1)
+    return np.where(whole > 0, ratio((by_plane * weight).sum(-1), whole), np.nan)

@@ -60,6 +60,9 @@ class Attention:
 
 OnAttention = Callable[[Attention], None]
 OnOutput = Callable[[Attention, torch.Tensor], None]
+AttentionFunction = Callable[..., Any]
+Rewrite = Callable[[Attention], Callable[[AttentionFunction], Any] | None]
+"""Given a call, what is done instead of it with the attention function; None: the call as it is."""
 
 
 @contextmanager
@@ -68,14 +71,16 @@ def watching(
     on_attention: OnAttention,
     on_output: OnOutput | None = None,
     modules: list[nn.Module] | None = None,
+    rewrite: Rewrite | None = None,
 ) -> Iterator[None]:
     """Call ``on_attention`` at every self-attention call of the model's text decoder, within the context.
 
     ``on_output`` is also called, after the attention function, with its output; ``modules`` are the model's
-    ``self_attentions`` if the caller has them already. Compiled models run uncompiled within the context.
+    ``self_attentions`` if the caller has them already; ``rewrite`` may put something else in the place of a call.
+    Compiled models run uncompiled within the context.
     """
     modules = modules or self_attentions(model)
-    watch = _Watch({id(module) for module in modules}, on_attention, on_output)
+    watch = _Watch({id(module) for module in modules}, on_attention, on_output, rewrite)
     with ExitStack() as replacements:
         replacements.enter_context(torch.compiler.set_stance("force_eager"))
         for source_module in [sys.modules[name] for name in dict.fromkeys(type(m).__module__ for m in modules)]:
@@ -136,8 +141,10 @@ def _is_self_attention(module: nn.Module) -> bool:
 class _Watch:
     """What the wrappers share: the watched modules, the callbacks, and the last rotary call."""
 
-    def __init__(self, modules: set[int], on_attention: OnAttention, on_output: OnOutput | None) -> None:
-        self.modules, self.on_attention, self.on_output = modules, on_attention, on_output
+    def __init__(
+        self, modules: set[int], on_attention: OnAttention, on_output: OnOutput | None, rewrite: Rewrite | None
+    ) -> None:
+        self.modules, self.on_attention, self.on_output, self.rewrite = modules, on_attention, on_output, rewrite
         self.rotary: _Rotary | None = None
 
     def attention_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +157,8 @@ class _Watch:
             rotary, self.rotary = self.rotary, None
             attention = _attention_call(module, query, key, rotary, args, options)
             self.on_attention(attention)
-            result = original(module, query, key, *args, **options)
+            instead = None if self.rewrite is None else self.rewrite(attention)
+            result = original(module, query, key, *args, **options) if instead is None else instead(original)
             if self.on_output is not None:
                 self.on_output(attention, result[0])
             return result

@@ -25,6 +25,7 @@ from qkscope.capture.shards import Shard
 from qkscope.capture.shardsums import check_finite, finished, kept_vectors
 from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.layersums import LayerSums
+from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.errors import CaptureError
 
@@ -88,7 +89,7 @@ class Measurement:
     ) -> ShardSums:
         plan = Plan(shard.window, self.options.buckets, self.options.skip_first)
         rows = [row for row, example in enumerate(shard.examples) if example not in left_out]
-        sums = {layer: LayerSums(plan, self._rope(description)) for layer, description in self.layers.items()}
+        sums = {layer: self._empty_sums(plan, description) for layer, description in self.layers.items()}
         labels: list[tuple[np.ndarray, np.ndarray]] = []
         losses = LossSums(self.head)
         for first in range(0, len(rows), batch):
@@ -102,6 +103,10 @@ class Measurement:
             kept = kept_vectors(labels, sums)
         check_finite(moments, shard)
         return ShardSums(moments, kept, left_out, self.report.digest, losses.of)
+
+    def _empty_sums(self, plan: Plan, layer: Layer) -> LayerSums:
+        reach = ReachSums(plan, layer.query_heads) if self.options.reach_queries else None
+        return LayerSums(plan, self._rope(layer), reach=reach)
 
     # ---- description of the model ---------------------------------------------------------------
 
@@ -195,7 +200,7 @@ class Measurement:
         cache = DynamicCache(config=self.decoder.config) if step < length else None
         for first in range(0, length, step):
             part = ids[:, first : first + step]
-            tokens = batch_tokens(shard, rows, first, part.shape[1])
+            tokens = batch_tokens(shard, rows, first, part.shape[1], self.options)
             angles = self._angles(torch.arange(first, first + part.shape[1]))
             labels += [(np.full(len(k), shard.examples[r]), k + first) for r, k in zip(rows, tokens.kept, strict=True)]
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from qkscope.capture.attention import Attention, watching
+from qkscope.capture.weights import attention_weights, spread
 from qkscope.errors import CaptureError
 
 _ATTEMPTS = 4
@@ -65,37 +66,10 @@ def _refuse_non_finite(model: nn.Module, hidden: torch.Tensor) -> None:
 
 def _recomputed_error(attention: Attention, output: torch.Tensor) -> float:
     """Relative error of softmax(scaling · qkᵀ + mask)v, for the last queries, against the model's own output."""
-    (_, query, key, value, *rest), options = attention.call
-    mask = rest[0] if rest else options.get("attention_mask")
-    n = min(_ROWS, query.shape[2])
-    q, k, v = query[:, :, -n:].float(), _spread(key, query).float(), _spread(value, query).float()
-    scores = q @ k.transpose(-1, -2) * attention.scaling
-    softcap = options.get("softcap")
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + _mask(mask, attention, n, k.shape[2], scores)
-    sinks = options.get("s_aux", getattr(attention.module, "sinks", None))
-    if sinks is not None:
-        extra = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:2], n, 1)
-        scores = torch.cat([scores, extra], -1)
-    weights = scores.softmax(-1)[..., : k.shape[2]]
-    expected = (weights @ v).transpose(1, 2)
-    got = output.reshape(output.shape[0], query.shape[2], query.shape[1], -1)[:, -n:].float()
+    _, query, _, value = attention.call[0][:4]
+    length = query.shape[2]
+    columns = torch.arange(max(0, length - _ROWS), length, device=query.device)
+    values = spread(value[0], query[0]).float()
+    expected = (attention_weights(attention, 0, columns).weights @ values).transpose(0, 1)
+    got = output.reshape(output.shape[0], length, query.shape[1], -1)[0, columns].float()
     return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def _mask(mask: Any, attention: Attention, n: int, keys: int, scores: torch.Tensor) -> torch.Tensor:
-    if isinstance(mask, torch.Tensor) and mask.ndim == 4:
-        part = mask[:, :, -n:, :keys]
-        return torch.zeros_like(scores).masked_fill(~part, -torch.inf) if part.dtype == torch.bool else part.float()
-    query_at = torch.arange(keys - n, keys, device=scores.device)[:, None]
-    key_at = torch.arange(keys, device=scores.device)
-    hidden = key_at > query_at
-    if attention.sliding_window is not None:
-        hidden = hidden | (query_at - key_at >= attention.sliding_window)
-    return torch.zeros(n, keys, device=scores.device).masked_fill(hidden, -torch.inf)
-
-
-def _spread(part: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Key or value heads repeated for the query heads that read them."""
-    return part.repeat_interleave(query.shape[1] // part.shape[1], dim=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from qkscope.core.headmoments import HeadMoments
+from qkscope.core.reach import HeadReach
 from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Pair
 from qkscope.heads import HeadId
@@ -24,3 +25,5 @@ class HeadData(NamedTuple):
     """Number of tokens that a query sees; None: all."""
     nope: bool | None = None
     """Whether its layer has no rotary encoding; None: unknown."""
+    reach: HeadReach | None = None
+    """Attention weights of some queries by distance."""

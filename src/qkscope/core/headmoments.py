@@ -194,8 +194,8 @@ def group_moments(rows: Rows) -> Moments:
 def undone_sums(rows: Rows, rope: Rope) -> UndoneSums:
     """Sums over the rows of each document group with their rotation undone."""
     undone, group = rope.unrotated(rows.x, rows.position), rows.example_id % N_GROUPS
-    total = np.stack([undone[group == g].sum(0) for g in range(N_GROUPS)])
-    return UndoneSums(total, np.bincount(group, minlength=N_GROUPS).astype(float))
+    total, size = (np.stack([part[group == g].sum(0) for g in range(N_GROUPS)]) for part in (undone, np.abs(undone)))
+    return UndoneSums(total, np.bincount(group, minlength=N_GROUPS).astype(float), size)
 
 
 def bucket_width(window: int, buckets: int = N_BUCKETS) -> int:

@@ -34,6 +34,12 @@ class LayerMoments:
     """The same for the keys."""
     temperature: Float[np.ndarray, "2 positions"]
     """If queries are scaled by a factor that depends on position: its sum and count at each position; else empty."""
+    sizes_q: Float[np.ndarray, "hq 8 planes"] | None = None
+    """Σ over tokens of the lengths of the queries in each plane; None in runs that did not sum them."""
+    sizes_k: Float[np.ndarray, "hkv 8 planes"] | None = None
+    """The same for the keys."""
+    reach: Float[np.ndarray, "hq 8 columns"] | None = None
+    """Attention weights of some queries by distance, as in reach.py; None in runs that did not sum them."""
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of documents."""
@@ -46,13 +52,19 @@ class LayerMoments:
             self.unrotated_q + other.unrotated_q,
             self.unrotated_k + other.unrotated_k,
             self.temperature + other.temperature,
+            _added(self.sizes_q, other.sizes_q),
+            _added(self.sizes_k, other.sizes_k),
+            _added(self.reach, other.reach),
         )
 
     def rotary(self, query: int, key: int, rope: Rope) -> HeadRotary:
         """The sums of one query head and the key head it reads with the rotation undone."""
         q, k = (
-            UndoneSums(sums[..., 0] + 1j * sums[..., 1], moments.n)
-            for sums, moments in ((self.unrotated_q[query], self.q[query]), (self.unrotated_k[key], self._keys[key]))
+            UndoneSums(sums[i, ..., 0] + 1j * sums[i, ..., 1], n, None if sizes is None else sizes[i])
+            for sums, i, n, sizes in (
+                (self.unrotated_q, query, self.q[query].n, self.sizes_q),
+                (self.unrotated_k, key, self._keys[key].n, self.sizes_k),
+            )
         )
         has_temperature = self.temperature.shape[-1] > 0
         temperature = ratio(self.temperature[0], self.temperature[1]) if has_temperature else None
@@ -76,3 +88,9 @@ class LayerMoments:
     def _keys(self) -> list[Moments]:
         """Keys of each head: query heads that read the same key head share its cached results."""
         return [self.k[key] for key in range(len(self.k.n))]
+
+
+def _added(
+    left: Float[np.ndarray, "..."] | None, right: Float[np.ndarray, "..."] | None
+) -> Float[np.ndarray, "..."] | None:
+    return None if left is None or right is None else left + right

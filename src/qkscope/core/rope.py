@@ -59,6 +59,8 @@ class UndoneSums:
 
     total: Complex[np.ndarray, "groups planes"]
     n: Float[np.ndarray, "groups"]
+    size: Float[np.ndarray, "groups planes"] | None = None
+    """Σ of the lengths |z_m|; None where they were not summed."""
 
     @cached_property
     def mean(self) -> Complex[np.ndarray, "planes"]:

@@ -13,9 +13,13 @@ from safetensors import SafetensorError, safe_open
 from qkscope.core.headmoments import N_GROUPS, BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
+from qkscope.core.reach import COUNTS, bin_starts
 from qkscope.errors import DatasetError
 from qkscope.files.arrays import write_tensors
 from qkscope.files.readers import check_regular
+
+_OPTIONAL = ("sizes_q", "sizes_k", "reach")
+"""Arrays that runs of earlier versions do not have."""
 
 
 def layer_file(layer: int) -> str:
@@ -42,9 +46,10 @@ def read_layer(path: Path, *, buckets: bool = True) -> LayerMoments:
             BucketMeans(*_together(tensors, kind, ("n", "mean_x", "mean_t"))) for kind in ("q_cells", "k_cells")
         )
         others = tensors["unrotated_q"], tensors["unrotated_k"], tensors["temperature"]
+        later = [tensors.get(name) for name in _OPTIONAL]
     except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
-    return LayerMoments(by_kind["q"], by_kind["k"], by_kind.get("q_buckets"), q_cells, k_cells, *others)
+    return LayerMoments(by_kind["q"], by_kind["k"], by_kind.get("q_buckets"), q_cells, k_cells, *others, *later)
 
 
 def _together(
@@ -83,6 +88,9 @@ def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: i
     expected = {
         "unrotated_q": (n_q, N_GROUPS, planes, 2),
         "unrotated_k": (n_k, N_GROUPS, planes, 2),
+        "sizes_q": (n_q, N_GROUPS, planes),
+        "sizes_k": (n_k, N_GROUPS, planes),
+        "reach": (n_q, N_GROUPS, len(COUNTS) + len(bin_starts(window))),
         **_moments_shapes("q", (n_q, N_GROUPS), d),
         **_moments_shapes("k", (n_k, N_GROUPS), d),
         **_moments_shapes("q_buckets", (n_q, buckets), d),
@@ -107,6 +115,7 @@ def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: i
 def arrays(moments: LayerMoments) -> dict[str, Float[np.ndarray, "..."]]:
     """Every array of a layer's moments, by its name in the file."""
     by_name = {name: getattr(moments, name) for name in ("unrotated_q", "unrotated_k", "temperature")}
+    by_name |= {name: array for name in _OPTIONAL if (array := getattr(moments, name)) is not None}
     for name in ("q", "k", "q_buckets"):
         sums: Moments | None = getattr(moments, name)
         if sums is not None:

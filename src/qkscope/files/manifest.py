@@ -53,6 +53,7 @@ class OptionsEntry(_Entry):
 
     buckets: Annotated[int, Field(ge=1, le=4096, strict=True)]
     documents_per_shard: Annotated[int, Field(ge=1, lt=2**31, strict=True)] = 8
+    reach_queries: Annotated[int, Field(ge=0, le=4096, strict=True)] = 0
     sample: Annotated[int, Field(ge=1, lt=2**31, strict=True)] = 2048
     seed: Annotated[int, Field(strict=True)] = 0
     skip_first: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 4

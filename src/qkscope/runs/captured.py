@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from qkscope.core.headdata import HeadData
+from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.layermoments import LayerMoments
+from qkscope.core.reach import HeadReach, bin_starts, query_positions
 from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import ordered_sample
@@ -96,12 +98,38 @@ class CapturedSource:
                 None if rope is None or self.run.manifest["stage"] != "post-rope" else moments.rotary(query, key, rope)
             )
             notes = vars(self.layer_notes(head))
-            loaded.append(HeadData(head, self.key_head(head), head_moments, vectors, rotary, **notes))
+            reach = self._reach(moments, query)
+            loaded.append(HeadData(head, self.key_head(head), head_moments, vectors, rotary, **notes, reach=reach))
         return loaded, failed
+
+    def _reach(self, moments: LayerMoments, query: int) -> HeadReach | None:
+        """The attention weights of a query head by distance, with the positions of the queries they are of."""
+        manifest, options = self.run.manifest, self.run.manifest["options"]
+        count = options.get("reach_queries", 0)
+        if moments.reach is None or not count:
+            return None
+        lengths = {number: int(manifest["documents"][number]["tokens"]) for number in self._measured}
+        positions = {n: query_positions(length, count, options["skip_first"]) for n, length in lengths.items()}
+        groups = [np.full(len(part), number % N_GROUPS) for number, part in positions.items()]
+        starts = bin_starts(int(manifest["window"]))
+        none = [np.zeros(0, dtype=np.int64)]
+        return HeadReach(
+            moments.reach[query],
+            starts,
+            np.concatenate(none + list(positions.values())),
+            np.concatenate(none + groups),
+            int(options["skip_first"]),
+        )
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """The run's sample of the head's vectors."""
         return read_head(self._sample, head, reading).rows
+
+    @cached_property
+    def _measured(self) -> list[int]:
+        """Numbers of the documents without those that were left out."""
+        left_out = {entry["document"] for entry in self.run.manifest.get(LEFT_OUT, [])}
+        return [number for number in range(len(self.run.manifest["documents"])) if number not in left_out]
 
     @cached_property
     def _sample(self) -> Dataset:
@@ -112,8 +140,7 @@ class CapturedSource:
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:  # noqa: ARG002
         """Number of documents in the manifest, and of their tokens, without those that were left out."""
-        left_out = {entry["document"] for entry in self.run.manifest.get(LEFT_OUT, [])}
-        documents = [entry for number, entry in enumerate(self.run.manifest["documents"]) if number not in left_out]
+        documents = [self.run.manifest["documents"][number] for number in self._measured]
         loss = self.run.manifest.get(LOSS)
         mean = loss.get("mean") if isinstance(loss, dict) else None
         tokens = sum(int(entry["tokens"]) for entry in documents)

@@ -17,6 +17,8 @@ from qkscope.capture.attention import Attention
 from qkscope.capture.rope import LayerRope, temperature
 from qkscope.capture.sums.gramsums import GramSums, trusted
 from qkscope.capture.sums.halfsums import HalfSums, HostSums, far_means, takes
+from qkscope.capture.sums.planesizes import PlaneSizes
+from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.rowsums import RowSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.capture.sums.undonerotation import UndoneRotation
@@ -89,12 +91,22 @@ class LayerSums:
     """(queries, keys) of the kept tokens, (n, H, d) each, in order."""
     half: HalfSums | None = None
     """Used instead of q and k if vectors are in half precision on a GPU."""
+    reach: ReachSums | None = None
+    """Attention weights of some queries by distance."""
+    sizes: PlaneSizes = field(init=False)
+    """Lengths in each plane."""
+
+    def __post_init__(self) -> None:
+        self.sizes = PlaneSizes(self.rope)
 
     def add(self, attention: Attention, tokens: BatchTokens, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Add one attention call; ``angles`` are those of the layer's embedding at the call's positions."""
         self._keep(attention, tokens)
-        has_temperature = self.rope is not None and self.rope.temperature
-        if takes(attention.q, attention.k) and not has_temperature:
+        factor = None if self.rope is None else temperature(attention, self.rope)
+        self.sizes.add(attention.q, attention.k, tokens, self.plan, factor)
+        if self.reach is not None:
+            self.reach.add(attention, tokens)
+        if takes(attention.q, attention.k) and factor is None:
             if self.half is None:
                 self.half = _half_sums(attention, tokens, self.plan, self.rope)
             rope_angles = None if self.rope is None or angles is None else angles
@@ -112,7 +124,7 @@ class LayerSums:
         self.q.add(attention.q, tokens, self.plan)
         self.k.add(attention.k, tokens, self.plan)
         if self.rope is not None and angles is not None:
-            factor, d, rope = temperature(attention, self.rope), attention.q.shape[-1], self.rope
+            d, rope = attention.q.shape[-1], self.rope
             # The angles are kept with their waves, so that no other tensor gets the same id.
             cached = tokens.once(
                 ("waves", id(angles[0]), d, *rope.planar), lambda: (angles, waves(angles, weights, rope, d))
@@ -149,6 +161,7 @@ def layer_moments(sums: LayerSums) -> LayerMoments:
     """Copy one shard's sums of a layer to the host, as moments."""
     q, k = _host_sums(sums)
     assert q.by_bucket is not None
+    sizes_q, sizes_k = sums.sizes.host()
     q_shift, k_shift = (_with_time(kind.shift, sums.plan) for kind in (q, k))
     return LayerMoments(
         _centred(q.by_group, q_shift),
@@ -159,6 +172,9 @@ def layer_moments(sums: LayerSums) -> LayerMoments:
         q.unrotated,
         k.unrotated,
         np.zeros((2, 0)) if sums.temperature is None else sums.temperature.cpu().numpy(),
+        sizes_q,
+        sizes_k,
+        None if sums.reach is None else sums.reach.host(),
     )
 
 

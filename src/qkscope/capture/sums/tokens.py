@@ -40,6 +40,8 @@ class BatchTokens:
     """Document group of each row."""
     kept: list[np.ndarray]
     """Columns of each row whose vectors are kept."""
+    queries: list[np.ndarray] = field(default_factory=list)
+    """Columns of each row whose attention over all keys is summed."""
     _shared: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:

@@ -1,0 +1,138 @@
+"""A score in four terms, and what position and content contribute to it when keys change places.
+
+With the rotation undone, x_t = R_t(μ̃ + δ_t) for queries and keys (positionlocked.py). Then, exactly,
+
+    s_ij = scaling · [R_i μ̃_q · R_j μ̃_k    position: where query and key are
+                    + R_i μ̃_q · R_j δk_j   key: which key it is, to the average query
+                    + R_i δq_i · R_j μ̃_k   query: which query it is, to the average key
+                    + R_i δq_i · R_j δk_j]  content: this query with this key
+
+The two-way table of a query has its earlier keys as rows and their positions as columns: S_ab is the score of key a
+turned to the position of key b. Its sum of squares about the mean is the sum of those of column means (position), of
+row means (content) and of the rest (interaction).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Complex, Float, Int
+
+from qkscope.core.headmoments import N_GROUPS
+from qkscope.core.linalg import ratio
+from qkscope.core.rope import Rope
+from qkscope.core.rows import Pair, Rows
+
+TERMS = ("position", "key", "query", "content")
+PAIRED_TOKENS = 96
+"""Sampled tokens of one document that are paired with each other, at most."""
+_TABLE_KEYS = 24
+"""Keys of a two-way table, at most."""
+_LEAST_KEYS = 4
+_QUERIES = 2
+"""Queries per document that have a two-way table."""
+
+
+@dataclass(frozen=True)
+class LockedMean:
+    """The position-locked mean μ̃ of one class of vectors."""
+
+    rope: Rope | None
+    """None: nothing is rotated."""
+    planes: Complex[np.ndarray, "planes"]
+    mean: Float[np.ndarray, "d"]
+    """The plain mean, which is that of the coordinates that are not rotated."""
+    factor: Float[np.ndarray, "positions"] | None = None
+    """Temperature at each position."""
+
+    def at(self, position: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n d"]:
+        """R_t μ̃ at these positions, times the temperature there."""
+        x = np.tile(self.mean, (len(position), 1))
+        if self.rope is not None:
+            turned = self.planes * np.exp(1j * self.rope.sign * position[:, None] * self.rope.frequencies)
+            x[:, self.rope.pairs[:, 0]], x[:, self.rope.pairs[:, 1]] = turned.real, turned.imag
+        return x if self.factor is None else x * self.factor[position][:, None]
+
+
+@dataclass(frozen=True)
+class FourTermSums:
+    """Sums over pairs of one document group each: of (1, position, key, query, content) with itself."""
+
+    products: Float[np.ndarray, "groups 5 5"]
+
+    def shares(self, weights: Float[np.ndarray, "sets groups"]) -> Float[np.ndarray, "sets 4 4"]:
+        """Covariances of the terms as shares of the variance of the score; they sum to 1. NaN without pairs."""
+        total = np.einsum("sg,gij->sij", weights, self.products)
+        n = np.maximum(total[:, :1, :1], 1.0)
+        covariance = total[:, 1:, 1:] / n - total[:, 1:, :1] * total[:, :1, 1:] / n**2
+        variance = covariance.sum((1, 2), keepdims=True)
+        known = (variance > 0) & (total[:, :1, :1] > 2)
+        return np.where(known, ratio(covariance, variance), np.nan)
+
+
+def terms(
+    q: Float[np.ndarray, "n d"],
+    k: Float[np.ndarray, "m d"],
+    locked_q: Float[np.ndarray, "n d"],
+    locked_k: Float[np.ndarray, "m d"],
+    scaling: float,
+) -> Float[np.ndarray, "4 n m"]:
+    """The four terms of every pair of these queries and keys."""
+    score, of_query, of_key, position = (scaling * (a @ b.T) for a in (q, locked_q) for b in (k, locked_k))
+    return np.stack([position, of_key - position, of_query - position, score - of_key - of_query + position])
+
+
+def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, reach: int) -> FourTermSums:
+    """Sums over pairs of sampled tokens of one document, the query after the key and less than ``reach`` away."""
+    products = np.zeros((N_GROUPS, 5, 5))
+    for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
+        queries, keys = (_thin(rows, document) for rows in (pair.q, pair.k))
+        distance = queries.position[:, None] - keys.position
+        seen = (distance > 0) & (distance < reach)
+        parts = terms(queries.x, keys.x, q.at(queries.position), k.at(keys.position), scaling)[:, seen]
+        columns = np.vstack([np.ones(parts.shape[1]), parts])
+        products[document % N_GROUPS] += columns @ columns.T
+    return FourTermSums(products)
+
+
+def two_way_sums(pair: Pair, rope: Rope | None, scaling: float, reach: int) -> Float[np.ndarray, "groups 3"]:
+    """Sums of squares of the two-way tables of some queries: position, content, interaction, by document group."""
+    sums = np.zeros((N_GROUPS, 3))
+    for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
+        queries, keys = (_of_document(rows, document) for rows in (pair.q, pair.k))
+        for i in np.unique(np.linspace(0, len(queries) - 1, _QUERIES + 1).astype(int))[1:].tolist():
+            distance = queries.position[i] - keys.position
+            seen = np.flatnonzero((distance > 0) & (distance < reach))
+            if len(seen) >= _LEAST_KEYS:
+                chosen = keys.take(seen[np.unique(np.linspace(0, len(seen) - 1, _TABLE_KEYS).astype(int))])
+                sums[document % N_GROUPS] += _squares(scaling * two_way_table(queries.x[i], chosen, rope))
+    return sums
+
+
+def two_way_table(q: Float[np.ndarray, "d"], keys: Rows, rope: Rope | None) -> Float[np.ndarray, "n n"]:
+    """Product of a query with each key (rows) turned to the position of each key (columns)."""
+    if rope is None:
+        return np.repeat((keys.x @ q)[:, None], len(keys), axis=1)
+    turned = rope.planes_of(q) * rope.unrotated(keys.x, keys.position).conj()
+    at = np.exp(-1j * rope.sign * keys.position[:, None] * rope.frequencies)
+    rest = rope.rest(len(q))
+    return (turned @ at.T).real + (keys.x[:, rest] @ q[rest])[:, None]
+
+
+def _squares(table: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "3"]:
+    """Sums of squares of column means, of row means and of the rest."""
+    away = table - table.mean()
+    columns, rows = (len(table) * (away.mean(axis) ** 2).sum() for axis in (0, 1))
+    return np.array([columns, rows, max((away**2).sum() - columns - rows, 0.0)])
+
+
+def _of_document(rows: Rows, document: int) -> Rows:
+    """The rows of one document; rows are sorted by document."""
+    return rows.take(np.arange(*np.searchsorted(rows.example_id, [document, document + 1])))
+
+
+def _thin(rows: Rows, document: int) -> Rows:
+    """The rows of one document, thinned evenly if there are too many."""
+    chosen = _of_document(rows, document)
+    return chosen.take(np.unique(np.linspace(0, len(chosen) - 1, min(len(chosen), PAIRED_TOKENS)).astype(int)))

@@ -1,0 +1,113 @@
+"""What the scores of a head are made of: position, key, query and content, and what keys lose by changing places.
+
+``scores`` has one row per head whose rotation is known, or whose layer has none. The formulas are in fourterms.py; the
+sink gap is from the attention weights that a capture sums (core/reach.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.batch import Batch
+from qkscope.analyses.fourterms import TERMS, LockedMean, four_term_sums, two_way_sums
+from qkscope.analyses.tables import Columns
+from qkscope.analyses.uncertainty import Scale
+from qkscope.core.headdata import HeadData
+from qkscope.core.headmoments import ALL_AND_WITHOUT
+from qkscope.core.linalg import ratio
+from qkscope.core.reach import COUNTS
+
+_MEANINGS = {
+    "position": "which depends on where query and key are alone",
+    "key": "which depends on which key it is, for the average query",
+    "query": "which depends on which query it is, for the average key",
+    "content": "which depends on this query and this key",
+}
+_TOGETHER = [(a, b) for i, a in enumerate(TERMS) for b in TERMS[i + 1 :]]
+_TABLE = {
+    "positional": "of the scores of a query's keys moved to each other's places: that the place alone explains",
+    "symbolic": "that the key alone explains, wherever it stands",
+    "interaction_share": "that neither explains alone",
+}
+SCORES_TABLE = Table(
+    "scores",
+    (
+        *(
+            Column(f"score_{term}", "share", f"of the variance of scores: the term {meaning}", "8", Scale.POSITIVE)
+            for term, meaning in _MEANINGS.items()
+        ),
+        *(
+            Column(
+                f"score_{a}_{b}", "share", f"of the variance of scores: twice the covariance of the terms {a} and {b}",
+                "8", Scale.LINEAR, signed=True,
+            )
+            for a, b in _TOGETHER
+        ),
+        *(Column(name, "share", meaning, "8", Scale.SHARE) for name, meaning in _TABLE.items()),
+        Column(
+            "sink_gap", "logit", "mean score of the first keys of a document, the sinks, minus that of the others", "8",
+            Scale.LINEAR, signed=True,
+        ),
+    ),
+)  # fmt: skip
+
+
+def compute_scores(batch: Batch) -> Found:
+    """``scores``: the shares of each head, and with each document group left out."""
+    known = [i for i, head in enumerate(batch.heads) if head.vectors is not None and (head.rotary or head.nope)]
+    if not known:
+        return Found()
+    numbers = {c.name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for c in SCORES_TABLE.columns}
+    for i in known:
+        for name, values in _of_head(batch.heads[i], int(batch.reach[i])).items():
+            numbers[name][i] = values
+    per_head = {name: values[:, 0] for name, values in numbers.items()}
+    left_out = {name: values[:, 1:] for name, values in numbers.items()}
+    return Found({"scores": Values({}, left_out, per_head, np.array(known))})
+
+
+def _of_head(head: HeadData, reach: int) -> Columns:
+    assert head.vectors is not None
+    pair, scaling = head.vectors.as_double(), float(head.moments.scaling)
+    q, k = locked_means(head)
+    shares = four_term_sums(pair, q, k, scaling, reach).shares(ALL_AND_WITHOUT)
+    tables = ALL_AND_WITHOUT @ two_way_sums(pair, None if head.rotary is None else head.rotary.rope, scaling, reach)
+    whole = tables.sum(-1)
+    return {
+        **{f"score_{term}": shares[:, i, i] for i, term in enumerate(TERMS)},
+        **{f"score_{a}_{b}": 2 * shares[:, TERMS.index(a), TERMS.index(b)] for a, b in _TOGETHER},
+        **{name: np.where(whole > 0, ratio(tables[:, i], whole), np.nan) for i, name in enumerate(_TABLE)},
+        "sink_gap": _sink_gap(head),
+    }
+
+
+def locked_means(head: HeadData) -> tuple[LockedMean, LockedMean]:
+    """The position-locked means of a head's queries and keys; plain means in a layer without rotary."""
+    moments, rotary = head.moments, head.rotary
+    mean_q, mean_k = moments.total_q.mean_x, moments.total_k.mean_x
+    if rotary is None:
+        none = np.zeros(0, dtype=complex)
+        return LockedMean(None, none, mean_q), LockedMean(None, none, mean_k)
+    return (
+        LockedMean(rotary.rope, rotary.mean_q, mean_q, rotary.temperature),
+        LockedMean(rotary.rope, rotary.mean_k, mean_k),
+    )
+
+
+def _sink_gap(head: HeadData) -> Float[np.ndarray, "sets"]:
+    if head.reach is None:
+        return np.full(len(ALL_AND_WITHOUT), np.nan)
+    gap, n = (ALL_AND_WITHOUT @ head.reach.sums[:, COUNTS.index(name)] for name in ("gap", "n_gap"))
+    return np.where(n > 0, ratio(gap, n), np.nan)
+
+
+SCORES = Analysis(
+    "scores",
+    "what scores are made of: position, key, query, content, exactly; and what moving keys around changes",
+    (SCORES_TABLE,),
+    compute_scores,
+    Scalars(SCORES_TABLE.columns, "scores", in_runs=tuple(f"score_{term}" for term in TERMS)),
+    rotary=True,
+)

@@ -1,0 +1,78 @@
+"""Attention weights of some queries over all their keys, summed by distance, on the layer's own device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from qkscope.capture.attention import Attention
+from qkscope.capture.sums.tokens import BatchTokens, Plan
+from qkscope.capture.weights import HIDDEN, attention_weights
+from qkscope.core.headmoments import N_GROUPS
+from qkscope.core.reach import COUNTS, bin_starts
+
+
+class ReachSums:
+    """The sums of core/reach.py for the query heads of one layer."""
+
+    def __init__(self, plan: Plan, heads: tuple[int, ...]) -> None:
+        self.plan, self.heads = plan, list(heads)
+        self.starts = bin_starts(plan.window)
+        self.total: torch.Tensor | None = None
+        """(H, 8, COUNTS and bins), float64."""
+
+    def add(self, attention: Attention, tokens: BatchTokens) -> None:
+        """Add the chosen queries of one attention call, which has all heads."""
+        if self.total is None:
+            shape = len(self.heads), N_GROUPS, len(COUNTS) + len(self.starts)
+            self.total = torch.zeros(shape, dtype=torch.float64, device=attention.q.device)
+        for row, columns in enumerate(tokens.queries):
+            if len(columns):
+                self._add_row(attention, tokens, row, columns)
+
+    def host(self) -> np.ndarray | None:
+        """The sums on the host; None before the first call."""
+        return None if self.total is None else self.total.cpu().numpy()
+
+    def _add_row(self, attention: Attention, tokens: BatchTokens, row: int, columns: np.ndarray) -> None:
+        (_, query, key, *_), _ = attention.call
+        device, keys = query.device, key.shape[2]
+        assert self.total is not None
+        index = tokens.once(("queries", row, device), lambda: torch.from_numpy(columns).to(device))
+        found = attention_weights(attention, row, index)
+        scores, weights = found.scores, found.weights
+        if len(self.heads) != scores.shape[0]:
+            scores, weights = scores[self.heads], weights[self.heads]
+        # With a cache that forgets, the first key of the call is not the first of the document.
+        sinks = max(0, self.plan.skip_first - (tokens.first + query.shape[2] - keys))
+        gather, bins = tokens.once(
+            ("distances", row, keys, sinks, device),
+            lambda: self._by_distance(columns + keys - query.shape[2], keys, sinks, device),
+        )
+        others = torch.nn.functional.pad(weights[..., sinks:], (0, 1))
+        in_bins = (others.gather(-1, gather.expand(len(weights), -1, -1)) @ bins).sum(1)
+        gap, sees = _sink_gap(scores, sinks)
+        counts = [torch.full_like(gap, len(columns)), weights[..., :sinks].sum((1, 2)), gap, sees]
+        self.total[:, int(tokens.groups[row])] += torch.cat([torch.stack(counts, -1), in_bins], -1).double()
+
+    def _by_distance(
+        self, query_at: np.ndarray, keys: int, sinks: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each query and distance the place of the key behind the sinks (or one past the last), and its bin."""
+        distance = np.arange(int(query_at.max()) + 1)
+        place = query_at[:, None] - distance - sinks
+        place = np.where(place >= 0, place, keys - sinks)
+        in_bin = np.searchsorted(self.starts, distance, side="right") - 1
+        bins = torch.zeros(len(distance), len(self.starts), device=device)
+        bins[torch.arange(len(distance)), torch.from_numpy(in_bin)] = 1.0
+        return torch.from_numpy(place).to(device), bins
+
+
+def _sink_gap(scores: torch.Tensor, sinks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Σ over queries of the mean score of the sinks minus that of the other keys (H,), and how many see both."""
+    seen = scores > HIDDEN
+    plain = torch.where(seen, scores, 0.0)
+    n_sink, n_other = seen[..., :sinks].sum(-1), seen[..., sinks:].sum(-1)
+    both = (n_sink > 0) & (n_other > 0)
+    gap = plain[..., :sinks].sum(-1) / n_sink.clamp_min(1) - plain[..., sinks:].sum(-1) / n_other.clamp_min(1)
+    return torch.where(both, gap, 0.0).sum(-1), both.sum(-1).to(scores.dtype)
