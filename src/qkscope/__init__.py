@@ -15,8 +15,21 @@ from qkscope._version import __version__
 
 if TYPE_CHECKING:
     from qkscope import plot
+    from qkscope.capture import intervene
     from qkscope.errors import QkscopeError
-    from qkscope.pipeline.python import distance, head_table, pca, planes, plasticity, position, rotation, tables
+    from qkscope.extras.effects import effects
+    from qkscope.pipeline.python import (
+        distance,
+        head_table,
+        pca,
+        planes,
+        plasticity,
+        position,
+        reach,
+        rotation,
+        scores,
+        tables,
+    )
     from qkscope.runs.run import Head, Run
     from qkscope.runs.run import open_run as open  # noqa: A004
 
@@ -26,14 +39,18 @@ __all__ = [
     "Run",
     "__version__",
     "distance",
+    "effects",
     "head_table",
+    "intervene",
     "open",
     "pca",
     "planes",
     "plasticity",
     "plot",
     "position",
+    "reach",
     "rotation",
+    "scores",
     "tables",
 ]
 
@@ -43,6 +60,8 @@ _WHERE = {
     "QkscopeError": ("qkscope.errors", "QkscopeError"),
     "Run": ("qkscope.runs.run", "Run"),
     "distance": ("qkscope.pipeline.python", "distance"),
+    "effects": ("qkscope.extras.effects", "effects"),
+    "intervene": ("qkscope.capture.intervene", ""),
     "head_table": ("qkscope.pipeline.python", "head_table"),
     "open": ("qkscope.runs.run", "open_run"),
     "pca": ("qkscope.pipeline.python", "pca"),
@@ -50,6 +69,8 @@ _WHERE = {
     "plasticity": ("qkscope.pipeline.python", "plasticity"),
     "plot": ("qkscope.plot", ""),
     "position": ("qkscope.pipeline.python", "position"),
+    "reach": ("qkscope.pipeline.python", "reach"),
+    "scores": ("qkscope.pipeline.python", "scores"),
     "rotation": ("qkscope.pipeline.python", "rotation"),
     "tables": ("qkscope.pipeline.python", "tables"),
 }

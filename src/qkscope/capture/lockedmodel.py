@@ -6,7 +6,7 @@ run: means of another model, or of another rotary encoding, say nothing about th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class LockedModel:
 
     model: PreTrainedModel
     run: RunFolder
+    _means: dict[int, LockedMeans] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(cls, model: PreTrainedModel, run: Any) -> LockedModel:
@@ -114,9 +115,11 @@ class LockedModel:
             raise CaptureError(f"{self.run.folder} has no head l{layer:02d}h{head:02d}; see run.heads")
 
     def means(self, layer: int) -> LockedMeans:
-        """The position-locked means of a layer's heads."""
-        moments, entry = self.run.layer(layer, buckets=False), self.entries[layer]
-        return LockedMeans(self.layers[layer].rope, moments, entry["query_heads"], entry["key_heads"])
+        """The position-locked means of a layer's heads; read once."""
+        if layer not in self._means:
+            moments, entry = self.run.layer(layer, buckets=False), self.entries[layer]
+            self._means[layer] = LockedMeans(self.layers[layer].rope, moments, entry["query_heads"], entry["key_heads"])
+        return self._means[layer]
 
 
 @dataclass(frozen=True)

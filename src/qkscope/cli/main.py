@@ -11,7 +11,9 @@ from qkscope.cli.capture import capture_command, plan_command
 from qkscope.cli.checks import doctor_command, verify_command
 from qkscope.cli.common import Version
 from qkscope.cli.demo import demo_command
+from qkscope.cli.effects import effects_command
 from qkscope.cli.merge import merge_command
+from qkscope.cli.reach import reach_command
 from qkscope.cli.report import report_command, view_command
 from qkscope.cli.study import study_app, study_capture_command
 
@@ -35,6 +37,8 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     merge_command: "qkscope merge runs/share-* -o runs/smollm2",
     report_command: "qkscope report study.yaml -o report",
     view_command: "qkscope view runs/base runs/tuned",
+    effects_command: "qkscope effects HuggingFaceTB/SmolLM2-135M runs/smollm2 --texts other-books/ -o results/smollm2",
+    reach_command: "qkscope reach runs/smollm2 --cut 256 --keep 0.5 -o reach/smollm2",
     verify_command: "qkscope verify runs/smollm2 --tables results/smollm2",
     doctor_command: "qkscope doctor results",
     plan_command: "qkscope plan HuggingFaceTB/SmolLM2-135M --texts books/",

@@ -48,6 +48,16 @@ def distance(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFr
     return _table(Job(run), "distance", "distance", workers, intervals)
 
 
+def scores(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
+    """What the scores of every head are made of: the table ``scores``."""
+    return _table(Job(run), "scores", "scores", workers, intervals)
+
+
+def reach(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
+    """How far back every head attends, measured and predicted: the table ``reach``."""
+    return _table(Job(run), "reach", "reach", workers, intervals)
+
+
 def plasticity(run: Run, *, buckets: int | None = None, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
     """Attention plasticity of every head and position bucket: the table ``plasticity``."""
     return _table(Job(run, buckets=buckets), "plasticity", "plasticity", workers, intervals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qkscope.analyses.analysis import Column
+from qkscope.analyses.analysis import INDEX, Column
 from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS, described
 from qkscope.analyses.pca import HEADS_TABLE
 
@@ -62,15 +62,66 @@ DERIVED: dict[str, list[Column]] = {
     ],
 }  # fmt: skip
 """Tables derived from others."""
-TABLES: dict[str, list[Column]] = {name: described(name) for name in DECLARED_TABLES} | DERIVED
+_COSTS = [
+    Column(
+        "kl", "nats per token", "measured divergence KL(p‖p') of the changed prediction; empty if not measured", "9"
+    ),
+    Column("kl_low", "as kl", "lower end of its 95% interval, over documents", "9"),
+    Column("kl_high", "as kl", "upper end of it", "9"),
+    Column("delta_nll", "nats per token", "measured rise of the loss", "9", signed=True),
+    Column("delta_nll_low", "as delta_nll", "lower end of its 95% interval, over documents", "9"),
+    Column("delta_nll_high", "as delta_nll", "upper end of it", "9"),
+]
+MEASURED: dict[str, list[Column]] = {
+    "effects": [
+        *INDEX,
+        Column("term", "", "what is taken away: position, key, query or content", "9", dtype="text"),
+        Column("chosen", "", "why it was measured: strongest, random, or empty if it was not", "9", dtype="text"),
+        Column("fisher", "nats per token", "Fisher information of a factor on the term, from backward passes", "9"),
+        Column("fisher_low", "as fisher", "lower end of its 95% interval, over documents", "9"),
+        Column("fisher_high", "as fisher", "upper end of it", "9"),
+        Column("kl_predicted", "nats per token", "γ²/2 of it: the divergence it predicts", "9"),
+        *_COSTS,
+    ],
+    "effects_together": [
+        *_labels("9"),
+        Column("change", "", "a term taken away in all heads; drift: of the keys; control: as much at random", "9",
+               dtype="text"),
+        Column("over", "", "all tokens, or an octave of their positions", "9", dtype="text"),
+        Column("position", "tokens", "first position of the octave", "9"),
+        *_COSTS,
+        Column("nll", "nats per token", "the loss without the change", "9"),
+    ],
+    "cuts": [
+        *_labels("10"),
+        Column("order", "", "by what key heads are chosen: far, area, lock, measured, reversed, random, all or none", "10",
+               dtype="text"),
+        Column("draw", "index", "which random choice", "10"),
+        Column("text", "", "plain: documents; copy: the second copy of a document", "10", dtype="text"),
+        Column("w", "tokens", "the window that cut heads keep", "10"),
+        Column("share_cut", "share", "of key heads that are cut", "10"),
+        Column("cache_saved", "share", "of the key-value cache at the length of the texts", "10"),
+        Column("nll", "nats per token", "the loss with the cut", "10"),
+        Column("nll_low", "as nll", "lower end of its 95% interval, over documents", "10"),
+        Column("nll_high", "as nll", "upper end of it", "10"),
+    ],
+}  # fmt: skip
+"""Tables of interventions, which other commands than ``analyze`` write."""
+TABLES: dict[str, list[Column]] = {name: described(name) for name in DECLARED_TABLES} | DERIVED | MEASURED
 KEYS: dict[str, list[str]] = {name: table.row_keys for name, table in DECLARED_TABLES.items()} | {
     "plasticity_links": ["link", "name"],
     "runs": [],
+    "effects": ["layer", "head", "term"],
+    "effects_together": ["change", "over", "position"],
+    "cuts": ["text", "order", "share_cut", "draw"],
 }
 """The columns that identify a row within its model; rows are sorted by them."""
 ABOUT = {table.name: analysis.about for analysis in ANALYSES for table in analysis.tables} | {
     "plasticity_links": "attention plasticity by class of head, and its rank correlation with other columns",
     "runs": "one row per run: means over its heads",
+    "effects": "what each term of each head does to the prediction (qkscope effects)",
+    "effects_together": "what a term of all heads together does to the prediction (qkscope effects)",
+    "cuts": "what it costs to cut key heads to a window (qkscope reach --measure)",
 }
 """What each table is about: the analysis it belongs to, in one line."""
 TEXTS = frozenset(column.name for columns in TABLES.values() for column in columns if column.dtype == "text")

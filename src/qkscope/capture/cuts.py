@@ -1,0 +1,63 @@
+"""What it costs to cut key heads to a window: the loss on plain text, and on the second copy of a repeated text.
+
+Plain text alone is not enough: copying is what a long reach is for, and a head that seldom looks far may be the one
+that must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from qkscope.capture.ablation import predictions
+from qkscope.capture.intervene import Head, windowed
+from qkscope.errors import CaptureError
+
+PLAIN, COPY = "plain", "copy"
+_LEAST = 64
+
+
+def cut_losses(
+    model: PreTrainedModel,
+    documents: Sequence[torch.Tensor],
+    cuts: Mapping[str, Mapping[Head, int]],
+    sinks: int,
+    on_pass: Callable[[int, int], None] = lambda _done, _in_all: None,
+) -> dict[tuple[str, str], np.ndarray]:
+    """Σ loss and number of tokens of each document (documents, 2), by cut and kind of text."""
+    check_lengths(documents)
+    texts = {PLAIN: [(document, 0) for document in documents], COPY: [_twice(document) for document in documents]}
+    done, in_all = 0, len(cuts) * sum(map(len, texts.values()))
+    losses: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    for name, windows in cuts.items():
+        with windowed(model, windows, sinks=sinks):
+            for kind, of_kind in texts.items():
+                for document, first in of_kind:
+                    losses.setdefault((name, kind), []).append(_loss(model, document, first))
+                    done += 1
+                    on_pass(done, in_all)
+    return {key: np.array(values, dtype=float) for key, values in losses.items()}
+
+
+def check_lengths(documents: Sequence[torch.Tensor]) -> None:
+    """Raise an error if a document is too short to be repeated."""
+    shortest = min(map(len, documents))
+    if shortest < _LEAST:
+        raise CaptureError(f"expected documents of {_LEAST} tokens or more, got one of {shortest}; give longer --texts")
+
+
+def _twice(document: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The first half of a document twice, and the first token of the second copy that something predicts."""
+    half = document[: len(document) // 2]
+    return torch.cat([half, half]), len(half)
+
+
+def _loss(model: PreTrainedModel, document: torch.Tensor, first: int) -> tuple[float, int]:
+    """Σ −log p over the tokens that follow token ``first``, and their number."""
+    document = document.to(model.device)
+    following = document[1:, None]
+    losses = -predictions(model, document).gather(-1, following)[first:, 0].double()
+    return float(losses.sum()), len(losses)

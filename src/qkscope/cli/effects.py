@@ -1,0 +1,121 @@
+"""``qkscope effects``: what each term of each head does to the prediction."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkscope.capture.options import ModelOptions, TextOptions
+from qkscope.cli.capture import need_torch
+from qkscope.cli.common import Quiet, Verbose, bars, counted, errors_as_lines, log, set_up_logging
+from qkscope.cli.options import with_options
+from qkscope.errors import ConfigError
+from qkscope.options import from_values
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from qkscope.capture.lockedmodel import LockedModel
+
+TERMS = ("position", "key", "query", "content")
+AllowOverlap = Annotated[bool, typer.Option("--allow-overlap", help="Allow texts that the run was captured on.")]
+
+
+@with_options(ModelOptions, TextOptions)
+def effects_command(
+    run: Annotated[Path, typer.Argument(help="Captured run of this model; its means define the terms.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the tables.")] = Path("effects"),
+    passes: Annotated[int, typer.Option(min=0, help="Backward passes for the estimate of all heads; 0: none.")] = 64,
+    measure: Annotated[
+        int, typer.Option(min=0, help="Heads measured one by one: half the strongest, half random.")
+    ] = 8,
+    terms: Annotated[str, typer.Option(help="Terms to take away, comma-separated.")] = ",".join(TERMS),
+    heads: Annotated[str | None, typer.Option(help="Only these query heads, such as l00h03,l02h01.")] = None,
+    gamma: Annotated[float, typer.Option(help="How much of a term is taken away: it is scaled by 1 − gamma.")] = 1.0,
+    window: Annotated[int | None, typer.Option(min=16, help="Tokens per document; by default as the run.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Documents of equal length per backward pass.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of labels, random heads and the control.")] = 0,
+    label: Annotated[str | None, typer.Option(help="Label in the tables; by default the run's folder.")] = None,
+    allow_overlap: AllowOverlap = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    **values: Any,
+) -> None:
+    """Estimate, for all heads, and measure, for some, what taking a term of the score away does to the prediction."""
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines("rerun the same command to resume"):
+        chosen = [_term(name) for name in terms.split(",")]
+        locked, documents = loaded(values, run, window, allow_overlap=allow_overlap)
+        from qkscope.capture.effects import EffectOptions, EffectsJob
+        from qkscope.extras.effects import effect_tables, parsed_heads
+        from qkscope.files.atomic import check_writable
+        from qkscope.results.effects import write_measured
+
+        check_writable(output)
+        options = EffectOptions(passes, measure, gamma, batch, seed)
+        job = EffectsJob(locked, documents, options, output / "in-progress", parsed_heads(heads), chosen)
+        started = time.monotonic()
+        with counted("passes") as on_done:
+            frames = effect_tables(
+                job, label or run.absolute().name, on_progress=lambda done, in_all: on_done(round(done), round(in_all))
+            )
+        for path in write_measured(output, frames):
+            log.info("wrote %s", path)
+        job.forget()
+        together = frames["effects_together"]
+        for row in together[together["over"] == "all"].itertuples():
+            ends = f"[{row.delta_nll_low:.3f}, {row.delta_nll_high:.3f}]"
+            log.info("without %s in all heads: %+.3f nats per token %s", row.change, row.delta_nll, ends)
+        log.info("done in %.0f s", time.monotonic() - started)
+
+
+def loaded(
+    values: dict[str, Any], run: Path, window: int | None, *, allow_overlap: bool
+) -> tuple[LockedModel, list[torch.Tensor]]:
+    """The model with its run, and the documents, cut to the window."""
+    if not values["model"] or not values["texts"]:
+        raise ConfigError("this needs a MODEL, a RUN and --texts")
+    need_torch()
+    from qkscope.capture.effects import check_apart, check_model, cut_documents
+    from qkscope.capture.lockedmodel import LockedModel
+    from qkscope.files.runfolder import RunFolder
+
+    folder = RunFolder.open(run)
+    model, ids, digests, names = _model_and_ids(values)
+    locked = LockedModel.of(model, folder)
+    if not allow_overlap:
+        check_apart(locked, digests, names)
+    documents = cut_documents(ids, window or int(folder.manifest["window"]))
+    check_model(model, documents)
+    log.info("%d documents, up to %d tokens each", len(documents), max(map(len, documents)))
+    return locked, documents
+
+
+def _model_and_ids(values: dict[str, Any]) -> tuple[PreTrainedModel, list[Any], list[str], list[str]]:
+    import torch
+
+    from qkscope.capture import models
+    from qkscope.capture.bos import find_bos, tokenize
+    from qkscope.capture.texts import read_documents
+
+    if not bars():
+        models.load_quietly()
+    options, texts = from_values(ModelOptions, values), from_values(TextOptions, values)
+    documents = read_documents(list(texts.texts), texts.field, texts.max_docs)
+    log.info("loading %s", options.model)
+    tokenizer = models.load_tokenizer(options)
+    ids = tokenize(documents, tokenizer, find_bos(options, tokenizer, texts.bos))
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    model = models.load_model(options)
+    return model, ids, [document.digest for document in documents], [document.name for document in documents]
+
+
+def _term(name: str) -> int:
+    if name.strip() not in TERMS:
+        raise ConfigError(f"unknown term {name.strip()!r}; choose from {', '.join(TERMS)}")
+    return TERMS.index(name.strip())

@@ -1,0 +1,157 @@
+"""``qkscope reach``: how far heads attend, which key heads may be cut to a window, and what that costs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkscope.capture.options import ModelOptions, TextOptions
+from qkscope.cli.common import (
+    Quiet,
+    Verbose,
+    WorkersOption,
+    counted,
+    errors_as_lines,
+    log,
+    prepare,
+    progress,
+    set_up_logging,
+    write_and_exit_code,
+)
+from qkscope.cli.effects import AllowOverlap, loaded
+from qkscope.cli.options import with_options
+from qkscope.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from qkscope.extras.reach import Cut
+
+_HOW = ("revision", "tokenizer", "dtype", "device", "attn", "config_overrides", "trust_remote_code", "threads")
+
+
+@with_options(ModelOptions, TextOptions, only=(*_HOW, "texts", "field", "max_docs", "bos"))
+def reach_command(
+    run: Annotated[Path, typer.Argument(help="Captured run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for tables and the cut.")] = Path("reach"),
+    cut: Annotated[int | None, typer.Option(min=1, help="Choose key heads to cut to this window.")] = None,
+    keep: Annotated[float, typer.Option(min=0, max=1, help="Share of key heads that keep their reach.")] = 0.5,
+    by: Annotated[str, typer.Option(help="Order of key heads: far, area, lock or measured.")] = "far",
+    measure: Annotated[
+        str | None, typer.Option(help="Model of the run, on which the cut is measured with --texts.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=128, help="Tokens per text of --measure; by default the run's.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=0, help="Random choices of --measure beside the orders.")] = 16,
+    against: Annotated[
+        Path | None, typer.Option(help="List of heads to compare with: retrieval scores or gates of key heads.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
+    allow_overlap: AllowOverlap = False,
+    workers: WorkersOption = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    **values: Any,
+) -> None:
+    """Tabulate how far each head attends; choose key heads to cut to a window, and measure what that costs."""
+    started = time.monotonic()
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines("rerun the same command"):
+        from qkscope.extras import reach as choosing
+
+        if by not in choosing.ORDERS:
+            raise ConfigError(f"unknown order {by!r}; choose from {', '.join(choosing.ORDERS)}")
+        if measure is not None and cut is None:
+            raise ConfigError("--measure needs --cut, the window to measure")
+        listed = None if against is None else choosing.read_list(against)
+        tables, code = _tables(run, output, workers, started)
+        at = cut or int(tables["reach"]["w"].median())
+        heads = choosing.query_head_table(tables, at)
+        if listed is not None:
+            _say_agreement(choosing.compare(heads, *listed))
+        if cut is not None:
+            sinks = _sinks(run)
+            chosen = choosing.choose(heads, by, keep, cut, sinks)
+            for path in choosing.write_cut(output, chosen, run.absolute().name, keep):
+                log.info("wrote %s", path)
+            log.info(
+                "%d of %d key heads are cut to %d tokens",
+                len(chosen.heads),
+                0 if chosen.scores is None else len(chosen.scores),
+                cut,
+            )
+            if measure is not None:
+                others = [choosing.choose(heads, order, keep, cut, sinks) for order in _known(heads)]
+                _measure(values | {"model": measure}, run, output, chosen, others, window, draws, seed, allow_overlap)
+        raise typer.Exit(code)
+
+
+def _tables(run: Path, output: Path, workers: int | None, started: float) -> tuple[dict[str, pd.DataFrame], int]:
+    """Compute and write what is known about reach from the run alone."""
+    from qkscope.engine import Place
+    from qkscope.pipeline.analyze import analyze
+    from qkscope.pipeline.job import Job
+    from qkscope.runs.run import open_run
+
+    job = Job(open_run(run), config={"command": "reach"})
+    prepare([job], output)
+    with progress() as on_done:
+        outcomes = analyze([job], ["position", "reach"], place=Place(workers), on_done=on_done)
+    code = write_and_exit_code(output, outcomes, started)
+    frames = outcomes[0].tables.frames
+    if "reach" not in frames:
+        raise ConfigError(f"nothing is known about the reach of {run}: its rotary encoding is not known")
+    return {name: frames[name] for name in ("position", "reach")}, code
+
+
+def _known(heads: pd.DataFrame) -> list[str]:
+    from qkscope.extras.reach import ORDERS
+
+    return [order for order, (column, _) in ORDERS.items() if heads[column].notna().all()]
+
+
+def _sinks(run: Path) -> int:
+    from qkscope.files.runfolder import RunFolder
+
+    return int(RunFolder.open(run).manifest["options"]["skip_first"])
+
+
+def _say_agreement(table: pd.DataFrame) -> None:
+    log.info(
+        "how far columns rank heads as the list does (Spearman's ρ, 95%% interval over layers; AUC of its top tenth)"
+    )
+    for row in table.itertuples():
+        ends = f"[{row.rho_low:+.2f}, {row.rho_high:+.2f}]"
+        log.info("  %-18s ρ %+.2f %s  AUC %.2f  (%d heads)", row.column, row.rho, ends, row.auc, row.n_heads)
+
+
+def _measure(
+    values: dict[str, Any],
+    run: Path,
+    output: Path,
+    chosen: Cut,
+    others: list[Cut],
+    window: int | None,
+    draws: int,
+    seed: int,
+    allow_overlap: bool,
+) -> None:
+    from qkscope.extras.cutcost import cut_table, every_cut
+    from qkscope.results.effects import write_measured
+
+    locked, documents = loaded(values, run, window, allow_overlap=allow_overlap)
+    cuts = every_cut(chosen, others, draws, seed)
+    with counted("passes") as on_done:
+        table = cut_table(locked, documents, cuts, run.absolute().name, on_done)
+    for path in write_measured(output, {"cuts": table}):
+        log.info("wrote %s", path)
+    for text in ("plain", "copy"):
+        rows = table[table["text"] == text]
+        random = rows[rows["order"] == "random"]["nll"]
+        named = [f"{row.order} {row.nll:.3f}" for row in rows[rows["order"] != "random"].itertuples()]
+        spread = f"; random {random.min():.3f} to {random.max():.3f}" if len(random) else ""
+        log.info("loss, %s text: %s%s", text, ", ".join(named), spread)

@@ -1,0 +1,52 @@
+"""The table ``cuts``: what each way of choosing key heads costs, on plain text and on a second copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from qkscope.extras.reach import Cut, random_cuts, reversed_cut
+from qkscope.results.effects import mean_with_interval
+from qkscope.results.schema import column_names
+
+
+def every_cut(chosen: Cut, others: Sequence[Cut], draws: int, seed: int) -> list[Cut]:
+    """All orders, the chosen one reversed, random choices, all heads and none."""
+    assert chosen.scores is not None
+    everything = sorted((int(layer), int(head)) for layer, head in chosen.scores.index)
+    return [
+        Cut(chosen.window, chosen.sinks, [], "none"),
+        *others,
+        reversed_cut(chosen),
+        Cut(chosen.window, chosen.sinks, everything, "all"),
+        *random_cuts(chosen, draws, seed),
+    ]
+
+
+def cut_table(
+    locked: Any, documents: Sequence[Any], cuts: Sequence[Cut], model: str, on_pass: Callable[[int, int], None]
+) -> pd.DataFrame:
+    """Measure the cuts on a loaded model."""
+    from qkscope.capture.cuts import cut_losses
+
+    named = {f"{number:03d}": cut.windows for number, cut in enumerate(cuts)}
+    losses = cut_losses(locked.model, documents, named, cuts[0].sinks, on_pass)
+    in_all = max(len(cut.heads) for cut in cuts)
+    length = float(np.mean([len(document) for document in documents]))
+    rows, draw = [], 0
+    for number, cut in enumerate(cuts):
+        share = len(cut.heads) / max(in_all, 1)
+        saved = share * max(0.0, 1.0 - (cut.window + cut.sinks) / length)
+        for text in ("plain", "copy"):
+            sums = losses[f"{number:03d}", text]
+            nll, low, high = mean_with_interval(sums[:, 0], sums[:, 1])
+            rows.append(
+                {"model": model, "family": "", "order": cut.order, "draw": draw if cut.order == "random" else 0}
+                | {"text": text, "w": cut.window, "share_cut": share, "cache_saved": saved}
+                | {"nll": nll, "nll_low": low, "nll_high": high}
+            )
+        draw += cut.order == "random"
+    return pd.DataFrame(rows, columns=column_names("cuts"))

@@ -1,0 +1,188 @@
+"""Which key heads may be cut to a window: order them by what means alone say, choose, write, and compare with lists.
+
+Scores are high for key heads that must see far. A cut shortens those with the lowest score:
+
+    far       predicted share of attention beyond the window (mean of the query heads that read the key head)
+    area      minus the area under the cumulated mean-field softmax
+    lock      minus how firmly the queries are locked to their position
+    measured  measured share of attention beyond the window
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import rankdata
+
+from qkscope.errors import ConfigError
+from qkscope.files.atomic import write_together
+from qkscope.files.readers import read_text
+
+ORDERS = {
+    "far": ("predicted_beyond", 1.0),
+    "area": ("curve_area", -1.0),
+    "lock": ("lock_q", -1.0),
+    "measured": ("mass_beyond", 1.0),
+}
+"""The column that each order is by, and its sign."""
+KEY = ["layer", "k_head"]
+KeyHead = tuple[int, int]
+CUT, GATES, GATES_CONFIG = "cut.json", "full_attention_heads.tsv", "config.json"
+_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Key heads that keep a window of their keys, and the first few."""
+
+    window: int
+    sinks: int
+    heads: list[KeyHead]
+    order: str = ""
+    scores: pd.Series | None = None
+    """Score of every key head, by (layer, key head)."""
+
+    @property
+    def windows(self) -> dict[KeyHead, int]:
+        """The window of each head that is cut."""
+        return dict.fromkeys(self.heads, self.window)
+
+
+def query_head_table(tables: dict[str, pd.DataFrame], window: int) -> pd.DataFrame:
+    """One row per query head: what the orders are by, at this window."""
+    reach = tables["reach"]
+    widths = sorted(reach["w"].unique().tolist())
+    if window not in widths:
+        raise ConfigError(f"reach is known for windows of {', '.join(map(str, widths))}; got --cut {window}")
+    heads = reach[reach["w"] == window][["layer", "head", "k_head", "predicted_beyond", "mass_beyond", "curve_area"]]
+    own = tables["position"][["layer", "head", "lock_q", "curve_range"]]
+    return heads.merge(own, on=["layer", "head"], how="left")
+
+
+def key_head_scores(heads: pd.DataFrame, order: str) -> pd.Series:
+    """The score of every key head: the mean over the query heads that read it."""
+    column, sign = ORDERS[order]
+    scores: pd.Series = sign * heads.groupby(KEY)[column].mean()
+    if scores.isna().any():
+        layer, head = scores[scores.isna()].index[0]
+        needs = "a run with --reach-queries" if order == "measured" else "a rotary encoding that is known"
+        raise ConfigError(f"key head {head} of layer {layer} has no {column}: --by {order} needs {needs}")
+    return scores
+
+
+def choose(heads: pd.DataFrame, order: str, keep: float, window: int, sinks: int) -> Cut:
+    """Cut the key heads with the lowest scores, all but a share ``keep``."""
+    scores = key_head_scores(heads, order)
+    count = len(scores) - round(keep * len(scores))
+    lowest = scores.sort_values(kind="stable").index[:count]
+    return Cut(window, sinks, sorted((int(layer), int(head)) for layer, head in lowest), order, scores)
+
+
+def reversed_cut(cut: Cut) -> Cut:
+    """As many heads from the other end of the order."""
+    assert cut.scores is not None
+    highest = cut.scores.sort_values(kind="stable").index[len(cut.scores) - len(cut.heads) :]
+    return Cut(cut.window, cut.sinks, sorted((int(layer), int(head)) for layer, head in highest), "reversed")
+
+
+def random_cuts(cut: Cut, draws: int, seed: int) -> list[Cut]:
+    """As many heads, drawn."""
+    assert cut.scores is not None
+    rng, every = np.random.default_rng(seed), [(int(layer), int(head)) for layer, head in cut.scores.index]
+    choices = [rng.choice(len(every), len(cut.heads), replace=False) for _ in range(draws)]
+    return [Cut(cut.window, cut.sinks, sorted(every[i] for i in chosen), "random") for chosen in choices]
+
+
+def write_cut(folder: Path, cut: Cut, model: str, keep: float) -> list[Path]:
+    """Write cut.json, and the same as layers × key heads: 1 keeps its reach; scores between them by rank."""
+    assert cut.scores is not None
+    content = {"model": model, "by": cut.order, "keep": keep, "window": cut.window, "sinks": cut.sinks}
+    ranks = pd.Series((rankdata(cut.scores) - 1) / max(len(cut.scores) - 1, 1), index=cut.scores.index)
+    gates = ranks.unstack().sort_index().sort_index(axis=1)
+    rows = ["\t".join("nan" if np.isnan(v) else f"{v:.4f}" for v in row) for row in gates.to_numpy(float)]
+    files = {
+        CUT: json.dumps(content | {"heads": [list(head) for head in cut.heads]}, indent=1),
+        GATES: "\n".join(rows),
+        GATES_CONFIG: json.dumps({"sink_size": cut.sinks, "recent_size": cut.window - cut.sinks}),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_together(folder, {name: f"{text}\n".encode() for name, text in files.items()})
+    return [folder / name for name in files]
+
+
+# ---- other people's lists of heads ----------------------------------------------------------------
+
+
+def read_list(path: Path) -> tuple[pd.Series, str]:
+    """Scores by (layer, head), and whether heads are query heads (``head``) or key heads (``k_head``).
+
+    Either JSON, {"layer-head": score or list of scores}, for query heads, or a table of layers × key heads.
+    """
+    try:
+        text = read_text(path)
+        if text.lstrip().startswith("{"):
+            scores = {
+                tuple(map(int, name.split("-"))): float(np.mean(values)) for name, values in json.loads(text).items()
+            }
+            if any(len(key) != 2 for key in scores):
+                raise ValueError("expected names such as 3-12")
+            return _series(scores), "head"
+        rows = [[float(cell) for cell in line.replace(",", "\t").split()] for line in text.splitlines() if line.strip()]
+        cells = {(layer, head): value for layer, row in enumerate(rows) for head, value in enumerate(row)}
+        if not cells:
+            raise ValueError("it is empty")
+        return _series(cells), "k_head"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{path} is not a list of heads ({error}); expected {{"layer-head": score}} or a table of layers × key heads'
+        ) from None
+
+
+def _series(scores: dict[Any, float]) -> pd.Series:
+    return pd.Series(list(scores.values()), index=pd.MultiIndex.from_tuples(list(scores)), dtype=float)
+
+
+AGAINST = {"curve_range": -1.0, "lock_q": -1.0, "curve_area": -1.0, "predicted_beyond": 1.0, "mass_beyond": 1.0}
+"""Columns that are compared with a list, and the sign with which they should agree."""
+
+
+def compare(heads: pd.DataFrame, listed: pd.Series, level: str) -> pd.DataFrame:
+    """How far each column ranks heads as a list does: Spearman's ρ with a bootstrap over layers, and AUC of its top tenth."""
+    means = heads.groupby(["layer", level])[list(AGAINST)].mean()
+    both = means.join(listed.rename("listed").rename_axis(["layer", level]), how="inner").dropna()
+    if len(both) < 3:
+        raise ConfigError(f"the list and the run have {len(both)} heads in common; is it of the same model?")
+    rng, layers = np.random.default_rng(0), both.index.get_level_values(0)
+    drawn = [rng.choice(layers.unique(), layers.nunique()) for _ in range(_DRAWS)]
+    places = {layer: np.flatnonzero(layers == layer) for layer in layers.unique()}
+    rows = []
+    for column, sign in AGAINST.items():
+        ours, theirs = sign * both[column].to_numpy(float), both["listed"].to_numpy(float)
+        picks = [np.concatenate([places[layer] for layer in draw]) for draw in drawn]
+        low, high = np.nanquantile([_rho(ours[pick], theirs[pick]) for pick in picks], [0.025, 0.975])
+        rows.append(
+            {"column": ("−" if sign < 0 else "") + column, "n_heads": len(both), "rho": _rho(ours, theirs)}
+            | {"rho_low": low, "rho_high": high, "auc": auc(ours, theirs)}
+        )
+    return pd.DataFrame(rows)
+
+
+def auc(scores: np.ndarray, listed: np.ndarray, top: float = 0.1) -> float:
+    """Chance that a head of the list's top tenth scores higher than one of the others.
+
+    >>> auc(np.arange(20.0), np.arange(20.0))
+    1.0
+    """
+    best = rankdata(-listed, method="ordinal") <= max(1, round(top * len(listed)))
+    ranks, n = rankdata(scores), int(best.sum())
+    return float((ranks[best].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
+
+
+def _rho(x: np.ndarray, y: np.ndarray) -> float:
+    a, b = rankdata(x), rankdata(y)
+    return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else float("nan")
