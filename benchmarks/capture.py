@@ -23,10 +23,13 @@ import torch
 import transformers as tf
 
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
+from qkscope.capture.options import CaptureOptions
 from qkscope.capture.rope import describe_rope, embeddings
 from qkscope.capture.sums.layersums import LayerSums, layer_moments
+from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.core.moments import Moments
+from qkscope.core.reach import query_positions
 from qkscope.core.rope import Rope
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -62,7 +65,8 @@ class Bench:
         self.model, self.device = model, device
         self.plan, self.attentions = Plan(tokens, 16, 4), self_attentions(model)
         self.ids = torch.randint(0, 32_000, (1, tokens), device=device)
-        self.tokens = BatchTokens(0, np.array([tokens]), np.array([3]), [np.arange(0)])
+        queries = query_positions(tokens, CaptureOptions().reach_queries, self.plan.skip_first)
+        self.tokens = BatchTokens(0, np.array([tokens]), np.array([3]), [np.arange(0)], [queries])
         seen: list[Attention] = []
         few = min(tokens, 256)
         with torch.no_grad(), watching(model, seen.append):
@@ -78,7 +82,10 @@ class Bench:
             self.model(self.ids, use_cache=False)
 
     def start(self) -> None:
-        self.sums = {layer: LayerSums(self.plan, rope) for layer, rope in self.ropes.items()}
+        heads = tuple(range(int(self.model.config.num_attention_heads)))
+        self.sums = {
+            layer: LayerSums(self.plan, rope, reach=ReachSums(self.plan, heads)) for layer, rope in self.ropes.items()
+        }
 
     def captured(self) -> None:
         def add(seen: Attention) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.capture import Bench, build, measure
-from qkscope.capture.sums import halfsums
+from qkscope.capture.sums import halfsums, layersums
 
 
 def profile(bench: Bench) -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.one_stream:
-        halfsums._beside = lambda _x: nullcontext()
+        layersums.beside = halfsums.beside = lambda _x: nullcontext()
     torch.manual_seed(0)
     model = build("3b", "cuda", torch.bfloat16, max(given.tokens))
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"

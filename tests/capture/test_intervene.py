@@ -28,6 +28,10 @@ from tests.capture.families import build, families
 
 FAMILIES = families()
 LENGTH = 48
+EVERY_FAMILY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(f"intervene {name}")) for name in FAMILIES]
+)
+"""The tests of a family share one process, which captures it once."""
 NEARLY_1 = math.nextafter(1.0, 2.0)
 """Not 1, so the terms are formed, but 1 in float32."""
 
@@ -61,7 +65,7 @@ def of_all(locked: LockedModel, *factors: float) -> dict:
     return dict.fromkeys(locked.heads, factors)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@EVERY_FAMILY
 def test_all_ones_leave_every_family_as_it_is(name):
     model, folder = case(name)
     ids = tokens()
@@ -75,7 +79,7 @@ def test_all_ones_leave_every_family_as_it_is(name):
     assert torch.equal(logits(model, ids), plain), "something stayed"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@EVERY_FAMILY
 def test_terms_sum_to_the_score_and_are_scaled_as_they_say(name):
     """Of the first layer, whose queries and keys no intervention changes: weights of the scaled call, term by term."""
     model, folder = case(name)
@@ -114,7 +118,7 @@ def test_terms_sum_to_the_score_and_are_scaled_as_they_say(name):
         assert (found - expected).norm() < 1e-4 * expected.norm()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@EVERY_FAMILY
 def test_a_wide_window_changes_nothing_and_a_narrow_one_hides_what_is_far(name):
     model, _ = case(name)
     ids = tokens()

@@ -47,7 +47,7 @@ class EffectOptions:
     seed: int = option(0, "Seed of the labels, of random heads and of the control.")
 
     def __post_init__(self) -> None:
-        wrong = out_of_range(self)
+        wrong = out_of_range(self) or ("" if self.gamma > 0 else f"expected a gamma above 0, got {self.gamma}")
         if wrong:
             raise CaptureError(wrong)
 

@@ -71,7 +71,8 @@ def weights_held(model: PreTrainedModel) -> Iterator[None]:
 def check_differentiable(model: PreTrainedModel) -> None:
     """Raise an error if no gradient passes through the model: its weights are quantised."""
     kinds = {parameter.dtype for parameter in model.parameters() if not parameter.dtype.is_floating_point}
-    if getattr(model, "is_quantized", False) or kinds:
+    method = str(getattr(model, "quantization_method", None) or "").lower()  # of GGUF, weights are unpacked on loading
+    if (getattr(model, "is_quantized", False) and "gguf" not in method) or kinds:
         how = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds)) or "quantised"
         raise CaptureError(
             f"no gradient passes through this model (its weights are {how}); load it unquantised, or give --passes 0"

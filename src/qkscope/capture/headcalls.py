@@ -43,7 +43,8 @@ def with_heads(
     """The result of the call with these heads attending by other queries, keys and values, and by another mask."""
     (module, query, key, value, *rest), options = attention.call
     q, k, v = changed
-    if q.shape[-1] > v.shape[-1]:  # kernels want one length for all three
+    if q.shape[-1] > v.shape[-1] and not (q.is_cuda and q.dtype == torch.float32):
+        # Most kernels want one length for all three.
         v = nn.functional.pad(v, (0, q.shape[-1] - v.shape[-1]))
     index = torch.as_tensor(list(heads), device=query.device)
     options = dict(options)

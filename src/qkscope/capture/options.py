@@ -118,7 +118,7 @@ class CaptureOptions:
     )
     batch: int = option(1, "Documents per forward pass.", least=1)
     reach_queries: int = option(
-        16, "Queries per document whose attention to all their keys is summed by distance; 0: none.", least=0, most=4096
+        8, "Queries per document whose attention to all their keys is summed by distance; 0: none.", least=0, most=4096
     )
     sample: int = option(2048, "Tokens whose vectors are kept, the same ones in every head.", least=1)
     seed: int = option(0, "Seed of the sample.")

@@ -7,7 +7,6 @@ weights with the model's own output, so whatever is measured with them rests on 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -28,17 +27,18 @@ HIDDEN = -1e30
 """Scores below this are masked."""
 
 
-def attention_weights(attention: Attention, row: int, columns: torch.Tensor) -> Weights:
-    """Scores and weights of the queries in these columns of one document of a call."""
-    (_, query, key, *rest), options = attention.call
-    mask = rest[1] if len(rest) > 1 else options.get("attention_mask")
-    q, k = query[row].index_select(1, columns).float(), spread(key[row], query[row]).float()
-    scores = q @ k.transpose(-1, -2) * attention.scaling
+def attention_weights(
+    attention: Attention, row: int, columns: torch.Tensor, mask: torch.Tensor | None = None
+) -> Weights:
+    """Scores and weights of the queries in these columns of one document of a call; ``mask`` is its ``mask_of``."""
+    (_, query, key, *_), options = attention.call
+    q, k = query[row].index_select(1, columns), key[row]
+    grouped = (q * attention.scaling).reshape(len(k), -1, q.shape[-1])
+    scores = _product(grouped, k.transpose(1, 2)).view(len(q), len(columns), -1)
     softcap = options.get("softcap")
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    query_at = columns + key.shape[2] - query.shape[2]
-    scores = scores + _mask(mask, attention, row, columns, query_at, key.shape[2])
+    scores = scores + (mask_of(attention, row, columns) if mask is None else mask)
     sinks = options.get("s_aux", getattr(attention.module, "sinks", None))
     if sinks is None:
         return Weights(scores, scores.softmax(-1))
@@ -46,18 +46,33 @@ def attention_weights(attention: Attention, row: int, columns: torch.Tensor) -> 
     return Weights(scores, torch.cat([scores, extra], -1).softmax(-1)[..., :-1])
 
 
-def _mask(
-    mask: Any, attention: Attention, row: int, columns: torch.Tensor, query_at: torch.Tensor, keys: int
-) -> torch.Tensor:
-    """What is added to the scores: the model's own mask, or the causal one it implies."""
-    if isinstance(mask, torch.Tensor) and mask.ndim == 4:
+def own_mask(attention: Attention) -> torch.Tensor | None:
+    """The mask of a call, if it has one for each query and key."""
+    rest, options = attention.call[0][3:], attention.call[1]
+    mask = rest[1] if len(rest) > 1 else options.get("attention_mask")
+    return mask if isinstance(mask, torch.Tensor) and mask.ndim == 4 else None
+
+
+def mask_of(attention: Attention, row: int, columns: torch.Tensor) -> torch.Tensor:
+    """What is added to the scores of these queries: the model's own mask, or the causal one it implies."""
+    _, query, key = attention.call[0][:3]
+    keys, mask = key.shape[2], own_mask(attention)
+    if mask is not None:
         part = mask[min(row, len(mask) - 1)].index_select(1, columns)[..., :keys]
         return torch.zeros_like(part, dtype=torch.float32).masked_fill(~part, -torch.inf) if _is_bool(part) else part
+    query_at = (columns + keys - query.shape[2])[:, None]
     key_at = torch.arange(keys, device=columns.device)
-    hidden = key_at > query_at[:, None]
+    hidden = key_at > query_at
     if attention.sliding_window is not None:
-        hidden = hidden | (query_at[:, None] - key_at >= attention.sliding_window)
+        hidden = hidden | (query_at - key_at >= attention.sliding_window)
     return torch.zeros(hidden.shape, device=columns.device).masked_fill(hidden, -torch.inf)
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Batched product in float32; of half-precision vectors on a GPU without converting them."""
+    if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
 
 
 def _is_bool(mask: torch.Tensor) -> bool:

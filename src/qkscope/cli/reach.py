@@ -69,7 +69,8 @@ def reach_command(
             raise ConfigError("--measure needs --cut, the window to measure")
         listed = None if against is None else choosing.read_list(against)
         tables, code = _tables(run, output, workers, started)
-        at = cut or int(tables["reach"]["w"].median())
+        widths = sorted(tables["reach"]["w"].unique().tolist())
+        at = cut or int(widths[len(widths) // 2])
         heads = choosing.query_head_table(tables, at)
         if listed is not None:
             _say_agreement(choosing.compare(heads, *listed))
@@ -78,12 +79,8 @@ def reach_command(
             chosen = choosing.choose(heads, by, keep, cut, sinks)
             for path in choosing.write_cut(output, chosen, run.absolute().name, keep):
                 log.info("wrote %s", path)
-            log.info(
-                "%d of %d key heads are cut to %d tokens",
-                len(chosen.heads),
-                0 if chosen.scores is None else len(chosen.scores),
-                cut,
-            )
+            n_heads = heads.groupby(choosing.KEY).ngroups
+            log.info("%d of %d key heads are cut to %d tokens", len(chosen.heads), n_heads, cut)
             if measure is not None:
                 others = [choosing.choose(heads, order, keep, cut, sinks) for order in _known(heads)]
                 _measure(values | {"model": measure}, run, output, chosen, others, window, draws, seed, allow_overlap)
@@ -121,9 +118,7 @@ def _sinks(run: Path) -> int:
 
 
 def _say_agreement(table: pd.DataFrame) -> None:
-    log.info(
-        "how far columns rank heads as the list does (Spearman's ρ, 95%% interval over layers; AUC of its top tenth)"
-    )
+    log.info("how far columns rank heads as the list does: ρ, its 95%% interval over layers, AUC of the top tenth")
     for row in table.itertuples():
         ends = f"[{row.rho_low:+.2f}, {row.rho_high:+.2f}]"
         log.info("  %-18s ρ %+.2f %s  AUC %.2f  (%d heads)", row.column, row.rho, ends, row.auc, row.n_heads)

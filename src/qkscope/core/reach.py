@@ -1,7 +1,7 @@
 """How far back attention goes: attention weights of some queries over all their keys, summed by distance.
 
 A document's queries are evenly spaced over its tokens. The weight of a query on its keys is summed in bins of distance
-Δ = i − j, four to a doubling, so that every power of two is the first distance of a bin; the first ``skip_first`` keys
+Δ = i − j, two to a doubling, so that every power of two is the first distance of a bin; the first ``skip_first`` keys
 of a document, the sinks, are a sum of their own. Sums are kept by document group and merge by addition.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-_PER_OCTAVE = 4
+_PER_OCTAVE = 2
 COUNTS = ("n", "sink", "gap", "n_gap")
 """What stands before the bins: queries; their weight on sinks; their sink gaps, and how many see a sink."""
 
@@ -21,7 +21,7 @@ def bin_starts(window: int) -> Int[np.ndarray, "bins"]:
     """First distance of each bin; 0 and 1 are bins of their own.
 
     >>> bin_starts(20).tolist()
-    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 19]
+    [0, 1, 2, 4, 5, 8, 11, 16]
     """
     octaves = int(np.ceil(np.log2(max(window, 2)))) + 1
     starts = np.floor(2.0 ** (np.arange(octaves * _PER_OCTAVE) / _PER_OCTAVE) + 1e-9).astype(np.int64)

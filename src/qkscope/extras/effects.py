@@ -31,8 +31,8 @@ def effects(
 ) -> dict[str, pd.DataFrame]:
     """What each term of each head does to the prediction of a loaded model on these texts.
 
-    Texts are strings, with a tokenizer, or token ids. Returns the tables ``effects`` and ``effects_together``. The texts
-    must not be those of the run.
+    Texts are strings, with a tokenizer, or token ids; they must not be those of the run. Returns the tables ``effects``
+    and ``effects_together``.
     """
     from qkscope.capture.effects import EffectOptions, EffectsJob, cut_documents
     from qkscope.capture.lockedmodel import LockedModel
@@ -72,5 +72,7 @@ def parsed_heads(text: str | None) -> list[tuple[int, int]]:
     """
     if not text:
         return []
-    heads = [HeadId.parse(part.strip() + "q") for part in text.split(",")]
-    return [(head.layer, head.head) for head in heads]
+    heads = [HeadId.match(part.strip() + "q") for part in text.split(",")]
+    if None in heads:
+        raise ConfigError(f"expected query heads such as l00h03,l02h01, got {text!r}")
+    return [(head.layer, head.head) for head in heads if head is not None]

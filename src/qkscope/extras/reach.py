@@ -139,7 +139,7 @@ def read_list(path: Path) -> tuple[pd.Series, str]:
         return _series(cells), "k_head"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f'{path} is not a list of heads ({error}); expected {{"layer-head": score}} or a table of layers × key heads'
+            f'{path} is not a list of heads ({error}); expected {{"layer-head": score}} or a table layers × key heads'
         ) from None
 
 
@@ -152,7 +152,7 @@ AGAINST = {"curve_range": -1.0, "lock_q": -1.0, "curve_area": -1.0, "predicted_b
 
 
 def compare(heads: pd.DataFrame, listed: pd.Series, level: str) -> pd.DataFrame:
-    """How far each column ranks heads as a list does: Spearman's ρ with a bootstrap over layers, and AUC of its top tenth."""
+    """How far each column ranks heads as a list does: Spearman's ρ, its interval over layers, AUC of the top tenth."""
     means = heads.groupby(["layer", level])[list(AGAINST)].mean()
     both = means.join(listed.rename("listed").rename_axis(["layer", level]), how="inner").dropna()
     if len(both) < 3:

@@ -94,7 +94,7 @@ MEASURED: dict[str, list[Column]] = {
     ],
     "cuts": [
         *_labels("10"),
-        Column("order", "", "by what key heads are chosen: far, area, lock, measured, reversed, random, all or none", "10",
+        Column("order", "", "how key heads are chosen: far, area, lock, measured, reversed, random, all or none", "10",
                dtype="text"),
         Column("draw", "index", "which random choice", "10"),
         Column("text", "", "plain: documents; copy: the second copy of a document", "10", dtype="text"),

@@ -1,7 +1,8 @@
-"""Two small GPU kernels: the first forms xxᵀ of each head and bucket without copying x, the second adds it to totals.
+"""Small GPU kernels: xxᵀ of each head and bucket without copying x, its addition to totals, and lengths in planes.
 
 Each program of the first forms one tile for one head and bucket; each program of the second adds one stretch of entries
-to the totals, bucket after bucket. No two programs write to the same address, so the order of additions never changes.
+to the totals, bucket after bucket; each of the third sums the lengths of some tokens of one head. No two programs write
+to the same address, so the order of additions never changes.
 """
 
 from __future__ import annotations
@@ -66,6 +67,43 @@ def _add(  # type: ignore[no-untyped-def]
             tl.store(target_ptr, tl.load(target_ptr, mask=inside, other=0.0) + product, mask=inside)
     target_ptr = group_ptr + head * groups * size + entry
     tl.store(target_ptr, tl.load(target_ptr, mask=inside, other=0.0) + total, mask=inside)
+
+
+@jit
+def _lengths(  # type: ignore[no-untyped-def]
+    x_ptr, stride_h, stride_t, out_ptr, begin, end, blocks, first, second, step,
+    PLANES: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    plane = tl.arange(0, WIDE)
+    inside = plane < PLANES
+    total = tl.zeros((WIDE,), tl.float32)
+    for part in range(STEPS):
+        row = (block * STEPS + part) * ROWS + tl.arange(0, ROWS)
+        counts = ((row >= begin) & (row < end))[:, None] & inside[None, :]
+        row_ptr = x_ptr + head * stride_h + row[:, None].to(tl.int64) * stride_t + plane[None, :] * step
+        u = tl.load(row_ptr + first, mask=counts, other=0.0).to(tl.float32)
+        v = tl.load(row_ptr + second, mask=counts, other=0.0).to(tl.float32)
+        total += tl.sum(tl.sqrt(u * u + v * v), 0)
+    tl.store(out_ptr + (head * blocks + block) * PLANES + plane, total, mask=inside)
+
+
+def plane_lengths(
+    x: torch.Tensor, bounds: tuple[int, int], first: int, second: int, step: int, planes: int
+) -> torch.Tensor:
+    """Σ √(u² + v²) of each plane (H, planes) over the vectors x (H, T, d) within bounds.
+
+    Plane m has its coordinates at first + m·step and second + m·step.
+    """
+    heads, length, _ = x.shape
+    rows, steps = 32, 16
+    blocks = triton.cdiv(length, rows * steps)
+    out = torch.empty(heads, blocks, planes, dtype=torch.float32, device=x.device)
+    _lengths[(heads, blocks)](
+        x, x.stride(0), x.stride(1), out, max(bounds[0], 0), min(bounds[1], length), blocks, first, second, step,
+        PLANES=planes, WIDE=triton.next_power_of_2(planes), ROWS=rows, STEPS=steps, num_warps=4,
+    )  # fmt: skip
+    return out.sum(1)
 
 
 def add_squares(

@@ -125,6 +125,14 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, table: torch.Tensor) -
         total += left.float() @ table.float()
 
 
+def _lengths(x: torch.Tensor) -> torch.Tensor:
+    """Lengths in the planes of two halves, with the kernel."""
+    from qkscope.capture.sums import gramkernel
+
+    with torch.cuda.device(x.device):
+        return gramkernel.plane_lengths(x, (0, x.shape[1]), 0, x.shape[-1] // 2, 1, x.shape[-1] // 2)
+
+
 @lru_cache(maxsize=64)
 def trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
     """Whether the kernel runs on this device and agrees with torch, on vectors with the memory layout of a model's."""
@@ -144,6 +152,8 @@ def trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
             for vectors, totals in ((x, kernel), (x.cpu(), reference)):
                 with torch.cuda.device(device):
                     _add_squares(vectors, bounds, 128, 0, totals[0][:, 2], totals[1])
+        kernel.append(_lengths(x))
+        reference.append(torch.hypot(x[..., : d // 2].float(), x[..., d // 2 :].float()).cpu().sum(1))
         largest_error = max(
             float((a.cpu() - b).abs().max() / b.abs().max()) for a, b in zip(kernel, reference, strict=True)
         )

@@ -107,7 +107,7 @@ class HalfSums(ABC):
         for row, group in enumerate(tokens.groups.tolist()):
             self.places[group] += tokens.once("places", lambda: _places(tokens, self.plan))[row]
         step = max(self.plan.width, self.tokens_at_once // self.plan.width * self.plan.width)
-        with _beside(q):
+        with beside(q):
             for first in range(0, q.shape[2], step):
                 self.add_part(q, k, slice(first, min(first + step, q.shape[2])), tokens, turning)
             if turning is not None:
@@ -201,7 +201,7 @@ def _assembled(products: np.ndarray, moved: np.ndarray, places: np.ndarray, d: i
     return full
 
 
-def _beside(x: torch.Tensor) -> AbstractContextManager[object]:
+def beside(x: torch.Tensor) -> AbstractContextManager[object]:
     """On a GPU, a stream parallel to the forward pass, starting after the work it has queued so far."""
     if not x.is_cuda:
         return nullcontext()

@@ -7,6 +7,7 @@ rows; sums over several documents or buckets are float64. Nothing here waits for
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -16,7 +17,7 @@ import torch
 from qkscope.capture.attention import Attention
 from qkscope.capture.rope import LayerRope, temperature
 from qkscope.capture.sums.gramsums import GramSums, trusted
-from qkscope.capture.sums.halfsums import HalfSums, HostSums, far_means, takes
+from qkscope.capture.sums.halfsums import HalfSums, HostSums, beside, far_means, takes
 from qkscope.capture.sums.planesizes import PlaneSizes
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.rowsums import RowSums
@@ -103,10 +104,12 @@ class LayerSums:
         """Add one attention call; ``angles`` are those of the layer's embedding at the call's positions."""
         self._keep(attention, tokens)
         factor = None if self.rope is None else temperature(attention, self.rope)
-        self.sizes.add(attention.q, attention.k, tokens, self.plan, factor)
-        if self.reach is not None:
-            self.reach.add(attention, tokens)
-        if takes(attention.q, attention.k) and factor is None:
+        in_half = takes(attention.q, attention.k) and factor is None
+        with beside(attention.q) if in_half else nullcontext():
+            self.sizes.add(attention.q, attention.k, tokens, self.plan, factor)
+            if self.reach is not None:
+                self.reach.add(attention, tokens)
+        if in_half:
             if self.half is None:
                 self.half = _half_sums(attention, tokens, self.plan, self.rope)
             rope_angles = None if self.rope is None or angles is None else angles

@@ -7,7 +7,7 @@ import torch
 
 from qkscope.capture.attention import Attention
 from qkscope.capture.sums.tokens import BatchTokens, Plan
-from qkscope.capture.weights import HIDDEN, attention_weights
+from qkscope.capture.weights import HIDDEN, attention_weights, mask_of, own_mask
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.reach import COUNTS, bin_starts
 
@@ -39,21 +39,30 @@ class ReachSums:
         device, keys = query.device, key.shape[2]
         assert self.total is not None
         index = tokens.once(("queries", row, device), lambda: torch.from_numpy(columns).to(device))
-        found = attention_weights(attention, row, index)
-        scores, weights = found.scores, found.weights
-        if len(self.heads) != scores.shape[0]:
-            scores, weights = scores[self.heads], weights[self.heads]
         # With a cache that forgets, the first key of the call is not the first of the document.
         sinks = max(0, self.plan.skip_first - (tokens.first + query.shape[2] - keys))
+        own = own_mask(attention)
+        if own is not None and own.is_cuda:
+            own.record_stream(torch.cuda.current_stream(device))
+        kind = (id(own), attention.sliding_window, row, keys, sinks, device)
+        seen = tokens.once(("seen", *kind), lambda: _Seen(own, mask_of(attention, row, index), sinks))
         gather, bins = tokens.once(
             ("distances", row, keys, sinks, device),
             lambda: self._by_distance(columns + keys - query.shape[2], keys, sinks, device),
         )
+        found = attention_weights(attention, row, index, seen.mask)
+        scores, weights = found.scores, found.weights
+        if len(self.heads) != scores.shape[0]:
+            scores, weights = scores[self.heads], weights[self.heads]
         others = torch.nn.functional.pad(weights[..., sinks:], (0, 1))
         in_bins = (others.gather(-1, gather.expand(len(weights), -1, -1)) @ bins).sum(1)
-        gap, sees = _sink_gap(scores, sinks)
-        counts = [torch.full_like(gap, len(columns)), weights[..., :sinks].sum((1, 2)), gap, sees]
-        self.total[:, int(tokens.groups[row])] += torch.cat([torch.stack(counts, -1), in_bins], -1).double()
+        sums = [weights[..., :sinks].sum((1, 2)), seen.gap(scores)]
+        part = torch.cat([torch.stack(sums, -1), in_bins], -1).double()
+        group = self.total[:, int(tokens.groups[row])]
+        group[:, 0] += len(columns)
+        group[:, 1:3] += part[:, :2]
+        group[:, 3] += seen.both
+        group[:, len(COUNTS) :] += part[:, 2:]
 
     def _by_distance(
         self, query_at: np.ndarray, keys: int, sinks: int, device: torch.device
@@ -68,11 +77,20 @@ class ReachSums:
         return torch.from_numpy(place).to(device), bins
 
 
-def _sink_gap(scores: torch.Tensor, sinks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Σ over queries of the mean score of the sinks minus that of the other keys (H,), and how many see both."""
-    seen = scores > HIDDEN
-    plain = torch.where(seen, scores, 0.0)
-    n_sink, n_other = seen[..., :sinks].sum(-1), seen[..., sinks:].sum(-1)
-    both = (n_sink > 0) & (n_other > 0)
-    gap = plain[..., :sinks].sum(-1) / n_sink.clamp_min(1) - plain[..., sinks:].sum(-1) / n_other.clamp_min(1)
-    return torch.where(both, gap, 0.0).sum(-1), both.sum(-1).to(scores.dtype)
+class _Seen:
+    """What the queries of a document see in a pass, the same in all layers with one mask."""
+
+    def __init__(self, own: torch.Tensor | None, mask: torch.Tensor, sinks: int) -> None:
+        self.own, self.mask, self.sinks = own, mask, sinks  # kept, so that no other mask gets the same id
+        self.hidden = mask < HIDDEN
+        seen = ~self.hidden
+        self.n_sink, self.n_other = seen[..., :sinks].sum(-1), seen[..., sinks:].sum(-1)
+        self.counts = (self.n_sink > 0) & (self.n_other > 0)
+        self.both = self.counts.sum(-1).double()
+
+    def gap(self, scores: torch.Tensor) -> torch.Tensor:
+        """Σ over queries that see both of the mean score of the sinks minus that of the other keys (H,)."""
+        plain = scores.masked_fill(self.hidden, 0.0)
+        sink = plain[..., : self.sinks].sum(-1) / self.n_sink.clamp_min(1)
+        other = plain[..., self.sinks :].sum(-1) / self.n_other.clamp_min(1)
+        return torch.where(self.counts, sink - other, 0.0).sum(-1)

@@ -1,0 +1,78 @@
+"""How far attention goes: predicted from means, against a softmax by hand; and the table of what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qkscope.analyses.meanfield import MeanField
+from qkscope.analyses.reach import curve_area, predicted_beyond
+from qkscope.core.reach import COUNTS, HeadReach, bin_starts, cut_windows, query_positions
+from qkscope.core.rope import Rope
+from tests.analyses.test_scores import WINDOW, planted
+from tests.helpers import tables_of
+
+ROPE = Rope(np.array([0.9, 0.2, 0.01]))
+
+
+def field(sets: int = 2) -> MeanField:
+    rng = np.random.default_rng(0)
+    return MeanField(ROPE, rng.normal(size=(sets, 3)) + 1j * rng.normal(size=(sets, 3)), rng.normal(size=sets), 0.7)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100, 1025])
+def test_the_dense_curve_is_the_curve(n):
+    assert np.allclose(field().dense(n), field().curves(np.arange(n)))
+
+
+def test_predicted_beyond_is_a_softmax_over_what_the_query_sees():
+    curves, seen, widths = field().dense(60), np.array([5, 33, 60]), np.array([4, 16, 64])
+    found = predicted_beyond(curves, seen, widths)
+    for s in range(2):
+        for q, n in enumerate(seen):
+            weights = np.exp(curves[s, :n]) / np.exp(curves[s, :n]).sum()
+            assert np.allclose(found[s, q], [weights[w:].sum() for w in widths])
+
+
+def test_the_area_is_one_for_the_nearest_key_alone_and_half_if_all_count_alike():
+    near = np.zeros((1, 1000))
+    near[0, 0] = 50.0
+    assert curve_area(near)[0] == pytest.approx(1.0)
+    assert curve_area(np.zeros((1, 1000)))[0] == pytest.approx(0.5, abs=1e-3)
+
+
+def measured(masses: dict[int, float], sink: float) -> HeadReach:
+    """Sums of eight documents of four queries each; masses by first distance of their bin."""
+    starts = bin_starts(WINDOW)
+    sums = np.zeros((8, len(COUNTS) + len(starts)))
+    sums[:, 0], sums[:, 1], sums[:, 2], sums[:, 3] = 4, 4 * sink, -8.0, 4
+    for start, mass in masses.items():
+        sums[:, len(COUNTS) + starts.tolist().index(start)] = 4 * mass
+    positions = np.tile(query_positions(WINDOW, 4, 4), 8)
+    return HeadReach(sums, starts, positions, np.repeat(np.arange(8), 4), 4)
+
+
+def test_the_table_says_what_was_measured():
+    head = planted(0, 0.5, 0.5)._replace(reach=measured({0: 0.4, 16: 0.2, 64: 0.1, 128: 0.1}, 0.2))
+    table = tables_of(head, "reach")["reach"].set_index("w")
+    assert table.index.tolist() == cut_windows(WINDOW).tolist() == [64, 128]
+    assert table.loc[64, "mass_beyond"] == pytest.approx(0.2)
+    assert table.loc[64, "share_beyond"] == pytest.approx(0.25)
+    assert table.loc[128, "mass_beyond"] == pytest.approx(0.1)
+    assert table.loc[64, "mass_sink"] == pytest.approx(0.2)
+    assert 128 < table.loc[64, "reach90"] < 181, "90% of 0.8 lies a fifth into the last bin with weight"
+    scores = tables_of(head, "scores")["scores"].iloc[0]
+    assert scores["sink_gap"] == pytest.approx(-2.0)
+
+
+def test_without_sums_reach_is_predicted_at_the_sampled_queries():
+    head = planted(0, 0.5, 0.5)
+    table = tables_of(head, "reach")["reach"]
+    assert table["mass_beyond"].isna().all()
+    assert table["predicted_beyond"].between(0, 1).all()
+    assert "reach" not in tables_of(head._replace(rotary=None), "reach")
+
+
+def test_a_sliding_window_bounds_what_is_predicted():
+    head = planted(0, 0.5, 0.5)._replace(sliding_window=64)
+    assert np.allclose(tables_of(head, "reach")["reach"]["predicted_beyond"], 0.0)

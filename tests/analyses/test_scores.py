@@ -1,0 +1,132 @@
+"""The four terms of the score: an oracle by hand, planted shares, invariances and degenerate heads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qkscope.analyses.fourterms import LockedMean, four_term_sums, terms, two_way_sums, two_way_table
+from qkscope.analyses.scores import locked_means
+from qkscope.core.headdata import HeadData
+from qkscope.core.headmoments import ALL_AND_WITHOUT, undone_sums
+from qkscope.core.rope import HeadRotary, Rope
+from qkscope.core.rows import Pair, Rows
+from tests.helpers import head_data, one_head, tables_of
+
+D, WINDOW = 16, 256
+ROPE = Rope(10_000.0 ** (-np.arange(D // 2) / (D // 2)))
+
+
+def planted(seed: int, noise_q: float, noise_k: float, documents: int = 16) -> HeadData:
+    """Queries and keys R_t(μ̃ + δ) with white δ of known size, at random tokens."""
+    rng = np.random.default_rng(seed)
+    means = rng.normal(size=(2, D))
+    rows = []
+    for mean, noise in zip(means, (noise_q, noise_k), strict=True):
+        drawn = [np.sort(rng.choice(np.arange(4, WINDOW), 80, replace=False)) for _ in range(documents)]
+        position = np.concatenate(drawn)
+        example = np.repeat(np.arange(documents), 80)
+        plain = mean + noise * rng.normal(size=(len(position), D))
+        turned = ROPE.planes_of(plain) * np.exp(1j * position[:, None] * ROPE.frequencies)
+        x = np.empty_like(plain)
+        x[:, ROPE.pairs[:, 0]], x[:, ROPE.pairs[:, 1]] = turned.real, turned.imag
+        rows.append(Rows(x, position, example))
+    rotary = HeadRotary(ROPE, undone_sums(rows[0], ROPE), undone_sums(rows[1], ROPE))
+    return head_data(one_head(rows[0], rows[1], WINDOW), vectors=Pair(*rows), rotary=rotary)
+
+
+def table(*heads: HeadData):
+    return tables_of(list(heads), "scores")["scores"]
+
+
+def test_terms_sum_to_the_score_and_each_is_what_it_says():
+    head = planted(0, 0.5, 0.8)
+    pair = head.vectors
+    q, k = locked_means(head)
+    four = terms(pair.q.x, pair.k.x, q.at(pair.q.position), k.at(pair.k.position), 0.25)
+    assert np.allclose(four.sum(0), 0.25 * pair.q.x @ pair.k.x.T)
+    field = head.rotary.mean_q * head.rotary.mean_k.conj()
+    distance = pair.q.position[:7, None] - pair.k.position[:5]
+    curve = 0.25 * (field * np.exp(1j * distance[..., None] * ROPE.frequencies)).sum(-1).real
+    assert np.allclose(four[0, :7, :5], curve), "the position term is the distance curve"
+
+
+def test_planted_shares_are_recovered():
+    """With white δ the variances are known: Var K = σ_k²‖μ̃_q‖², Var Q = σ_q²‖μ̃_k‖², Var C = d σ_q² σ_k²."""
+    sigma_q, sigma_k = 0.6, 0.9
+    head = planted(3, sigma_q, sigma_k, documents=48)
+    q, k = locked_means(head)
+    position = np.arange(4, WINDOW)
+    curve = terms(q.at(position), k.at(position), q.at(position), k.at(position), 1.0)[0]
+    distance = position[:, None] - position
+    variance = {
+        "position": curve[distance > 0].var(),
+        "key": sigma_k**2 * (np.abs(head.rotary.mean_q) ** 2).sum(),
+        "query": sigma_q**2 * (np.abs(head.rotary.mean_k) ** 2).sum(),
+        "content": D * sigma_q**2 * sigma_k**2,
+    }
+    row = table(head).iloc[0]
+    for term, expected in variance.items():
+        share = expected / sum(variance.values())
+        assert row[f"score_{term}_low"] - 0.02 < share < row[f"score_{term}_high"] + 0.02
+        assert row[f"score_{term}"] == pytest.approx(share, abs=0.03)
+    ends = ("_se", "_low", "_high")
+    shares = [row[name] for name in row.index if name.startswith("score_") and not name.endswith(ends)]
+    assert sum(shares) == pytest.approx(1.0)
+
+
+def test_shares_do_not_depend_on_scale_or_on_a_common_rotation_of_planes():
+    head = planted(1, 0.5, 0.5)
+    q, k = locked_means(head)
+    plain = four_term_sums(head.vectors, q, k, 1.0, WINDOW).shares(ALL_AND_WITHOUT)
+    assert np.allclose(plain, four_term_sums(head.vectors, q, k, 7.0, WINDOW).shares(ALL_AND_WITHOUT))
+    turn = np.exp(0.7j)
+    turned = []
+    for rows, mean in ((head.vectors.q, q), (head.vectors.k, k)):
+        x, planes = rows.x.copy(), ROPE.planes_of(rows.x) * turn
+        x[:, ROPE.pairs[:, 0]], x[:, ROPE.pairs[:, 1]] = planes.real, planes.imag
+        turned.append((Rows(x, rows.position, rows.example_id), LockedMean(ROPE, mean.planes * turn, mean.mean)))
+    (rows_q, mean_q), (rows_k, mean_k) = turned
+    again = four_term_sums(Pair(rows_q, rows_k), mean_q, mean_k, 1.0, WINDOW).shares(ALL_AND_WITHOUT)
+    assert np.allclose(plain, again)
+
+
+def test_a_two_way_table_has_the_plain_scores_on_its_diagonal():
+    head = planted(2, 0.5, 0.5)
+    keys = head.vectors.k.take(np.arange(9))
+    q = head.vectors.q.x[3]
+    two_way = two_way_table(q, keys, ROPE)
+    assert np.allclose(np.diag(two_way), keys.x @ q)
+    moved = Rows(keys.x[[4]], keys.position[[4]], keys.example_id[[4]])
+    turned = ROPE.planes_of(moved.x) * np.exp(1j * (keys.position[7] - moved.position)[:, None] * ROPE.frequencies)
+    assert two_way[4, 7] == pytest.approx(float((ROPE.planes_of(q) * turned.conj()).sum().real))
+
+
+def test_equal_keys_are_all_position_and_unrotated_ones_all_content():
+    rng = np.random.default_rng(0)
+    head = planted(4, 0.5, 0.0)
+    position, content, rest = two_way_sums(head.vectors, ROPE, 1.0, WINDOW).sum(0)
+    assert content < 1e-9 * position
+    assert rest < 1e-9 * position
+    rows = head.vectors.k
+    loose = Pair(head.vectors.q, Rows(rng.normal(size=rows.x.shape), rows.position, rows.example_id))
+    position, content, rest = two_way_sums(loose, None, 1.0, WINDOW).sum(0)
+    assert position < 1e-9 * content
+    assert rest < 1e-9 * content
+
+
+def test_a_layer_without_rotary_has_no_position_and_a_head_without_vectors_no_row():
+    plain = planted(5, 0.5, 0.5)
+    row = table(plain._replace(rotary=None, nope=True)).iloc[0]
+    assert row["score_position"] == pytest.approx(0.0, abs=1e-12)
+    assert row["positional"] == pytest.approx(0.0, abs=1e-9)
+    assert "scores" not in tables_of([plain._replace(vectors=None), plain._replace(rotary=None)], "scores")
+
+
+def test_one_document_and_few_tokens_give_what_there_is():
+    head = planted(6, 0.5, 0.5, documents=1)
+    row = table(head).iloc[0]
+    assert np.isfinite(row["score_content"])
+    assert np.isnan(row["score_content_low"])
+    two = Pair(*(rows.take(np.array([0, 1])) for rows in (head.vectors.q, head.vectors.k)))
+    assert np.isnan(table(head._replace(vectors=two)).iloc[0]["positional"])

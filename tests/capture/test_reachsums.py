@@ -1,0 +1,108 @@
+"""Attention by distance and lengths in planes, as a capture sums them, against the model's own attention weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qkscope.capture.attention import watching
+from qkscope.capture.options import CaptureOptions
+from qkscope.capture.run import capture
+from qkscope.capture.texts import Document
+from qkscope.core.reach import COUNTS, bin_starts, query_positions
+from qkscope.files.runfolder import RunFolder
+from qkscope.runs.run import open_run
+from tests.capture.families import build, families
+
+FAMILIES = families()
+SKIP, WINDOW, QUERIES = 3, 96, 5
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+
+
+def documents() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(3, 93, n) for n in (96, 70, 50, 96)]
+
+
+def captured(name: str, folder: Path, **options) -> RunFolder:
+    model, ids = build(FAMILIES[name], "eager"), documents()
+    given = {"window": WINDOW, "skip_first": SKIP, "reach_queries": QUERIES, "buckets": 4} | options
+    names = [Document(str(n), f"text {n}") for n in range(len(ids))]
+    capture(model, names, ids, folder, CaptureOptions(**given), {"id": name})
+    return RunFolder.open(folder)
+
+
+def by_hand(name: str) -> dict[int, np.ndarray]:
+    """The sums from the weights that the model itself reports."""
+    model = build(FAMILIES[name], "eager")
+    starts, sums = bin_starts(WINDOW), {}
+    for number, ids in enumerate(documents()):
+        calls = []
+        with torch.no_grad(), watching(model, calls.append):
+            weights = model(torch.from_numpy(ids)[None], output_attentions=True).attentions
+        for call in calls:
+            layer, of_layer = call.layer, weights[call.layer][0].double().numpy()
+            query, key = (x[0].double().numpy() for x in call.call[0][1:3])
+            group = query.shape[0] // key.shape[0]
+            total = sums.setdefault(layer, np.zeros((len(query), 8, len(COUNTS) + len(starts))))[:, number % 8]
+            for i in query_positions(len(ids), QUERIES, SKIP).tolist():
+                seen = np.flatnonzero(of_layer[0, i] > 0)
+                total[:, 0] += 1
+                total[:, 1] += of_layer[:, i, :SKIP].sum(-1)
+                for head in range(len(query)):
+                    scores = call.scaling * key[head // group] @ query[head, i]
+                    sink, other = seen[seen < SKIP], seen[seen >= SKIP]
+                    if len(sink) and len(other):
+                        total[head, 2] += scores[sink].mean() - scores[other].mean()
+                        total[head, 3] += 1
+                for j in range(SKIP, i + 1):
+                    place = len(COUNTS) + np.searchsorted(starts, i - j, side="right") - 1
+                    total[:, place] += of_layer[:, i, j]
+    return sums
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt-oss"])
+def test_sums_are_those_of_the_models_own_weights(name, tmp_path):
+    run, expected = captured(name, tmp_path / "run"), by_hand(name)
+    for layer, sums in expected.items():
+        assert np.allclose(run.layer(layer).reach, sums, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"batch": 4}, {"prefill": 24}, {"documents_per_shard": 1}])
+def test_batches_steps_and_shards_give_the_same_sums(options, tmp_path):
+    plain, other = captured("mistral", tmp_path / "plain"), captured("mistral", tmp_path / "other", **options)
+    for layer in range(4):
+        a, b = plain.layer(layer), other.layer(layer)
+        assert np.allclose(a.reach, b.reach, atol=1e-4)
+        assert np.allclose(a.sizes_q, b.sizes_q, rtol=1e-4)
+        assert np.allclose(a.sizes_k, b.sizes_k, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "ministral3", "deepseek-v3"])
+def test_lengths_are_those_of_all_vectors(name, tmp_path):
+    run = captured(name, tmp_path / "run", sample=10_000)
+    opened = open_run(tmp_path / "run")
+    for head in [h for h in opened.heads if h.head == 1]:
+        rows = opened.sample(head, 10_000).rows
+        entry = next(e for e in run.manifest["layers"] if e["layer"] == head.layer)
+        if entry["rope"] is None:
+            continue
+        moments = run.layer(head.layer)
+        (loaded,), _ = opened.source.load([head], opened.reading)
+        x = rows.x if loaded.rotary.temperature is None else rows.x / loaded.rotary.temperature[rows.position][:, None]
+        sizes = np.abs(loaded.rotary.rope.planes_of(x))
+        expected = np.stack([sizes[rows.example_id % 8 == g].sum(0) for g in range(8)])
+        assert np.allclose(moments.sizes_q[1], expected, rtol=1e-4)
+
+
+def test_no_queries_no_reach_and_an_old_run_without_the_sums_is_read(tmp_path):
+    run = captured("llama", tmp_path / "run", reach_queries=0)
+    assert run.layer(0).reach is None
+    (head, *_), _ = open_run(tmp_path / "run").source.load(
+        open_run(tmp_path / "run").heads[:1], open_run(tmp_path / "run").reading
+    )
+    assert head.reach is None

@@ -1,0 +1,162 @@
+"""``qkscope effects`` and ``qkscope reach`` on a tiny model: tables, the cut, and every refusal in one line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import qkscope
+from qkscope.cli.main import app
+from qkscope.errors import ConfigError
+from qkscope.extras.reach import auc, choose, compare, query_head_table, read_list
+from tests.capture.conftest import WORDS, save
+from tests.capture.families import families
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("cause")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A model, a run of it on eight texts, and eight other texts."""
+    folder = tmp_path_factory.mktemp("cause")
+    model = save(families()["llama"], folder / "model")
+    rng = np.random.default_rng(0)
+    for number in range(16):
+        part = folder / ("means" if number < 8 else "other")
+        part.mkdir(exist_ok=True)
+        (part / f"{number:02d}.txt").write_text(" ".join(rng.choice(WORDS, 160)))
+    ran("capture", model, "--texts", folder / "means", "--window", 144, "--dtype", "float32", "-o", folder / "run")
+    return folder
+
+
+def ran(*arguments, code: int = 0) -> str:
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def effects(place, *more, code: int = 0, texts: str = "other") -> str:
+    given = ["--texts", place / texts, "--dtype", "float32", "-o", place / "out", *more]
+    return ran("effects", place / "model", place / "run", *given, code=code)
+
+
+def test_effects_writes_both_tables_and_says_what_it_costs(place):
+    said = effects(place, "--passes", 8, "--measure", 2, "--window", 64)
+    assert "without position in all heads: " in said
+    table = pd.read_csv(place / "out" / "effects.csv")
+    assert len(table) == 16 * 4
+    assert table["chosen"].value_counts().to_dict() == {"random": 4, "strongest": 4}
+    measured = table["kl"].notna()
+    assert (measured == table["chosen"].notna()).all()
+    assert (table["fisher_low"] <= table["fisher"]).all()
+    assert (table["fisher"] <= table["fisher_high"]).all()
+    assert np.allclose(table["kl_predicted"], table["fisher"] / 2)
+    together = pd.read_parquet(place / "out" / "effects_together.parquet")
+    assert set(together["change"]) == {"position", "key", "query", "content", "drift", "control"}
+    whole = together[together["over"] == "all"].set_index("change")["kl"]
+    assert (whole > 0).all()
+    assert not (place / "out" / "in-progress").exists()
+    assert effects(place, "--passes", 0, "--measure", 0, "--terms", "key", "--window", 64)
+    assert set(pd.read_csv(place / "out" / "effects.csv")["term"]) == {"key"}
+
+
+def test_what_cannot_be_had_is_one_line(place):
+    refusals = {
+        ("--terms", "colour"): "unknown term 'colour'; choose from position, key, query, content",
+        ("--heads", "l09h00"): "has no head l09h00; see run.heads",
+        ("--heads", "nine"): "expected a head name such as 'l05h13q', got 'nineq'",
+    }
+    for given, words in refusals.items():
+        assert words in effects(place, *given, code=2)
+    assert "00.txt and 7 more is also in" in effects(place, code=2, texts="means")
+    assert "run.json" in ran("effects", place / "model", place / "nowhere", "--texts", place / "other", code=2)
+
+
+def test_another_model_is_refused(place):
+    other = save(families()["llama3 scaling"], place / "scaled")
+    given = ["--texts", place / "other", "--dtype", "float32", "-o", place / "out"]
+    assert "layer 0: the run has other rotary frequencies" in ran("effects", other, place / "run", *given, code=2)
+
+
+def test_reach_chooses_and_measures_a_cut_that_runs(place):
+    given = ["--texts", place / "other", "--dtype", "float32", "--draws", 2, "--max-docs", 4]
+    said = ran("reach", place / "run", "-o", place / "reach", "--cut", 64, "--measure", place / "model", *given)
+    assert "4 of 8 key heads are cut to 64 tokens" in said
+    cut = json.loads((place / "reach" / "cut.json").read_text())
+    assert (cut["window"], cut["sinks"], cut["by"], len(cut["heads"])) == (64, 4, "far", 4)
+    gates = np.loadtxt(place / "reach" / "full_attention_heads.tsv")
+    assert gates.shape == (4, 2)
+    assert {(layer, head) for layer, head in zip(*np.nonzero(gates < 0.5), strict=True)} == set(
+        map(tuple, cut["heads"])
+    )
+    assert json.loads((place / "reach" / "config.json").read_text()) == {"sink_size": 4, "recent_size": 60}
+    table = pd.read_csv(place / "reach" / "cuts.csv")
+    assert set(table["order"]) == {"none", "far", "area", "lock", "measured", "reversed", "all", "random"}
+    assert (table.groupby("order").size() == np.where(table.groupby("order").size().index == "random", 4, 2)).all()
+    assert table[table["order"] == "far"]["share_cut"].eq(0.5).all()
+    from qkscope.capture import models
+    from qkscope.capture.options import ModelOptions
+
+    loaded = models.load_model(ModelOptions(str(place / "model"), dtype="float32"))
+    with qkscope.intervene.windowed(loaded, place / "reach" / "cut.json"):
+        pass
+    against = ran(
+        "reach", place / "run", "-o", place / "reach", "--against", place / "reach" / "full_attention_heads.tsv"
+    )
+    assert "predicted_beyond" in against
+
+
+def test_reach_refuses_what_it_does_not_know(place):
+    out = ["-o", place / "reach2"]
+    assert "reach is known for windows of 64; got --cut 48" in ran("reach", place / "run", *out, "--cut", 48, code=2)
+    assert "unknown order 'size'; choose from far, area" in ran("reach", place / "run", *out, "--by", "size", code=2)
+    assert "--measure needs --cut" in ran("reach", place / "run", *out, "--measure", "x", code=2)
+    (place / "list.json").write_text('{"a": 1}')
+    assert "is not a list of heads" in ran("reach", place / "run", *out, "--against", place / "list.json", code=2)
+
+
+def test_orders_and_lists_by_hand(tmp_path):
+    heads = pd.DataFrame(
+        [(layer, head, head // 2, layer + head / 8) for layer in range(4) for head in range(4)],
+        columns=["layer", "head", "k_head", "predicted_beyond"],
+    ).assign(mass_beyond=np.nan, curve_area=0.5, lock_q=0.5, curve_range=1.0)
+    cut = choose(heads, "far", 0.5, 64, 4)
+    assert cut.heads == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    with pytest.raises(ConfigError, match="--by measured needs a run with --reach-queries"):
+        choose(heads, "measured", 0.5, 64, 4)
+    (tmp_path / "list.json").write_text(
+        json.dumps({f"{h.layer}-{h.head}": [h.predicted_beyond] * 2 for h in heads.itertuples()})
+    )
+    listed, level = read_list(tmp_path / "list.json")
+    assert level == "head"
+    agreement = compare(heads.assign(mass_beyond=0.0), listed, level).set_index("column")
+    assert agreement.loc["predicted_beyond", "rho"] == pytest.approx(1.0)
+    assert agreement.loc["predicted_beyond", "auc"] == 1.0
+    assert auc(np.zeros(20), np.arange(20.0)) == 0.5
+    with pytest.raises(ConfigError, match="have 0 heads in common"):
+        compare(heads.assign(layer=50, mass_beyond=0.0), listed, level)
+    reach = heads.drop(columns=["lock_q", "curve_range"]).assign(w=64)
+    table = query_head_table({"reach": reach, "position": heads[["layer", "head", "lock_q", "curve_range"]]}, 64)
+    assert len(table) == 16
+
+
+def test_the_python_call_gives_the_same_tables(place):
+    from qkscope.capture import models
+    from qkscope.capture.effects import EffectOptions
+    from qkscope.capture.options import ModelOptions
+
+    model = models.load_model(ModelOptions(str(place / "model"), dtype="float32"))
+    rng = np.random.default_rng(3)
+    texts = [rng.integers(3, 93, 40) for _ in range(4)]
+    run = qkscope.open(place / "run")
+    tables = qkscope.effects(model, run, texts, options=EffectOptions(passes=4, measure=0), label="tiny")
+    assert set(tables) == {"effects", "effects_together"}
+    assert tables["effects"]["model"].eq("tiny").all()
+    with pytest.raises(ConfigError, match="texts as strings need a tokenizer"):
+        qkscope.effects(model, run, ["a text"])
+    assert len(qkscope.reach(run)) == 16
+    assert len(qkscope.scores(run)) == 16
