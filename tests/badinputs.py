@@ -653,7 +653,7 @@ OPTIONS = [
         "an unknown analysis",
         nothing,
         (*ANALYZE, "--only", "magic"),
-        "unknown analysis 'magic'; choose from pca, rotation, position, planes, distance, plasticity",
+        "unknown analysis 'magic'; choose from pca, rotation, position, planes, distance, plasticity, scores, reach",
     ),
     error(
         "one label for two models",
@@ -701,7 +701,7 @@ OPTIONS = [
         "a table of another version",
         lambda p: [(p / "out").mkdir(), pq.write_table(pa.table({"model": ["m"]}), p / "out" / "heads.parquet")],
         ANALYZE,
-        "{place}/out/heads.parquet was not written by this version (heads: unexpected or missing columns: active_planes, active_share, amplification and 113 more); move it away or write elsewhere",
+        "{place}/out/heads.parquet was not written by this version (heads: unexpected or missing columns: active_planes, active_share, amplification and 189 more); move it away or write elsewhere",
     ),
     error(
         "a table with text instead of numbers",

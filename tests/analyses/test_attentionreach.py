@@ -7,7 +7,7 @@ import pytest
 
 from qkscope.analyses.meanfield import MeanField
 from qkscope.analyses.reach import curve_area, predicted_beyond
-from qkscope.core.reach import COUNTS, HeadReach, bin_starts, cut_windows, query_positions
+from qkscope.core.reach import REACH_COUNTS, HeadReach, bin_starts, cut_windows, query_positions
 from qkscope.core.rope import Rope
 from tests.analyses.test_scores import WINDOW, planted
 from tests.helpers import tables_of
@@ -44,10 +44,10 @@ def test_the_area_is_one_for_the_nearest_key_alone_and_half_if_all_count_alike()
 def measured(masses: dict[int, float], sink: float) -> HeadReach:
     """Sums of eight documents of four queries each; masses by first distance of their bin."""
     starts = bin_starts(WINDOW)
-    sums = np.zeros((8, len(COUNTS) + len(starts)))
+    sums = np.zeros((8, len(REACH_COUNTS) + len(starts)))
     sums[:, 0], sums[:, 1], sums[:, 2], sums[:, 3] = 4, 4 * sink, -8.0, 4
     for start, mass in masses.items():
-        sums[:, len(COUNTS) + starts.tolist().index(start)] = 4 * mass
+        sums[:, len(REACH_COUNTS) + starts.tolist().index(start)] = 4 * mass
     positions = np.tile(query_positions(WINDOW, 4, 4), 8)
     return HeadReach(sums, starts, positions, np.repeat(np.arange(8), 4), 4)
 

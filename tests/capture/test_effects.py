@@ -114,7 +114,7 @@ def test_what_cannot_be_had_is_refused(locked):
         EffectOptions(gamma=0)
     quantised = torch.nn.Linear(2, 2)
     quantised.weight = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(CaptureError, match="no gradient passes through this model .its weights are int8."):
+    with pytest.raises(CaptureError, match="no gradient passes through this model"):
         check_differentiable(quantised)
 
 

@@ -12,7 +12,7 @@ from qkscope.capture.attention import watching
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
-from qkscope.core.reach import COUNTS, bin_starts, query_positions
+from qkscope.core.reach import REACH_COUNTS, bin_starts, query_positions
 from qkscope.files.runfolder import RunFolder
 from qkscope.runs.run import open_run
 from tests.capture.families import build, families
@@ -48,7 +48,7 @@ def by_hand(name: str) -> dict[int, np.ndarray]:
             layer, of_layer = call.layer, weights[call.layer][0].double().numpy()
             query, key = (x[0].double().numpy() for x in call.call[0][1:3])
             group = query.shape[0] // key.shape[0]
-            total = sums.setdefault(layer, np.zeros((len(query), 8, len(COUNTS) + len(starts))))[:, number % 8]
+            total = sums.setdefault(layer, np.zeros((len(query), 8, len(REACH_COUNTS) + len(starts))))[:, number % 8]
             for i in query_positions(len(ids), QUERIES, SKIP).tolist():
                 seen = np.flatnonzero(of_layer[0, i] > 0)
                 total[:, 0] += 1
@@ -60,7 +60,7 @@ def by_hand(name: str) -> dict[int, np.ndarray]:
                         total[head, 2] += scores[sink].mean() - scores[other].mean()
                         total[head, 3] += 1
                 for j in range(SKIP, i + 1):
-                    place = len(COUNTS) + np.searchsorted(starts, i - j, side="right") - 1
+                    place = len(REACH_COUNTS) + np.searchsorted(starts, i - j, side="right") - 1
                     total[:, place] += of_layer[:, i, j]
     return sums
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import qkscope
 from qkscope.cli.main import app
 from qkscope.errors import ConfigError
-from qkscope.extras.reach import auc, choose, compare, query_head_table, read_list
+from qkscope.extras.reach import agreement_with, auc, choose, query_head_table, read_list
 from tests.capture.conftest import WORDS, save
 from tests.capture.families import families
 
@@ -52,13 +52,13 @@ def test_effects_writes_both_tables_and_says_what_it_costs(place):
     assert table["chosen"].value_counts().to_dict() == {"random": 4, "strongest": 4}
     measured = table["kl"].notna()
     assert (measured == table["chosen"].notna()).all()
-    assert (table["fisher_low"] <= table["fisher"]).all()
-    assert (table["fisher"] <= table["fisher_high"]).all()
-    assert np.allclose(table["kl_predicted"], table["fisher"] / 2)
+    assert (table["fisher_information_low"] <= table["fisher_information"]).all()
+    assert (table["fisher_information"] <= table["fisher_information_high"]).all()
+    assert np.allclose(table["kl_predicted"], table["fisher_information"] / 2)
     together = pd.read_parquet(place / "out" / "effects_together.parquet")
     assert set(together["change"]) == {"position", "key", "query", "content", "drift", "control"}
     whole = together[together["over"] == "all"].set_index("change")["kl"]
-    assert (whole > 0).all()
+    assert whole["content"] > whole["control"]
     assert not (place / "out" / "in-progress").exists()
     assert effects(place, "--passes", 0, "--measure", 0, "--terms", "key", "--window", 64)
     assert set(pd.read_csv(place / "out" / "effects.csv")["term"]) == {"key"}
@@ -68,7 +68,7 @@ def test_what_cannot_be_had_is_one_line(place):
     refusals = {
         ("--terms", "colour"): "unknown term 'colour'; choose from position, key, query, content",
         ("--heads", "l09h00"): "has no head l09h00; see run.heads",
-        ("--heads", "nine"): "expected a head name such as 'l05h13q', got 'nineq'",
+        ("--heads", "nine"): "expected query heads such as l00h03,l02h01, got 'nine'",
     }
     for given, words in refusals.items():
         assert words in effects(place, *given, code=2)
@@ -133,12 +133,12 @@ def test_orders_and_lists_by_hand(tmp_path):
     )
     listed, level = read_list(tmp_path / "list.json")
     assert level == "head"
-    agreement = compare(heads.assign(mass_beyond=0.0), listed, level).set_index("column")
+    agreement = agreement_with(heads.assign(mass_beyond=0.0), listed, level).set_index("column")
     assert agreement.loc["predicted_beyond", "rho"] == pytest.approx(1.0)
     assert agreement.loc["predicted_beyond", "auc"] == 1.0
     assert auc(np.zeros(20), np.arange(20.0)) == 0.5
     with pytest.raises(ConfigError, match="have 0 heads in common"):
-        compare(heads.assign(layer=50, mass_beyond=0.0), listed, level)
+        agreement_with(heads.assign(layer=50, mass_beyond=0.0), listed, level)
     reach = heads.drop(columns=["lock_q", "curve_range"]).assign(w=64)
     table = query_head_table({"reach": reach, "position": heads[["layer", "head", "lock_q", "curve_range"]]}, 64)
     assert len(table) == 16

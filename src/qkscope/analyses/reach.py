@@ -18,7 +18,7 @@ from qkscope.analyses.uncertainty import Scale
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
 from qkscope.core.linalg import ratio
-from qkscope.core.reach import COUNTS, HeadReach, cut_windows
+from qkscope.core.reach import REACH_COUNTS, HeadReach, cut_windows
 
 _SCALARS = (
     Column("mass_sink", "share", "of attention on the first keys of a document, the sinks", "10", Scale.SHARE),
@@ -133,20 +133,20 @@ def _measured(
     reach: HeadReach, widths: Int[np.ndarray, "windows"]
 ) -> tuple[Float[np.ndarray, "sets windows"], Float[np.ndarray, "sets windows"]]:
     """Attention beyond each window: of all, and of that without sinks."""
-    n, masses = ALL_AND_WITHOUT @ reach.sums[:, 0], ALL_AND_WITHOUT @ reach.sums[:, len(COUNTS) :]
+    n, masses = ALL_AND_WITHOUT @ reach.sums[:, 0], ALL_AND_WITHOUT @ reach.sums[:, len(REACH_COUNTS) :]
     beyond = masses @ (reach.starts[:, None] >= widths).astype(float)
     missing = np.where(n > 0, 0.0, np.nan)[:, None]
     return ratio(beyond, n[:, None]) + missing, ratio(beyond, masses.sum(-1, keepdims=True)) + missing
 
 
 def _sinks(reach: HeadReach) -> Float[np.ndarray, "sets"]:
-    n, sink = (ALL_AND_WITHOUT @ reach.sums[:, COUNTS.index(name)] for name in ("n", "sink"))
+    n, sink = (ALL_AND_WITHOUT @ reach.sums[:, REACH_COUNTS.index(name)] for name in ("n", "sink"))
     return np.where(n > 0, ratio(sink, n), np.nan)
 
 
 def _reach90(reach: HeadReach) -> Float[np.ndarray, "sets"]:
     """The distance below which 90% of the weight lies, linear within its bin."""
-    masses = ALL_AND_WITHOUT @ reach.sums[:, len(COUNTS) :]
+    masses = ALL_AND_WITHOUT @ reach.sums[:, len(REACH_COUNTS) :]
     ends = np.append(reach.starts[1:], 2 * reach.starts[-1])
     cumulated = np.pad(np.cumsum(masses, -1), ((0, 0), (1, 0)))
     edges = np.append(reach.starts[:1], ends)

@@ -20,7 +20,7 @@ from qkscope.analyses.causal import CausalBias, causal_bias
 from qkscope.analyses.complement import circles
 from qkscope.analyses.heldout import held_out
 from qkscope.analyses.nulls import null_r95
-from qkscope.analyses.rotationmodel import Rotation, leftovers, without_drift
+from qkscope.analyses.rotationmodel import Rotation, leftovers, pool_without_drift
 from qkscope.analyses.spectrum import Circle
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import Scale
@@ -198,7 +198,7 @@ def _causal(batch: Batch) -> dict[str, Float[np.ndarray, "heads 9"]]:
 def _nulls(batch: Batch) -> Float[np.ndarray, "heads"]:
     """``null_r95`` of each head that has vectors."""
     q, k, centering = batch.moments.total_q, batch.moments.total_k, batch.options.rotation.centering
-    covs = without_drift(q, k, centering)
+    covs = pool_without_drift(q, k, centering)
     return np.array(
         [
             np.nan

@@ -247,7 +247,7 @@ def centred(q: Moments, k: Moments, centering: Centering) -> Moments:
     return Moments(np.asarray(q.n + k.n), np.zeros_like(q.mean), q.scatter + k.scatter)
 
 
-def without_drift(q: Moments, k: Moments, centering: Centering) -> Float[np.ndarray, "*batch d d"]:
+def pool_without_drift(q: Moments, k: Moments, centering: Centering) -> Float[np.ndarray, "*batch d d"]:
     """Covariance of the pool after the linear drift of each class with position has been removed."""
     cov = centred(q, k, centering).cov_x
     for part in (q, k):

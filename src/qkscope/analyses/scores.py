@@ -17,7 +17,7 @@ from qkscope.analyses.uncertainty import Scale
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT
 from qkscope.core.linalg import ratio
-from qkscope.core.reach import COUNTS
+from qkscope.core.reach import REACH_COUNTS
 
 _MEANINGS = {
     "position": "which depends on where query and key are alone",
@@ -99,7 +99,7 @@ def locked_means(head: HeadData) -> tuple[LockedMean, LockedMean]:
 def _sink_gap(head: HeadData) -> Float[np.ndarray, "sets"]:
     if head.reach is None:
         return np.full(len(ALL_AND_WITHOUT), np.nan)
-    gap, n = (ALL_AND_WITHOUT @ head.reach.sums[:, COUNTS.index(name)] for name in ("gap", "n_gap"))
+    gap, n = (ALL_AND_WITHOUT @ head.reach.sums[:, REACH_COUNTS.index(name)] for name in ("gap", "n_gap"))
     return np.where(n > 0, ratio(gap, n), np.nan)
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from qkscope.capture.ablation import predictions
-from qkscope.capture.intervene import Head, windowed
+from qkscope.capture.intervene import LayerHead, windowed
 from qkscope.errors import CaptureError
 
 PLAIN, COPY = "plain", "copy"
@@ -23,7 +23,7 @@ _LEAST = 64
 def cut_losses(
     model: PreTrainedModel,
     documents: Sequence[torch.Tensor],
-    cuts: Mapping[str, Mapping[Head, int]],
+    cuts: Mapping[str, Mapping[LayerHead, int]],
     sinks: int,
     on_pass: Callable[[int, int], None] = lambda _done, _in_all: None,
 ) -> dict[tuple[str, str], np.ndarray]:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from qkscope.capture import models
 from qkscope.capture.ablation import Intervention, costs
 from qkscope.capture.fisher import N_TERMS, check_differentiable, fisher_draws
-from qkscope.capture.intervene import Factors, Head, scaled, without_drift
+from qkscope.capture.intervene import Factors, LayerHead, scaled, without_drift
 from qkscope.capture.lockedmodel import LockedModel
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.files.arrays import write_tensors
@@ -56,14 +56,14 @@ class EffectOptions:
 class Effects:
     """What was found; documents come first in every array."""
 
-    heads: list[Head]
+    heads: list[LayerHead]
     fisher: np.ndarray
     """F per token, mean over the draws of a document (documents, heads, 4); NaN where none was drawn."""
-    single: dict[tuple[Head, int], np.ndarray]
+    single: dict[tuple[LayerHead, int], np.ndarray]
     """Costs of taking one term of one head away: MEASURES by octave (documents, octaves, 4)."""
     together: dict[str, np.ndarray]
     """The same for a term of all heads at once, for the drift and for its control."""
-    strongest: set[Head] = field(default_factory=set)
+    strongest: set[LayerHead] = field(default_factory=set)
     """Heads that were measured because their estimate is large; the others were drawn."""
 
 
@@ -77,7 +77,7 @@ class EffectsJob:
     options: EffectOptions
     folder: Path
     """Where what a document gave is kept until all are done."""
-    heads: list[Head] = field(default_factory=list)
+    heads: list[LayerHead] = field(default_factory=list)
     terms: Sequence[int] = range(N_TERMS)
     on_progress: Callable[[float, float], None] = lambda _done, _in_all: None
 
@@ -137,7 +137,7 @@ class EffectsJob:
         seed = self.options.seed * 1_000_003 + numbers[0]
         return {"fisher": fisher_draws(self.locked, self.heads, documents, draws, seed).mean(0)}
 
-    def _chosen(self, estimates: np.ndarray) -> tuple[list[Head], set[Head]]:
+    def _chosen(self, estimates: np.ndarray) -> tuple[list[LayerHead], set[LayerHead]]:
         """Half of the heads whose largest estimate is largest, half drawn from the others; in order."""
         n = min(self.options.measure, len(self.heads))
         known = np.isfinite(estimates).all()
@@ -164,7 +164,7 @@ class EffectsJob:
         left = 1.0 - self.options.gamma
         return tuple(left if term == other else 1.0 for other in range(N_TERMS))  # type: ignore[return-value]
 
-    def _scale(self, factors: dict[Head, Factors]) -> Intervention:
+    def _scale(self, factors: dict[LayerHead, Factors]) -> Intervention:
         def intervention() -> AbstractContextManager[None]:
             return scaled(self.locked.model, self.locked, factors)
 
@@ -228,7 +228,7 @@ def check_model(model: PreTrainedModel, documents: Sequence[torch.Tensor]) -> No
         )
 
 
-def _name(head: Head, term: int) -> str:
+def _name(head: LayerHead, term: int) -> str:
     return f"l{head[0]}h{head[1]}-{TERM_NAMES[term]}"
 
 

@@ -20,14 +20,16 @@ import torch
 from transformers import PreTrainedModel
 
 from qkscope.capture.changedcalls import ScaledLayer
-from qkscope.capture.intervene import Head, by_layer, rewriting
+from qkscope.capture.intervene import LayerHead, by_layer, rewriting
 from qkscope.capture.lockedmodel import LockedModel
 from qkscope.errors import CaptureError
 
 N_TERMS = 4
 
 
-def fisher_draws(locked: LockedModel, heads: list[Head], documents: torch.Tensor, draws: int, seed: int) -> np.ndarray:
+def fisher_draws(
+    locked: LockedModel, heads: list[LayerHead], documents: torch.Tensor, draws: int, seed: int
+) -> np.ndarray:
     """Draws of F per token (draws, B, heads, 4) on documents (B, T) of one length."""
     texts, length = documents.shape
     leaves = {

@@ -29,7 +29,7 @@ from qkscope.capture.lockedmodel import LockedModel, describe
 from qkscope.capture.placement import Placement
 from qkscope.errors import CaptureError
 
-Head = tuple[int, int]
+LayerHead = tuple[int, int]
 """Layer, and number within the layer."""
 Factors = tuple[float, float, float, float]
 """On the terms position, key, query and content."""
@@ -37,7 +37,7 @@ _active: WeakSet[PreTrainedModel] = WeakSet()
 
 
 @contextmanager
-def scaled(model: PreTrainedModel, run: Any, factors: Mapping[Head, Factors]) -> Iterator[None]:
+def scaled(model: PreTrainedModel, run: Any, factors: Mapping[LayerHead, Factors]) -> Iterator[None]:
     """Multiply the terms (position, key, query, content) of these query heads' scores, within the context.
 
     ``run`` is a captured run of this model, whose means define the terms: its folder, or ``qkscope.open(…)``.
@@ -55,7 +55,9 @@ def scaled(model: PreTrainedModel, run: Any, factors: Mapping[Head, Factors]) ->
 
 
 @contextmanager
-def windowed(model: PreTrainedModel, windows: Mapping[Head, int] | str | Path, *, sinks: int = 4) -> Iterator[None]:
+def windowed(
+    model: PreTrainedModel, windows: Mapping[LayerHead, int] | str | Path, *, sinks: int = 4
+) -> Iterator[None]:
     """Let the query heads of these key heads see only keys less than w back, and the first ``sinks`` of a text.
 
     ``windows`` gives w by (layer, key head), or is a cut.json as written by ``qkscope reach``.
@@ -75,7 +77,7 @@ def windowed(model: PreTrainedModel, windows: Mapping[Head, int] | str | Path, *
 
 
 @contextmanager
-def without_planes(model: PreTrainedModel, planes: Mapping[Head, Sequence[int]]) -> Iterator[None]:
+def without_planes(model: PreTrainedModel, planes: Mapping[LayerHead, Sequence[int]]) -> Iterator[None]:
     """Take these RoPE planes out of the scores of these query heads, within the context."""
     check_free(model)
     layers = describe(model)
@@ -96,7 +98,9 @@ def without_planes(model: PreTrainedModel, planes: Mapping[Head, Sequence[int]])
         yield
 
 
-def random_planes(model: PreTrainedModel, planes: Mapping[Head, Sequence[int]], seed: int = 0) -> dict[Head, list[int]]:
+def random_planes(
+    model: PreTrainedModel, planes: Mapping[LayerHead, Sequence[int]], seed: int = 0
+) -> dict[LayerHead, list[int]]:
     """A control for ``without_planes``: for each head as many other planes, drawn from those not chosen."""
     generator = torch.Generator().manual_seed(seed)
     layers, drawn = describe(model), {}
@@ -114,7 +118,7 @@ def random_planes(model: PreTrainedModel, planes: Mapping[Head, Sequence[int]], 
 
 @contextmanager
 def without_drift(
-    model: PreTrainedModel, run: Any, heads: Sequence[Head] | None = None, *, control: int | None = None
+    model: PreTrainedModel, run: Any, heads: Sequence[LayerHead] | None = None, *, control: int | None = None
 ) -> Iterator[None]:
     """Subtract the linear drift β_K(t − t̄) from the keys that these query heads read; by default all heads.
 
@@ -137,7 +141,7 @@ def without_drift(
         yield
 
 
-def read_cut(path: Path) -> tuple[dict[Head, int], int]:
+def read_cut(path: Path) -> tuple[dict[LayerHead, int], int]:
     """The windows and sinks of a cut.json; an error that names the file if it is not one."""
     try:
         content = json.loads(path.read_text())
@@ -169,7 +173,7 @@ def check_free(model: PreTrainedModel) -> None:
         raise CaptureError("one intervention at a time: leave the first context before entering another")
 
 
-def by_layer(heads: Mapping[Head, Any]) -> dict[int, list[int]]:
+def by_layer(heads: Mapping[LayerHead, Any]) -> dict[int, list[int]]:
     """The heads of each layer, in order."""
     layers: dict[int, list[int]] = {}
     for layer, head in sorted(heads):

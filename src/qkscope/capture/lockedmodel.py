@@ -25,16 +25,16 @@ from qkscope.core.linalg import ratio
 from qkscope.errors import CaptureError
 from qkscope.files.runfolder import RunFolder
 
-GATE_TOKENS = 64
+DESCRIBED_TOKENS = 64
 _ALIKE = 1e-3
 """Largest relative difference of frequencies, factors and scalings between a run and a model."""
 
 
-def describe(model: PreTrainedModel, window: int = GATE_TOKENS) -> dict[int, Layer]:
+def describe(model: PreTrainedModel, window: int = DESCRIBED_TOKENS) -> dict[int, Layer]:
     """The layers of a model, described on a few tokens, after the parity gate."""
     decoder = backbone(model)
     embedding: Any = decoder.get_input_embeddings()
-    ids = torch.arange(3, 3 + GATE_TOKENS)[None] * 7919 % int(embedding.weight.shape[0])
+    ids = torch.arange(3, 3 + DESCRIBED_TOKENS)[None] * 7919 % int(embedding.weight.shape[0])
     restores = [rotary.remembered() for rotary in embeddings(model)]
 
     def forward() -> torch.Tensor:

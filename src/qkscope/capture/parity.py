@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from qkscope.capture.attention import Attention, watching
-from qkscope.capture.weights import attention_weights, spread
+from qkscope.capture.weights import attention_weights, for_each_query_head
 from qkscope.errors import CaptureError
 
 _ATTEMPTS = 4
@@ -69,7 +69,7 @@ def _recomputed_error(attention: Attention, output: torch.Tensor) -> float:
     _, query, _, value = attention.call[0][:4]
     length = query.shape[2]
     columns = torch.arange(max(0, length - _ROWS), length, device=query.device)
-    values = spread(value[0], query[0]).float()
+    values = for_each_query_head(value[0], query[0]).float()
     expected = (attention_weights(attention, 0, columns).weights @ values).transpose(0, 1)
     got = output.reshape(output.shape[0], length, query.shape[1], -1)[0, columns].float()
     return float((got - expected).norm() / expected.norm().clamp_min(1e-30))

@@ -79,6 +79,6 @@ def _is_bool(mask: torch.Tensor) -> bool:
     return mask.dtype == torch.bool
 
 
-def spread(part: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def for_each_query_head(part: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Key or value heads (H, S, d) repeated for the query heads that read them."""
     return part.repeat_interleave(query.shape[0] // part.shape[0], dim=0)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from qkscope.capture.lockedmodel import LockedModel
 
-TERMS = ("position", "key", "query", "content")
 AllowOverlap = Annotated[bool, typer.Option("--allow-overlap", help="Allow texts that the run was captured on.")]
 
 
@@ -33,7 +32,7 @@ def effects_command(
     measure: Annotated[
         int, typer.Option(min=0, help="Heads measured one by one: half the strongest, half random.")
     ] = 8,
-    terms: Annotated[str, typer.Option(help="Terms to take away, comma-separated.")] = ",".join(TERMS),
+    terms: Annotated[str, typer.Option(help="Terms to take away, comma-separated.")] = "position,key,query,content",
     heads: Annotated[str | None, typer.Option(help="Only these query heads, such as l00h03,l02h01.")] = None,
     gamma: Annotated[float, typer.Option(help="How much of a term is taken away: it is scaled by 1 − gamma.")] = 1.0,
     window: Annotated[int | None, typer.Option(min=16, help="Tokens per document; by default as the run.")] = None,
@@ -116,6 +115,8 @@ def _model_and_ids(values: dict[str, Any]) -> tuple[PreTrainedModel, list[Any], 
 
 
 def _term(name: str) -> int:
+    from qkscope.analyses.fourterms import TERMS
+
     if name.strip() not in TERMS:
         raise ConfigError(f"unknown term {name.strip()!r}; choose from {', '.join(TERMS)}")
     return TERMS.index(name.strip())

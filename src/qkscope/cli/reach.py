@@ -73,7 +73,7 @@ def reach_command(
         at = cut or int(widths[len(widths) // 2])
         heads = choosing.query_head_table(tables, at)
         if listed is not None:
-            _say_agreement(choosing.compare(heads, *listed))
+            _say_agreement(choosing.agreement_with(heads, *listed))
         if cut is not None:
             sinks = _sinks(run)
             chosen = choosing.choose(heads, by, keep, cut, sinks)
@@ -118,7 +118,7 @@ def _sinks(run: Path) -> int:
 
 
 def _say_agreement(table: pd.DataFrame) -> None:
-    log.info("how far columns rank heads as the list does: ρ, its 95%% interval over layers, AUC of the top tenth")
+    log.info("how far columns rank heads as the list does: ρ, its 95% interval over layers, AUC of the top tenth")
     for row in table.itertuples():
         ends = f"[{row.rho_low:+.2f}, {row.rho_high:+.2f}]"
         log.info("  %-18s ρ %+.2f %s  AUC %.2f  (%d heads)", row.column, row.rho, ends, row.auc, row.n_heads)

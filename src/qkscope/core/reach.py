@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 _PER_OCTAVE = 2
-COUNTS = ("n", "sink", "gap", "n_gap")
+REACH_COUNTS = ("n", "sink", "gap", "n_gap")
 """What stands before the bins: queries; their weight on sinks; their sink gaps, and how many see a sink."""
 
 
@@ -53,7 +53,7 @@ class HeadReach:
     """The sums of one query head, and where its queries were."""
 
     sums: Float[np.ndarray, "groups columns"]
-    """COUNTS, then the weight in each bin."""
+    """REACH_COUNTS, then the weight in each bin."""
     starts: Int[np.ndarray, "bins"]
     positions: Int[np.ndarray, "queries"]
     """Position of each query."""

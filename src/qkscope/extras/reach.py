@@ -1,4 +1,4 @@
-"""Which key heads may be cut to a window: order them by what means alone say, choose, write, and compare with lists.
+"""Which key heads may be cut to a window: ordered by what means alone say, chosen, written, compared with lists.
 
 Scores are high for key heads that must see far. A cut shortens those with the lowest score:
 
@@ -151,7 +151,7 @@ AGAINST = {"curve_range": -1.0, "lock_q": -1.0, "curve_area": -1.0, "predicted_b
 """Columns that are compared with a list, and the sign with which they should agree."""
 
 
-def compare(heads: pd.DataFrame, listed: pd.Series, level: str) -> pd.DataFrame:
+def agreement_with(heads: pd.DataFrame, listed: pd.Series, level: str) -> pd.DataFrame:
     """How far each column ranks heads as a list does: Spearman's ρ, its interval over layers, AUC of the top tenth."""
     means = heads.groupby(["layer", level])[list(AGAINST)].mean()
     both = means.join(listed.rename("listed").rename_axis(["layer", level]), how="inner").dropna()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from qkscope.figures import (
+    attentionreach,
     bias,
     collages,
     components,
     depth,
     distance,
     drift,
+    effects,
     formulas,
     plasticity,
     plasticityheads,
     ropeplanes,
     sameweights,
     scatter,
+    scoreterms,
     training,
     trajectory,
 )
@@ -55,6 +58,11 @@ CATALOGUE: tuple[Figure, ...] = (
     plasticityheads.BY_CLASS,
     plasticityheads.DROP,
     plasticity.TRAINING,
+    scoreterms.SCORE_TERMS,
+    effects.EFFECTS_FIGURE,
+    effects.DESCRIPTIONS_FIGURE,
+    attentionreach.REACH_FIGURE,
+    attentionreach.CUTS_FIGURE,
     formulas.AUDIT,
     sameweights.SAME_WEIGHTS_FIGURE,
 )

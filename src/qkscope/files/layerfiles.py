@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from qkscope.core.headmoments import N_GROUPS, BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
-from qkscope.core.reach import COUNTS, bin_starts
+from qkscope.core.reach import REACH_COUNTS, bin_starts
 from qkscope.errors import DatasetError
 from qkscope.files.arrays import write_tensors
 from qkscope.files.readers import check_regular
@@ -90,7 +90,7 @@ def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: i
         "unrotated_k": (n_k, N_GROUPS, planes, 2),
         "sizes_q": (n_q, N_GROUPS, planes),
         "sizes_k": (n_k, N_GROUPS, planes),
-        "reach": (n_q, N_GROUPS, len(COUNTS) + len(bin_starts(window))),
+        "reach": (n_q, N_GROUPS, len(REACH_COUNTS) + len(bin_starts(window))),
         **_moments_shapes("q", (n_q, N_GROUPS), d),
         **_moments_shapes("k", (n_k, N_GROUPS), d),
         **_moments_shapes("q_buckets", (n_q, buckets), d),

@@ -167,8 +167,7 @@ FINDINGS = (
         "Which RoPE planes carry the bias",
         "RoPE turns each pair of coordinates at a speed of its own. Planes that turn many times within the window "
         "carry no drift; planes that hardly turn carry little; the bias sits in between.",
-        "Parts of planes add up to bias_full, in all dimensions, not to bias_strength, its part on axis a. The lock "
-        "compares a mean over tokens with a mean over a sample.",
+        "Parts of planes add up to bias_full, in all dimensions, not to bias_strength, its part on axis a.",
         ("rope/01_plane_spectrum",),
     ),
     Finding(
@@ -190,6 +189,35 @@ FINDINGS = (
             Measure("content_offset", "measured − predicted (logits)", "heads"),
             Measure("position_share_of_score", "position's share of score variance", "heads", percent=True),
         ),
+    ),
+    Finding(
+        "score",
+        "What scores are made of, and how far back they reach",
+        "A score is exactly the sum of four terms: where query and key are, which key it is, which query it is, and "
+        "this query with this key. Attention beyond a window is measured on queries followed through the model, and "
+        "predicted from means alone.",
+        "Shares are of the variance of scores over pairs, sinks apart. A term that varies little can still matter to "
+        "the prediction, and one that varies much need not: that is a question of cause. Predicted reach knows means "
+        "alone; attention also follows content.",
+        ("cause/01_score_terms", "cause/04_reach"),
+        (
+            Measure("score_position", "position", "heads", percent=True),
+            Measure("score_key", "key", "heads", percent=True),
+            Measure("score_query", "query", "heads", percent=True),
+            Measure("score_content", "content", "heads", percent=True),
+            Measure("mass_sink", "attention on sinks", "heads", percent=True),
+            Measure("reach90", "90% of attention within (tokens)", "heads"),
+        ),
+    ),
+    Finding(
+        "cause",
+        "What the prediction loses: cause and decision",
+        "A term of a head's scores can be taken away while the model runs, and key heads can be cut to a window. "
+        "qkscope effects and qkscope reach --measure write the tables this section is drawn from.",
+        "Estimates are half of the Fisher information, an extrapolation to a change as large as taking a whole term "
+        "away; how far it holds is said where it was measured. Costs are on the texts given. A cut that is cheap on "
+        "plain text can lose what copying needs, so both are shown.",
+        ("cause/02_effects", "cause/03_descriptions", "cause/05_cut_cost"),
     ),
     Finding(
         "plasticity",

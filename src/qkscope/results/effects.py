@@ -18,7 +18,7 @@ from qkscope.files.atomic import locked
 from qkscope.results.schema import column_names
 from qkscope.results.tables import read_table, write_tables
 
-MIN_DOCUMENTS = 4
+LEAST_DOCUMENTS = 4
 """With fewer documents there is no interval."""
 
 
@@ -32,7 +32,7 @@ def mean_with_interval(
     if not n:
         return float("nan"), float("nan"), float("nan")
     mean = float(sums.sum() / counts.sum())
-    if n < MIN_DOCUMENTS:
+    if n < LEAST_DOCUMENTS:
         return mean, float("nan"), float("nan")
     left_out = (sums.sum() - sums) / (counts.sum() - counts)
     if positive:
@@ -67,7 +67,13 @@ def effects_frame(
             rows.append(
                 {"model": model, "family": family, "layer": layer, "head": head, "k_head": head // q_per_kv}
                 | {"term": term, "chosen": chosen}
-                | dict(zip(("fisher", "fisher_low", "fisher_high"), estimate, strict=True))
+                | dict(
+                    zip(
+                        ("fisher_information", "fisher_information_low", "fisher_information_high"),
+                        estimate,
+                        strict=True,
+                    )
+                )
                 | {"kl_predicted": gamma**2 * estimate[0] / 2}
                 | (nothing if measured is None else cost_columns(measured.sum(1)))
             )

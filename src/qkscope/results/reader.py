@@ -17,7 +17,7 @@ from qkscope.errors import TableError
 from qkscope.files.readers import UNREADABLE, read_frame, read_text
 from qkscope.results.axes import read_axes
 from qkscope.results.points import read_points
-from qkscope.results.schema import KEYS, TABLES
+from qkscope.results.schema import KEYS, MEASURED, TABLES
 from qkscope.results.summary import SUMMARY
 
 VECTOR_FILES = ("points", "axes")
@@ -27,7 +27,7 @@ INDICES = tuple(
 )
 """Columns with indices that start at 0."""
 TEXT_COLUMNS = frozenset(
-    ["kind", *(column.name for table in DECLARED_TABLES for column in TABLES[table] if column.dtype == "text")]
+    ["kind", *(c.name for table in (*DECLARED_TABLES, *MEASURED) for c in TABLES[table] if c.dtype == "text")]
 )
 TRUTHS = frozenset(column.name for table in DECLARED_TABLES for column in TABLES[table] if column.unit == "true/false")
 _NUMBERS = {True: 1.0, False: 0.0, "True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
@@ -56,7 +56,7 @@ def is_results(path: Path) -> bool:
 
 def read_folder(path: Path) -> Folder:
     """Read all existing tables: the parquet file, or else the csv file."""
-    tables = {name: frame for name in DECLARED_TABLES if (frame := _read(path, name)) is not None}
+    tables = {name: frame for name in (*DECLARED_TABLES, *MEASURED) if (frame := _read(path, name)) is not None}
     heads = heads_from(tables)
     if "heads" not in tables and heads is not None:
         tables["heads"] = heads
@@ -78,7 +78,8 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
         frame = read_frame(file) if file is parquet else pd.read_csv(file, low_memory=False)
     except (TableError, *UNREADABLE) as error:
         raise TableError(f"{file} cannot be read as a table ({' '.join(str(error).split())})") from None
-    missing = [column for column in DECLARED_TABLES[name].required if column not in frame]
+    required = DECLARED_TABLES[name].required if name in DECLARED_TABLES else KEYS[name]
+    missing = [column for column in required if column not in frame]
     if missing:
         raise TableError(f"{file} has no column {', '.join(missing)}, which is required")
     try:

@@ -96,7 +96,7 @@ def plane_lengths(
     Plane m has its coordinates at first + m·step and second + m·step.
     """
     heads, length, _ = x.shape
-    rows, steps = 32, 16
+    rows, steps = 32, 4
     blocks = triton.cdiv(length, rows * steps)
     out = torch.empty(heads, blocks, planes, dtype=torch.float32, device=x.device)
     _lengths[(heads, blocks)](

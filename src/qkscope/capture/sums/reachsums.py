@@ -9,7 +9,7 @@ from qkscope.capture.attention import Attention
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.capture.weights import HIDDEN, attention_weights, mask_of, own_mask
 from qkscope.core.headmoments import N_GROUPS
-from qkscope.core.reach import COUNTS, bin_starts
+from qkscope.core.reach import REACH_COUNTS, bin_starts
 
 
 class ReachSums:
@@ -19,12 +19,12 @@ class ReachSums:
         self.plan, self.heads = plan, list(heads)
         self.starts = bin_starts(plan.window)
         self.total: torch.Tensor | None = None
-        """(H, 8, COUNTS and bins), float64."""
+        """(H, 8, REACH_COUNTS and bins), float64."""
 
     def add(self, attention: Attention, tokens: BatchTokens) -> None:
         """Add the chosen queries of one attention call, which has all heads."""
         if self.total is None:
-            shape = len(self.heads), N_GROUPS, len(COUNTS) + len(self.starts)
+            shape = len(self.heads), N_GROUPS, len(REACH_COUNTS) + len(self.starts)
             self.total = torch.zeros(shape, dtype=torch.float64, device=attention.q.device)
         for row, columns in enumerate(tokens.queries):
             if len(columns):
@@ -56,13 +56,9 @@ class ReachSums:
             scores, weights = scores[self.heads], weights[self.heads]
         others = torch.nn.functional.pad(weights[..., sinks:], (0, 1))
         in_bins = (others.gather(-1, gather.expand(len(weights), -1, -1)) @ bins).sum(1)
-        sums = [weights[..., :sinks].sum((1, 2)), seen.gap(scores)]
-        part = torch.cat([torch.stack(sums, -1), in_bins], -1).double()
-        group = self.total[:, int(tokens.groups[row])]
-        group[:, 0] += len(columns)
-        group[:, 1:3] += part[:, :2]
-        group[:, 3] += seen.both
-        group[:, len(COUNTS) :] += part[:, 2:]
+        counts = seen.counted(len(weights), len(columns))
+        sums = [counts[0], weights[..., :sinks].sum((1, 2), keepdim=True)[:, 0], seen.gap(scores), counts[1]]
+        self.total[:, int(tokens.groups[row])] += torch.cat([*sums, in_bins], -1)
 
     def _by_distance(
         self, query_at: np.ndarray, keys: int, sinks: int, device: torch.device
@@ -86,11 +82,19 @@ class _Seen:
         seen = ~self.hidden
         self.n_sink, self.n_other = seen[..., :sinks].sum(-1), seen[..., sinks:].sum(-1)
         self.counts = (self.n_sink > 0) & (self.n_other > 0)
-        self.both = self.counts.sum(-1).double()
+        self.both = self.counts.sum(-1)
+        self._counted: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def gap(self, scores: torch.Tensor) -> torch.Tensor:
         """Σ over queries that see both of the mean score of the sinks minus that of the other keys (H,)."""
         plain = scores.masked_fill(self.hidden, 0.0)
         sink = plain[..., : self.sinks].sum(-1) / self.n_sink.clamp_min(1)
         other = plain[..., self.sinks :].sum(-1) / self.n_other.clamp_min(1)
-        return torch.where(self.counts, sink - other, 0.0).sum(-1)
+        return torch.where(self.counts, sink - other, 0.0).sum(-1, keepdim=True)
+
+    def counted(self, heads: int, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Number of queries, and of those that see sinks and other keys (H, 1) each."""
+        if self._counted is None or len(self._counted[0]) != heads:
+            both = self.both.float().reshape(-1, 1).expand(heads, 1)
+            self._counted = torch.full((heads, 1), float(queries), device=both.device), both
+        return self._counted

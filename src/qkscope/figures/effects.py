@@ -1,0 +1,153 @@
+"""What terms do to the prediction, head by head, and whether descriptions of heads foretell it (cause 02, 03)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.analyses.acrossheads import rank_correlation
+from qkscope.analyses.fourterms import TERMS
+from qkscope.figures.figure import Figure, NotApplicable, needed
+from qkscope.figures.scoreterms import TERM_COLOURS
+from qkscope.figures.style import INK, canvas, grid, panels
+from qkscope.study.study import Study
+
+DESCRIPTIONS = (
+    "curve_range",
+    "decay",
+    "position_share",
+    "lock_q",
+    "positional_overhead",
+    "r_q",
+    "r_k",
+    "score_content",
+)
+
+
+def prepare_effects(study: Study) -> pd.DataFrame:
+    """Estimated and, where there is one, measured divergence of every head and term of the last run that has them."""
+    effects = needed(study.tables.get("effects"), "effects; qkscope effects writes it")
+    last = [label for label in study.labels if label in set(effects["model"])][-1]
+    columns = ["model", "layer", "head", "k_head", "term", "kl_predicted", "kl", "kl_low", "kl_high"]
+    return effects[effects["model"] == last][columns].reset_index(drop=True)
+
+
+def draw_effects(data: pd.DataFrame) -> Drawing:
+    """One panel per term: small dots are estimates, by layer; rings are measured."""
+    figure = canvas(7.6, 2.5)
+    cells = panels(figure, 1, len(TERMS), sharey=True)[0]
+    for cell, term in zip(cells, TERMS, strict=True):
+        own = data[data["term"] == term]
+        estimated = own[own["kl_predicted"] > 0]
+        spread = (estimated["head"] - estimated["head"].mean()) / max(float(estimated["head"].max()), 1.0) * 0.6
+        cell.scatter(
+            estimated["layer"] + spread, estimated["kl_predicted"], s=7, color=TERM_COLOURS[term], linewidths=0
+        )
+        measured = own[own["kl"] > 0]
+        away = (measured["head"] - estimated["head"].mean()) / max(float(estimated["head"].max()), 1.0) * 0.6
+        cell.scatter(measured["layer"] + away, measured["kl"], s=18, facecolors="none", edgecolors=INK, linewidths=0.7)
+        cell.set(yscale="log", xlabel="layer", title=term)
+        grid(cell)
+    cells[0].set_ylabel("divergence without the term\n(nats per token)")
+    return figure
+
+
+def say_effects(data: pd.DataFrame) -> list[str]:
+    """How uneven the effect is, and how far estimate and measurement agree."""
+    sentences = []
+    for term in TERMS:
+        own = data[(data["term"] == term) & data["kl_predicted"].notna()]
+        if own.empty:
+            continue
+        ordered = own.sort_values("kl_predicted", ascending=False)
+        tenth = ordered.head(max(1, len(own) // 10))
+        share = tenth["kl_predicted"].sum() / max(own["kl_predicted"].sum(), 1e-300)
+        top = ordered.iloc[0]
+        text = (
+            f"Without {term}, the strongest tenth of heads carries {share:.0%} of the estimated divergence; first is "
+            f"layer {int(top['layer'])}, head {int(top['head'])}."
+        )
+        measured = own.dropna(subset=["kl"])
+        if len(measured) > 2:
+            rho = rank_correlation(measured, "kl_predicted", "kl")
+            text += (
+                f" On {len(measured)} heads where it was measured the ranks agree at ρ = {rho['rho']:.2f} "
+                f"[{rho['rho_low']:.2f}, {rho['rho_high']:.2f}]."
+            )
+        sentences.append(text)
+    return sentences
+
+
+def prepare_descriptions(study: Study) -> pd.DataFrame:
+    """Rank correlation over heads of each description with the estimated effect of each term, and its interval."""
+    data = prepare_effects(study)
+    heads = needed(study.tables.get("heads"), "heads")
+    heads = heads[heads["model"] == data["model"].iloc[0]]
+    rows = []
+    for column in DESCRIPTIONS:
+        if column not in heads:
+            continue
+        for term in TERMS:
+            own = data[data["term"] == term][["layer", "head", "kl_predicted"]]
+            both = heads.merge(own, on=["layer", "head"]).dropna(subset=[column, "kl_predicted"])
+            if len(both) > 2:
+                found = rank_correlation(both, column, "kl_predicted")
+                rows.append({"model": data["model"].iloc[0], "description": column, "term": term} | found)
+    if not rows:
+        raise NotApplicable("there are no descriptions of the heads whose effects are known")
+    return pd.DataFrame(rows)
+
+
+def draw_descriptions(data: pd.DataFrame) -> Drawing:
+    """One panel per term, descriptions as rows, intervals over key heads."""
+    names = list(data["description"].unique())
+    figure = canvas(7.6, 0.26 * len(names) + 0.9)
+    cells = panels(figure, 1, len(TERMS), sharey=True)[0]
+    for cell, term in zip(cells, TERMS, strict=True):
+        own = data[data["term"] == term].set_index("description").reindex(names)
+        y = np.arange(len(names))[::-1]
+        cell.axvline(0, color="#777777", linewidth=0.7)
+        cell.hlines(y, own["rho_low"], own["rho_high"], color=TERM_COLOURS[term], linewidth=1.6)
+        cell.plot(own["rho"], y, "o", color=TERM_COLOURS[term], markersize=3.5)
+        cell.set(xlim=(-1, 1), xlabel="rank correlation", title=term)
+        cell.set_yticks(y, names)
+        grid(cell, "x")
+    return figure
+
+
+def say_descriptions(data: pd.DataFrame) -> list[str]:
+    """The description that foretells each term best, and those that foretell nothing."""
+    sentences = []
+    for term in TERMS:
+        own = data[data["term"] == term]
+        if own.empty:
+            continue
+        best = own.loc[own["rho"].abs().idxmax()]
+        silent = own.loc[(own["rho_low"] <= 0) & (own["rho_high"] >= 0), "description"].tolist()
+        sentences.append(
+            f"The effect of {term} goes most with {best['description']} (ρ = {best['rho']:+.2f} "
+            f"[{best['rho_low']:+.2f}, {best['rho_high']:+.2f}])"
+            + (f"; {', '.join(silent)} may say nothing about it." if silent else ".")
+        )
+    return sentences
+
+
+EFFECTS_FIGURE = Figure(
+    "cause/02_effects",
+    "What the prediction loses without a term",
+    "Divergence of the prediction when one term of one head's scores is taken away: dots are estimated for every head "
+    "from backward passes (half of the Fisher information), rings are measured by doing it.",
+    prepare_effects,
+    draw_effects,
+    say_effects,
+)
+DESCRIPTIONS_FIGURE = Figure(
+    "cause/03_descriptions",
+    "Do the descriptions foretell the cause?",
+    "Spearman's rank correlation, over heads, of each description with the estimated effect of taking each term away; "
+    "intervals by bootstrap over key heads.",
+    prepare_descriptions,
+    draw_descriptions,
+    say_descriptions,
+)

@@ -1,0 +1,83 @@
+"""What scores are made of: the shares of position, key, query and content, layer by layer (cause 01)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.analyses.fourterms import TERMS
+from qkscope.figures.figure import Figure, needed
+from qkscope.figures.style import canvas, panels, shortened
+from qkscope.study.study import Study
+
+TERM_COLOURS = {"position": "#1b4965", "key": "#b2182b", "query": "#2166ac", "content": "#f2c14e"}
+"""Position dark, keys red and queries blue as everywhere, content yellow."""
+MOST_RUNS = 6
+_TOGETHER = "together"
+
+
+def chosen_runs(labels: list[str], most: int = MOST_RUNS) -> list[str]:
+    """The runs that fit into one figure: evenly spaced over all of them, first and last among them."""
+    if len(labels) <= most:
+        return labels
+    return [labels[i] for i in np.unique(np.linspace(0, len(labels) - 1, most).round().astype(int))]
+
+
+def prepare_terms(study: Study) -> pd.DataFrame:
+    """Mean share of each term over the heads of a layer; covariances of terms are one more column."""
+    scores = needed(study.tables.get("scores"), "the terms of the score")
+    columns = [f"score_{term}" for term in TERMS]
+    scores = scores.dropna(subset=columns)
+    scores = needed(scores[scores["model"].isin(chosen_runs(study.labels))], "the terms of the score")
+    means = scores.groupby(["model", "layer"], sort=False, as_index=False)[columns].mean()
+    return means.assign(**{_TOGETHER: 1.0 - means[columns].sum(axis=1)})
+
+
+def draw_terms(data: pd.DataFrame) -> Drawing:
+    """One panel per run, a stack of four shares for each layer."""
+    runs = list(data["model"].unique())
+    columns = min(len(runs), 3)
+    rows = -(-len(runs) // columns)
+    figure = canvas(2.5 * columns + 0.7, 2.1 * rows + 0.5)
+    cells = panels(figure, rows, columns, sharey=True)
+    for cell, run in zip(cells.flat, runs, strict=False):
+        own = data[data["model"] == run].sort_values("layer")
+        base = np.zeros(len(own))
+        for term in TERMS:
+            share = own[f"score_{term}"].to_numpy(float)
+            cell.bar(own["layer"], share, 0.86, bottom=base, color=TERM_COLOURS[term], label=term)
+            base = base + share
+        cell.axhline(1, color="#777777", linewidth=0.7, linestyle=(0, (4, 3)))
+        cell.set_title(shortened(run))
+        cell.set_xlabel("layer")
+    for cell in cells.flat[len(runs) :]:
+        cell.set_visible(False)
+    for row in cells:
+        row[0].set_ylabel("share of score variance")
+    figure.legend(*cells.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(TERMS))
+    return figure
+
+
+def say_terms(data: pd.DataFrame) -> list[str]:
+    """Which term is largest, run by run, and where position is."""
+    columns = [f"score_{term}" for term in TERMS]
+    sentences = []
+    for run, own in data.groupby("model", sort=False):
+        means = own[columns].mean()
+        largest = str(means.idxmax()).removeprefix("score_")
+        parts = ", ".join(f"{term} {means[f'score_{term}']:.0%}" for term in TERMS)
+        sentences.append(f"{run}: the variance of scores is mostly {largest} ({parts}; mean over layers).")
+    return sentences
+
+
+SCORE_TERMS = Figure(
+    "cause/01_score_terms",
+    "What scores are made of",
+    "Every score is exactly the sum of four terms: where query and key are, which key it is, which query it is, and "
+    "this query with this key. Bars are their shares of the variance of scores over pairs, averaged over the heads of "
+    "a layer; covariances of terms make up the difference to 1.",
+    prepare_terms,
+    draw_terms,
+    say_terms,
+)
