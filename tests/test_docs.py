@@ -86,7 +86,7 @@ def test_the_examples_of_the_python_page_run():
 
 def test_the_method_page_defines_every_column():
     method = (ROOT / "docs" / "method.md").read_text()
-    sections = set(re.findall(r"^## (\d)", method, re.MULTILINE))
+    sections = set(re.findall(r"^## (\d+)", method, re.MULTILINE))
     for table, columns in TABLES.items():
         for column in columns:
             assert column.section in sections

@@ -108,6 +108,8 @@ def test_reach_chooses_and_measures_a_cut_that_runs(place):
         "reach", place / "run", "-o", place / "reach", "--against", place / "reach" / "full_attention_heads.tsv"
     )
     assert "predicted_beyond" in against
+    assert len(pd.read_csv(place / "reach" / "against.csv")) == 5
+    assert (place / "reach" / "against.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_reach_refuses_what_it_does_not_know(place):

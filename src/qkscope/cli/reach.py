@@ -73,7 +73,7 @@ def reach_command(
         at = cut or int(widths[len(widths) // 2])
         heads = choosing.query_head_table(tables, at)
         if listed is not None:
-            _say_agreement(choosing.agreement_with(heads, *listed))
+            _say_agreement(choosing.agreement_with(heads, *listed), output)
         if cut is not None:
             sinks = _sinks(run)
             chosen = choosing.choose(heads, by, keep, cut, sinks)
@@ -117,11 +117,25 @@ def _sinks(run: Path) -> int:
     return int(RunFolder.open(run).manifest["options"]["skip_first"])
 
 
-def _say_agreement(table: pd.DataFrame) -> None:
+def _say_agreement(table: pd.DataFrame, output: Path) -> None:
+    """Say, write and draw how far columns agree with a list."""
+    import io
+
+    from qkscope.figures.agreement import draw_agreement
+    from qkscope.figures.style import house_style
+    from qkscope.files.atomic import write_together
+
+    picture = io.BytesIO()
+    with house_style():
+        draw_agreement(table).savefig(picture, format="png")
+    files = {"against.csv": table.to_csv(index=False).encode(), "against.png": picture.getvalue()}
+    write_together(output, files)
     log.info("how far columns rank heads as the list does: ρ, its 95% interval over layers, AUC of the top tenth")
     for row in table.itertuples():
         ends = f"[{row.rho_low:+.2f}, {row.rho_high:+.2f}]"
         log.info("  %-18s ρ %+.2f %s  AUC %.2f  (%d heads)", row.column, row.rho, ends, row.auc, row.n_heads)
+    for name in files:
+        log.info("wrote %s", output / name)
 
 
 def _measure(
