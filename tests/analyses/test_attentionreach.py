@@ -76,3 +76,11 @@ def test_without_sums_reach_is_predicted_at_the_sampled_queries():
 def test_a_sliding_window_bounds_what_is_predicted():
     head = planted(0, 0.5, 0.5)._replace(sliding_window=64)
     assert np.allclose(tables_of(head, "reach")["reach"]["predicted_beyond"], 0.0)
+
+
+def test_a_layer_without_rotary_is_flat_and_a_far_head_stays_within_its_window():
+    head = planted(0, 0.5, 0.5)._replace(rotary=None, nope=True, reach=measured({181: 0.8}, 0.2))
+    table = tables_of(head, "reach")["reach"].set_index("w")
+    assert table.loc[64, "curve_area"] == pytest.approx(0.5, abs=0.01)
+    assert 0 < table.loc[128, "predicted_beyond"] < table.loc[64, "predicted_beyond"] < 1
+    assert table.loc[64, "reach90"] <= WINDOW

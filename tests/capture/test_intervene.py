@@ -20,7 +20,7 @@ from qkscope.capture.lockedmodel import LockedModel
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
-from qkscope.capture.weights import HIDDEN, attention_weights
+from qkscope.capture.weights import attention_weights
 from qkscope.errors import CaptureError
 from qkscope.runs.run import open_run
 from qkscope.runs.source import Reading
@@ -111,7 +111,7 @@ def test_terms_sum_to_the_score_and_are_scaled_as_they_say(name):
             continue
         changed = np.einsum("t,tij->ij", chosen, four)
         changed[:, :skip] = score[:, :skip]
-        hidden = plain.scores[i].numpy() < HIDDEN
+        hidden = plain.scores[i].numpy() < -1e30
         weights = torch.from_numpy(np.where(hidden, -np.inf, changed)).softmax(-1)
         expected = weights @ value[0, head.key_head.head].double()
         found = got[layer].reshape(LENGTH, len(heads), -1)[:, i].double()
@@ -280,6 +280,6 @@ def test_contexts_do_not_nest_and_errors_undo_them():
 def test_left_padding_is_refused():
     model, folder = case("llama")
     ids = tokens(2, 20)
-    positions = torch.stack([torch.arange(20), (torch.arange(20) - 5).clamp_min(1)])
+    positions = torch.stack([torch.arange(20), (torch.arange(20) - 5).clamp_min(0)])
     with intervene.scaled(model, folder, {(0, 0): (0, 1, 1, 1)}), pytest.raises(CaptureError, match="pad on the right"):
         model(ids, position_ids=positions)

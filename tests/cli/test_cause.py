@@ -12,7 +12,16 @@ from typer.testing import CliRunner
 import qkscope
 from qkscope.cli.main import app
 from qkscope.errors import ConfigError
-from qkscope.extras.reach import agreement_with, auc, choose, query_head_table, read_list
+from qkscope.extras.reach import (
+    Cut,
+    agreement_with,
+    auc,
+    choose,
+    longer_than,
+    query_head_table,
+    read_list,
+    write_cut,
+)
 from tests.capture.conftest import WORDS, save
 from tests.capture.families import families
 
@@ -46,7 +55,7 @@ def effects(place, *more, code: int = 0, texts: str = "other") -> str:
 
 def test_effects_writes_both_tables_and_says_what_it_costs(place):
     said = effects(place, "--passes", 8, "--measure", 2, "--window", 64)
-    assert "without position in all heads: " in said
+    assert "without position in 16 heads: " in said
     table = pd.read_csv(place / "out" / "effects.csv")
     assert len(table) == 16 * 4
     assert table["chosen"].value_counts().to_dict() == {"random": 4, "strongest": 4}
@@ -93,7 +102,7 @@ def test_reach_chooses_and_measures_a_cut_that_runs(place):
     assert {(layer, head) for layer, head in zip(*np.nonzero(gates < 0.5), strict=True)} == set(
         map(tuple, cut["heads"])
     )
-    assert json.loads((place / "reach" / "config.json").read_text()) == {"sink_size": 4, "recent_size": 60}
+    assert json.loads((place / "reach" / "config.json").read_text()) == {"sink_size": 4, "recent_size": 64}
     table = pd.read_csv(place / "reach" / "cuts.csv")
     assert set(table["order"]) == {"none", "far", "area", "lock", "measured", "reversed", "all", "random"}
     assert (table.groupby("order").size() == np.where(table.groupby("order").size().index == "random", 4, 2)).all()
@@ -162,3 +171,54 @@ def test_the_python_call_gives_the_same_tables(place):
         qkscope.effects(model, run, ["a text"])
     assert len(qkscope.reach(run)) == 16
     assert len(qkscope.scores(run)) == 16
+
+
+def test_a_report_is_made_of_a_folder_that_has_effects_and_cuts_too(place):
+    ran("analyze", place / "run", "-o", place / "all", "--quiet")
+    given = ["--texts", place / "other", "--dtype", "float32", "--max-docs", 4]
+    ran(
+        "effects", place / "model", place / "run", *given, "--passes", 4, "--measure", 4, "-o", place / "all", "--quiet"
+    )
+    ran(
+        "reach",
+        place / "run",
+        "--cut",
+        64,
+        "--measure",
+        place / "model",
+        *given,
+        "--draws",
+        1,
+        "-o",
+        place / "all",
+        "--quiet",
+    )
+    ran("report", place / "all", "-o", place / "report", "--quiet")
+    page = (place / "report" / "report.html").read_text()
+    assert "What it costs to cut key heads to a window" in page
+    assert "What the prediction loses without a term" in page
+
+
+def test_a_list_is_compared_where_nothing_was_measured():
+    heads = pd.DataFrame([(layer, head) for layer in range(4) for head in range(4)], columns=["layer", "head"])
+    heads = heads.assign(
+        predicted_beyond=np.arange(16.0), mass_beyond=np.nan, curve_area=0.5, lock_q=0.5, curve_range=1.0
+    )
+    listed = pd.Series(np.arange(16.0), index=pd.MultiIndex.from_frame(heads[["layer", "head"]]))
+    table = agreement_with(heads, listed, "head").set_index("column")
+    assert "mass_beyond" not in table.index
+    assert table.loc["predicted_beyond", "rho"] == pytest.approx(1.0)
+
+
+def test_what_a_sliding_window_cuts_anyway_is_not_chosen():
+    heads = pd.DataFrame({"layer": [0, 1], "predicted_beyond": [0.0, 0.5]})
+    assert longer_than(heads, {0: 64, 1: None}, 64)["layer"].tolist() == [1]
+    with pytest.raises(ConfigError, match="every layer has a sliding window of 64 tokens or less"):
+        longer_than(heads, {0: 64, 1: 32}, 64)
+
+
+def test_gates_of_a_run_of_some_layers_stand_in_their_own_rows(tmp_path):
+    scores = pd.Series([0.1, 0.9], index=pd.MultiIndex.from_tuples([(1, 0), (1, 1)], names=["layer", "k_head"]))
+    write_cut(tmp_path, Cut(64, 4, [(1, 0)], "far", scores), "m", 0.5, (3, 2))
+    gates = np.loadtxt(tmp_path / "full_attention_heads.tsv")
+    assert gates.tolist() == [[1, 1], [0, 1], [1, 1]]

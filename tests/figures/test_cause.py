@@ -34,7 +34,7 @@ def of_effects(rise: float) -> pd.DataFrame:
     parts = []
     for term in TERMS:
         size = np.exp(rise * np.arange(24) / 8)
-        part = heads()[["model", "family", "layer", "head", "k_head"]].assign(term=term, kl_predicted=size)
+        part = heads()[["model", "family", "layer", "head", "k_head"]].assign(term=term, gamma=1.0, kl_predicted=size)
         measured = np.where(np.arange(24) % 4 == 0, 2 * size, np.nan)
         parts.append(part.assign(kl=measured, kl_low=measured, kl_high=measured))
     return pd.concat(parts, ignore_index=True)
@@ -64,9 +64,9 @@ def test_terms_are_means_over_the_heads_of_a_layer():
     assert np.allclose(data["score_key"], 0.7)
     assert np.allclose(data["together"], 0.0)
     drawn(scoreterms.SCORE_TERMS, data)
-    assert "mostly key (position 10%, key 70%" in scoreterms.say_terms(data)[0]
+    assert "the largest part of the variance of scores is key (position 10%, key 70%" in scoreterms.say_terms(data)[0]
     other = scoreterms.prepare_terms(study(scores=of_terms("content")))
-    assert "mostly content" in scoreterms.say_terms(other)[0]
+    assert "scores is content" in scoreterms.say_terms(other)[0]
     assert scoreterms.chosen_runs([str(n) for n in range(11)]) == ["0", "2", "4", "6", "8", "10"]
 
 
@@ -77,9 +77,9 @@ def test_effects_say_how_far_estimate_and_measurement_agree():
     assert len(said) == 4
     assert "first is layer 5, head 3." in said[0]
     assert "On 6 heads where it was measured the ranks agree at ρ = 1.00" in said[0]
-    assert (
-        "first is layer 0, head 0." in effects.say_effects(effects.prepare_effects(study(effects=of_effects(-1.0))))[0]
-    )
+    assert effects.say_effects(data.assign(gamma=0.1))[0].startswith("With 10% of position taken away, ")
+    other = effects.say_effects(effects.prepare_effects(study(effects=of_effects(-1.0))))
+    assert "first is layer 0, head 0." in other[0]
 
 
 def test_descriptions_turn_round_with_the_effects():

@@ -64,8 +64,9 @@ def compute_reach(batch: Batch) -> Found:
         if head.reach is not None:
             rows["mass_beyond"][i], rows["share_beyond"][i] = _measured(head.reach, widths)
             numbers["mass_sink"][i], numbers["reach90"][i] = _sinks(head.reach), _reach90(head.reach)
-        if field is not None:
-            curves = field.dense(int(batch.reach[i]))
+        if field is not None or head.nope:
+            flat = np.zeros((sets, int(batch.reach[i])))  # without rotary the mean score is the same at every distance
+            curves = flat if field is None else field.dense(int(batch.reach[i]))
             rows["predicted_beyond"][i] = _predicted(curves, field, head, widths)
             numbers["curve_area"][i] = curve_area(curves)
     known = np.isfinite(rows["mass_beyond"][:, 0]) | np.isfinite(rows["predicted_beyond"][:, 0])
@@ -100,7 +101,7 @@ def predicted_beyond(
 
 
 def _predicted(
-    curves: Float[np.ndarray, "sets n"], field: MeanField, head: HeadData, widths: Int[np.ndarray, "windows"]
+    curves: Float[np.ndarray, "sets n"], field: MeanField | None, head: HeadData, widths: Int[np.ndarray, "windows"]
 ) -> Float[np.ndarray, "sets windows"]:
     """Mean over the queries that were followed, or else over the sampled ones."""
     position, group, skip_first = _queries(head)
@@ -108,7 +109,7 @@ def _predicted(
         return np.full((len(ALL_AND_WITHOUT), len(widths)), np.nan)
     at, of_query = np.unique(position, return_inverse=True)
     seen = np.clip(at - skip_first + 1, 1, curves.shape[1])
-    if field.temperature is None:
+    if field is None or field.temperature is None:
         shares = predicted_beyond(curves, seen, widths)
     else:
         factors = field.factors(at)
@@ -147,7 +148,8 @@ def _sinks(reach: HeadReach) -> Float[np.ndarray, "sets"]:
 def _reach90(reach: HeadReach) -> Float[np.ndarray, "sets"]:
     """The distance below which 90% of the weight lies, linear within its bin."""
     masses = ALL_AND_WITHOUT @ reach.sums[:, len(REACH_COUNTS) :]
-    ends = np.append(reach.starts[1:], 2 * reach.starts[-1])
+    last = max(int(reach.positions.max(initial=0)), int(reach.starts[-1])) + 1
+    ends = np.append(reach.starts[1:], last)
     cumulated = np.pad(np.cumsum(masses, -1), ((0, 0), (1, 0)))
     edges = np.append(reach.starts[:1], ends)
     return np.array([np.interp(0.9 * row[-1], row, edges) if row[-1] > 0 else np.nan for row in cumulated])

@@ -28,7 +28,7 @@ def cut_losses(
     on_pass: Callable[[int, int], None] = lambda _done, _in_all: None,
 ) -> dict[tuple[str, str], np.ndarray]:
     """Σ loss and number of tokens of each document (documents, 2), by cut and kind of text."""
-    check_lengths(documents)
+    check_lengths(documents, max((w for windows in cuts.values() for w in windows.values()), default=0))
     texts = {PLAIN: [(document, 0) for document in documents], COPY: [_twice(document) for document in documents]}
     done, in_all = 0, len(cuts) * sum(map(len, texts.values()))
     losses: dict[tuple[str, str], list[tuple[float, int]]] = {}
@@ -42,9 +42,14 @@ def cut_losses(
     return {key: np.array(values, dtype=float) for key, values in losses.items()}
 
 
-def check_lengths(documents: Sequence[torch.Tensor]) -> None:
-    """Raise an error if a document is too short to be repeated."""
+def check_lengths(documents: Sequence[torch.Tensor], window: int) -> None:
+    """Raise an error if a document is too short to be repeated, or for its first copy to lie beyond the window."""
     shortest = min(map(len, documents))
+    if shortest // 2 <= window:
+        raise CaptureError(
+            f"a text of {shortest} tokens has the first copy of its half within the window of {window}; give texts of "
+            "more than twice the window (and --window), or a smaller --cut"
+        )
     if shortest < _LEAST:
         raise CaptureError(f"expected documents of {_LEAST} tokens or more, got one of {shortest}; give longer --texts")
 

@@ -83,7 +83,7 @@ class EffectsJob:
 
     def run(self) -> Effects:
         """Estimate for all heads, choose heads, measure those and all together."""
-        self.heads = self.heads or self.locked.heads
+        self.heads = list(dict.fromkeys(self.heads)) or self.locked.heads
         self.locked.check_heads(self.heads)
         if self.options.passes:
             check_differentiable(self.locked.model)

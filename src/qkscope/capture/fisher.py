@@ -7,7 +7,7 @@ model's own prediction p,
 
 is the Fisher information of m, and ½γ²F is the divergence KL(p‖p') of scaling the term by 1 − γ, to second order. One
 backward pass gives the derivative for all heads and terms at once; its square, over the number of tokens, is one draw
-of F per token. (The plain gradient of the loss says nothing: a trained model's loss is stationary in m.)
+of F per token.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ run: means of another model, or of another rotary encoding, say nothing about th
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from qkscope.core.linalg import ratio
 from qkscope.errors import CaptureError
 from qkscope.files.runfolder import RunFolder
 
+_log = logging.getLogger("qkscope")
 DESCRIBED_TOKENS = 64
 _ALIKE = 1e-3
 """Largest relative difference of frequencies, factors and scalings between a run and a model."""
@@ -76,6 +78,11 @@ class LockedModel:
             if difference:
                 raise CaptureError(f"{locked.run.folder} does not fit this model: layer {number}: {difference}")
         same_dtype = recorded.get("dtype") == found["dtype"]
+        if not same_dtype:
+            _log.warning(
+                "the run is of %s and the model is loaded in %s, so their weights were not compared",
+                recorded.get("dtype"), found["dtype"],
+            )  # fmt: skip
         if same_dtype and recorded.get("weights") != found["weights"]:
             raise CaptureError(
                 f"{locked.run.folder} is a run of other weights of this model (another revision or checkpoint); "

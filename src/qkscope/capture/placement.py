@@ -82,16 +82,21 @@ class Placement:
 
 
 def _first_position(attention: Attention, table: Angles, queries: int) -> int | None:
-    """Position of the first query of a call, by its own angles; None if the table does not have them."""
+    """Position of the first query of a call, by its own angles; None if the table does not have them all."""
     assert attention.rotary is not None
     angles = attention.rotary.angles
     cos, sin = (angles[0].real, angles[0].imag) if angles[0].is_complex() else angles[:2]
-    cos, sin = (part.float().reshape(-1, queries, part.shape[-1])[:, :1] for part in (cos, sin))
+    cos, sin = (part.float().reshape(-1, queries, part.shape[-1]) for part in (cos, sin))
     planes = table[0].shape[-1]
     if cos.shape[-1] != planes:  # every plane twice, as two halves or interleaved
         half = torch.equal(cos[..., :planes], cos[..., planes:])
         cos, sin = (part[..., :planes] if half else part[..., 0::2] for part in (cos, sin))
-    away = ((table[0] - cos).square() + (table[1] - sin).square()).sum(-1)
-    nearest, position = away.min(-1)
-    first = int(position[0])
-    return first if bool((position == first).all()) and float(nearest.max()) < _SAME_ANGLES * planes else None
+    first = int(_away(table, (cos[:1, :1], sin[:1, :1])).argmin(-1))
+    rows = slice(first, first + queries)
+    if len(table[0][rows]) < queries:
+        return None
+    return first if float(_away((table[0][rows], table[1][rows]), (cos, sin)).max()) < _SAME_ANGLES * planes else None
+
+
+def _away(a: Angles, b: Angles) -> torch.Tensor:
+    return ((a[0] - b[0]).square() + (a[1] - b[1]).square()).sum(-1)

@@ -23,10 +23,6 @@ class Weights:
     """(H, n, S); sums to less than 1 over the keys where the layer has learned sinks."""
 
 
-HIDDEN = -1e30
-"""Scores below this are masked."""
-
-
 def attention_weights(
     attention: Attention, row: int, columns: torch.Tensor, mask: torch.Tensor | None = None
 ) -> Weights:

@@ -47,7 +47,7 @@ def effects_command(
     """Estimate, for all heads, and measure, for some, what taking a term of the score away does to the prediction."""
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command to resume"):
-        chosen = [_term(name) for name in terms.split(",")]
+        chosen = list(dict.fromkeys(_term(name) for name in terms.split(",")))
         locked, documents = loaded(values, run, window, allow_overlap=allow_overlap)
         from qkscope.capture.effects import EffectOptions, EffectsJob
         from qkscope.extras.effects import effect_tables, parsed_heads
@@ -68,7 +68,8 @@ def effects_command(
         together = frames["effects_together"]
         for row in together[together["over"] == "all"].itertuples():
             ends = f"[{row.delta_nll_low:.3f}, {row.delta_nll_high:.3f}]"
-            log.info("without %s in all heads: %+.3f nats per token %s", row.change, row.delta_nll, ends)
+            left = "without" if gamma == 1 else f"with {gamma:g} less of"
+            log.info("%s %s in %d heads: %+.3f nats per token %s", left, row.change, row.n_heads, row.delta_nll, ends)
         log.info("done in %.0f s", time.monotonic() - started)
 
 

@@ -75,9 +75,10 @@ def reach_command(
         if listed is not None:
             _say_agreement(choosing.agreement_with(heads, *listed), output)
         if cut is not None:
-            sinks = _sinks(run)
+            sinks, sliding, shape = _described(run)
+            heads = choosing.longer_than(heads, sliding, cut)
             chosen = choosing.choose(heads, by, keep, cut, sinks)
-            for path in choosing.write_cut(output, chosen, run.absolute().name, keep):
+            for path in choosing.write_cut(output, chosen, run.absolute().name, keep, shape):
                 log.info("wrote %s", path)
             n_heads = heads.groupby(choosing.KEY).ngroups
             log.info("%d of %d key heads are cut to %d tokens", len(chosen.heads), n_heads, cut)
@@ -98,10 +99,10 @@ def _tables(run: Path, output: Path, workers: int | None, started: float) -> tup
     prepare([job], output)
     with progress() as on_done:
         outcomes = analyze([job], ["position", "reach"], place=Place(workers), on_done=on_done)
-    code = write_and_exit_code(output, outcomes, started)
     frames = outcomes[0].tables.frames
-    if "reach" not in frames:
-        raise ConfigError(f"nothing is known about the reach of {run}: its rotary encoding is not known")
+    if frames["reach"].empty:
+        raise ConfigError(f"nothing is known about the reach of {run}: give a captured run, or the rotary encoding")
+    code = write_and_exit_code(output, outcomes, started)
     return {name: frames[name] for name in ("position", "reach")}, code
 
 
@@ -111,10 +112,15 @@ def _known(heads: pd.DataFrame) -> list[str]:
     return [order for order, (column, _) in ORDERS.items() if heads[column].notna().all()]
 
 
-def _sinks(run: Path) -> int:
+def _described(run: Path) -> tuple[int, dict[int, int | None], tuple[int, int]]:
+    """Sinks of a captured run, the sliding window of each layer, and how many layers and key heads the model has."""
     from qkscope.files.runfolder import RunFolder
 
-    return int(RunFolder.open(run).manifest["options"]["skip_first"])
+    manifest = RunFolder.open(run).manifest
+    sliding = {int(layer["layer"]): layer["sliding_window"] for layer in manifest["layers"]}
+    n_layers = max(int(manifest["model"].get("layers") or 0), max(sliding) + 1)
+    n_key_heads = 1 + max(head for layer in manifest["layers"] for head in layer["key_heads"])
+    return int(manifest["options"]["skip_first"]), sliding, (n_layers, n_key_heads)
 
 
 def _say_agreement(table: pd.DataFrame, output: Path) -> None:
@@ -162,5 +168,8 @@ def _measure(
         rows = table[table["text"] == text]
         random = rows[rows["order"] == "random"]["nll"]
         named = [f"{row.order} {row.nll:.3f}" for row in rows[rows["order"] != "random"].itertuples()]
-        spread = f"; random {random.min():.3f} to {random.max():.3f}" if len(random) else ""
+        spread = ""
+        if len(random):
+            spread = f"; random {random.mean():.3f} ({random.min():.3f} to {random.max():.3f}, 5% below "
+            spread += f"{random.quantile(0.05):.3f})"
         log.info("loss, %s text: %s%s", text, ", ".join(named), spread)

@@ -36,10 +36,13 @@ def cut_table(
     losses = cut_losses(locked.model, documents, named, cuts[0].sinks, on_pass)
     in_all = max(len(cut.heads) for cut in cuts)
     length = float(np.mean([len(document) for document in documents]))
+    entries = locked.entries
+    seen = {layer: min(length, entry["sliding_window"] or length) for layer, entry in entries.items()}
+    cache = sum(seen[layer] * len(entry["key_heads"]) for layer, entry in entries.items())
     rows, draw = [], 0
     for number, cut in enumerate(cuts):
         share = len(cut.heads) / max(in_all, 1)
-        saved = share * max(0.0, 1.0 - (cut.window + cut.sinks) / length)
+        saved = sum(max(0.0, seen[layer] - cut.window - cut.sinks) for layer, _ in cut.heads) / cache
         for text in ("plain", "copy"):
             sums = losses[f"{number:03d}", text]
             nll, low, high = mean_with_interval(sums[:, 0], sums[:, 1])

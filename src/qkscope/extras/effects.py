@@ -60,8 +60,10 @@ def effect_tables(
     single = {(head, TERM_NAMES[term]): sums for (head, term), sums in found.single.items()}
     q_per_kv = int(job.locked.run.manifest["q_per_kv"])
     fisher = found.fisher[..., list(job.terms)]
-    frame = effects_frame(model, family, q_per_kv, found.heads, chosen, fisher, single, found.strongest, gamma)
-    return {"effects": frame, "effects_together": together_frame(model, family, found.together)}
+    lengths = np.array([len(document) for document in job.documents], dtype=float)
+    frame = effects_frame(model, family, q_per_kv, found.heads, chosen, fisher, single, found.strongest, gamma, lengths)
+    together = together_frame(model, family, found.together, len(found.heads), gamma)
+    return {"effects": frame, "effects_together": together}
 
 
 def parsed_heads(text: str | None) -> list[tuple[int, int]]:
@@ -75,4 +77,4 @@ def parsed_heads(text: str | None) -> list[tuple[int, int]]:
     heads = [HeadId.match(part.strip() + "q") for part in text.split(",")]
     if None in heads:
         raise ConfigError(f"expected query heads such as l00h03,l02h01, got {text!r}")
-    return [(head.layer, head.head) for head in heads if head is not None]
+    return list(dict.fromkeys((head.layer, head.head) for head in heads if head is not None))

@@ -98,17 +98,25 @@ def random_cuts(cut: Cut, draws: int, seed: int) -> list[Cut]:
     return [Cut(cut.window, cut.sinks, sorted(every[i] for i in chosen), "random") for chosen in choices]
 
 
-def write_cut(folder: Path, cut: Cut, model: str, keep: float) -> list[Path]:
-    """Write cut.json, and the same as layers × key heads: 1 keeps its reach; scores between them by rank."""
+def longer_than(heads: pd.DataFrame, sliding: dict[int, int | None], window: int) -> pd.DataFrame:
+    """The heads of layers that see further than the window anyway: cutting the others would change nothing."""
+    wider = heads["layer"].map(lambda layer: (sliding[layer] or np.inf) > window)
+    if not wider.any():
+        raise ConfigError(f"every layer has a sliding window of {window} tokens or less; give a smaller --cut")
+    return heads[wider]
+
+
+def write_cut(folder: Path, cut: Cut, model: str, keep: float, shape: tuple[int, int]) -> list[Path]:
+    """Write cut.json, and the same as a table of ``shape``, layers × key heads: ranks of scores, 1 keeps its reach."""
     assert cut.scores is not None
     content = {"model": model, "by": cut.order, "keep": keep, "window": cut.window, "sinks": cut.sinks}
     ranks = pd.Series((rankdata(cut.scores) - 1) / max(len(cut.scores) - 1, 1), index=cut.scores.index)
-    gates = ranks.unstack().sort_index().sort_index(axis=1)
-    rows = ["\t".join("nan" if np.isnan(v) else f"{v:.4f}" for v in row) for row in gates.to_numpy(float)]
+    gates = ranks.unstack().reindex(index=range(shape[0]), columns=range(shape[1])).fillna(1.0)
+    rows = ["\t".join(f"{value:.4f}" for value in row) for row in gates.to_numpy(float)]
     files = {
         CUT: json.dumps(content | {"heads": [list(head) for head in cut.heads]}, indent=1),
         GATES: "\n".join(rows),
-        GATES_CONFIG: json.dumps({"sink_size": cut.sinks, "recent_size": cut.window - cut.sinks}),
+        GATES_CONFIG: json.dumps({"sink_size": cut.sinks, "recent_size": cut.window}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_together(folder, {name: f"{text}\n".encode() for name, text in files.items()})
@@ -154,15 +162,18 @@ AGAINST = {"curve_range": -1.0, "lock_q": -1.0, "curve_area": -1.0, "predicted_b
 def agreement_with(heads: pd.DataFrame, listed: pd.Series, level: str) -> pd.DataFrame:
     """How far each column ranks heads as a list does: Spearman's ρ, its interval over layers, AUC of the top tenth."""
     means = heads.groupby(["layer", level])[list(AGAINST)].mean()
-    both = means.join(listed.rename("listed").rename_axis(["layer", level]), how="inner").dropna()
-    if len(both) < 3:
-        raise ConfigError(f"the list and the run have {len(both)} heads in common; is it of the same model?")
-    rng, layers = np.random.default_rng(0), both.index.get_level_values(0)
-    drawn = [rng.choice(layers.unique(), layers.nunique()) for _ in range(_DRAWS)]
-    places = {layer: np.flatnonzero(layers == layer) for layer in layers.unique()}
+    common = means.join(listed.rename("listed").rename_axis(["layer", level]), how="inner").dropna(subset=["listed"])
+    if len(common) < 3:
+        raise ConfigError(f"the list and the run have {len(common)} heads in common; is it of the same model?")
     rows = []
     for column, sign in AGAINST.items():
+        both = common.dropna(subset=[column])
+        if len(both) < 3:
+            continue
+        rng, layers = np.random.default_rng(0), both.index.get_level_values(0)
+        places = {layer: np.flatnonzero(layers == layer) for layer in layers.unique()}
         ours, theirs = sign * both[column].to_numpy(float), both["listed"].to_numpy(float)
+        drawn = [rng.choice(layers.unique(), layers.nunique()) for _ in range(_DRAWS)]
         picks = [np.concatenate([places[layer] for layer in draw]) for draw in drawn]
         low, high = np.nanquantile([_rho(ours[pick], theirs[pick]) for pick in picks], [0.025, 0.975])
         rows.append(

@@ -29,7 +29,7 @@ def prepare_effects(study: Study) -> pd.DataFrame:
     """Estimated and, where there is one, measured divergence of every head and term of the last run that has them."""
     effects = needed(study.tables.get("effects"), "effects; qkscope effects writes it")
     last = [label for label in study.labels if label in set(effects["model"])][-1]
-    columns = ["model", "layer", "head", "k_head", "term", "kl_predicted", "kl", "kl_low", "kl_high"]
+    columns = ["model", "layer", "head", "k_head", "term", "gamma", "kl_predicted", "kl", "kl_low", "kl_high"]
     return effects[effects["model"] == last][columns].reset_index(drop=True)
 
 
@@ -40,12 +40,13 @@ def draw_effects(data: pd.DataFrame) -> Drawing:
     for cell, term in zip(cells, TERMS, strict=True):
         own = data[data["term"] == term]
         estimated = own[own["kl_predicted"] > 0]
-        spread = (estimated["head"] - estimated["head"].mean()) / max(float(estimated["head"].max()), 1.0) * 0.6
+        centre, most = own["head"].mean(), max(float(own["head"].max()), 1.0)
+        spread = (estimated["head"] - centre) / most * 0.6
         cell.scatter(
             estimated["layer"] + spread, estimated["kl_predicted"], s=7, color=TERM_COLOURS[term], linewidths=0
         )
         measured = own[own["kl"] > 0]
-        away = (measured["head"] - estimated["head"].mean()) / max(float(estimated["head"].max()), 1.0) * 0.6
+        away = (measured["head"] - centre) / most * 0.6
         cell.scatter(measured["layer"] + away, measured["kl"], s=18, facecolors="none", edgecolors=INK, linewidths=0.7)
         cell.set(yscale="log", xlabel="layer", title=term)
         grid(cell)
@@ -65,8 +66,8 @@ def say_effects(data: pd.DataFrame) -> list[str]:
         share = tenth["kl_predicted"].sum() / max(own["kl_predicted"].sum(), 1e-300)
         top = ordered.iloc[0]
         text = (
-            f"Without {term}, the strongest tenth of heads carries {share:.0%} of the estimated divergence; first is "
-            f"layer {int(top['layer'])}, head {int(top['head'])}."
+            f"{_without(data, term)}, the strongest tenth of heads carries {share:.0%} of the estimated divergence; "
+            f"first is layer {int(top['layer'])}, head {int(top['head'])}."
         )
         measured = own.dropna(subset=["kl"])
         if len(measured) > 2:
@@ -77,6 +78,12 @@ def say_effects(data: pd.DataFrame) -> list[str]:
             )
         sentences.append(text)
     return sentences
+
+
+def _without(data: pd.DataFrame, term: str) -> str:
+    """How much of a term is taken away, in words."""
+    gamma = float(data["gamma"].iloc[0])
+    return f"Without {term}" if gamma == 1 else f"With {gamma:.0%} of {term} taken away"
 
 
 def prepare_descriptions(study: Study) -> pd.DataFrame:

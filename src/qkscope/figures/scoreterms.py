@@ -67,7 +67,7 @@ def say_terms(data: pd.DataFrame) -> list[str]:
         means = own[columns].mean()
         largest = str(means.idxmax()).removeprefix("score_")
         parts = ", ".join(f"{term} {means[f'score_{term}']:.0%}" for term in TERMS)
-        sentences.append(f"{run}: the variance of scores is mostly {largest} ({parts}; mean over layers).")
+        sentences.append(f"{run}: the largest part of the variance of scores is {largest} ({parts}; mean over layers).")
     return sentences
 
 

@@ -54,19 +54,21 @@ def effects_frame(
     single: dict[tuple[tuple[int, int], str], Float[np.ndarray, "documents octaves measures"]],
     strongest: set[tuple[int, int]],
     gamma: float,
+    lengths: Float[np.ndarray, "documents"],
 ) -> pd.DataFrame:
     """``effects``; ``single`` has kl, delta_nll, nll and tokens of each change that was measured."""
     rows = []
     for i, (layer, head) in enumerate(heads):
         for t, term in enumerate(terms):
             drawn = fisher[:, i, t]
-            estimate = mean_with_interval(drawn, np.isfinite(drawn).astype(float), positive=True)
+            counted = np.isfinite(drawn) * lengths
+            estimate = mean_with_interval(np.nan_to_num(drawn) * lengths, counted, positive=True)
             measured = single.get(((layer, head), term))
             nothing = dict.fromkeys(("kl", "kl_low", "kl_high", "delta_nll", "delta_nll_low", "delta_nll_high"), np.nan)
             chosen = "" if measured is None else "strongest" if (layer, head) in strongest else "random"
             rows.append(
                 {"model": model, "family": family, "layer": layer, "head": head, "k_head": head // q_per_kv}
-                | {"term": term, "chosen": chosen}
+                | {"term": term, "chosen": chosen, "gamma": gamma}
                 | dict(
                     zip(
                         ("fisher_information", "fisher_information_low", "fisher_information_high"),
@@ -81,7 +83,11 @@ def effects_frame(
 
 
 def together_frame(
-    model: str, family: str, changes: dict[str, Float[np.ndarray, "documents octaves measures"]]
+    model: str,
+    family: str,
+    changes: dict[str, Float[np.ndarray, "documents octaves measures"]],
+    n_heads: int,
+    gamma: float,
 ) -> pd.DataFrame:
     """``effects_together``: each change over all tokens, and by octave of their position."""
     rows = []
@@ -91,6 +97,7 @@ def together_frame(
         for over, start, part in parts:
             if part[:, 3].sum() > 0:
                 labels = {"model": model, "family": family, "change": change, "over": over, "position": start}
+                labels |= {"n_heads": n_heads, "gamma": 1.0 if change in ("drift", "control") else gamma}
                 rows.append(labels | cost_columns(part) | {"nll": part[:, 2].sum() / part[:, 3].sum()})
     return pd.DataFrame(rows, columns=column_names("effects_together"))
 

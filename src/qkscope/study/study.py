@@ -117,7 +117,9 @@ class Study:
     def last_layer(self) -> dict[str, int]:
         """The deepest layer of each run in any table, so that a depth means the same in all of them."""
         parts = [
-            frame.groupby("model")["layer"].max() for name, frame in self.tables.items() if name not in VECTOR_FILES
+            frame.groupby("model")["layer"].max()
+            for name, frame in self.tables.items()
+            if name not in VECTOR_FILES and "layer" in frame
         ]
         return {str(label): int(layer) for label, layer in pd.concat(parts).groupby(level=0).max().items()}
 

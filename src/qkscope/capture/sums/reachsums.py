@@ -7,7 +7,7 @@ import torch
 
 from qkscope.capture.attention import Attention
 from qkscope.capture.sums.tokens import BatchTokens, Plan
-from qkscope.capture.weights import HIDDEN, attention_weights, mask_of, own_mask
+from qkscope.capture.weights import attention_weights, mask_of, own_mask
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.reach import REACH_COUNTS, bin_starts
 
@@ -78,7 +78,7 @@ class _Seen:
 
     def __init__(self, own: torch.Tensor | None, mask: torch.Tensor, sinks: int) -> None:
         self.own, self.mask, self.sinks = own, mask, sinks  # kept, so that no other mask gets the same id
-        self.hidden = mask < HIDDEN
+        self.hidden = mask <= torch.finfo(mask.dtype).min / 2
         seen = ~self.hidden
         self.n_sink, self.n_other = seen[..., :sinks].sum(-1), seen[..., sinks:].sum(-1)
         self.counts = (self.n_sink > 0) & (self.n_other > 0)
