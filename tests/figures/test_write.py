@@ -44,9 +44,15 @@ def test_every_figure_is_a_folder_of_four_files(drawn, whole):
         "rope/01_plane_spectrum",
         "distance/01_distance_curves",
         "distance/02_curves_by_depth",
+        "cause/01_score_terms",
+        "cause/02_effects",
+        "cause/03_descriptions",
+        "cause/04_reach",
+        "cause/05_cut_cost",
         "audit/02_same_weights",
     ]
-    assert [one.name for one in written] == [figure.name for figure in (*PUBLISHED, *CATALOGUE[25:-1])]
+    missing = {one.name for one in left_out}
+    assert [one.name for one in written] == [figure.name for figure in CATALOGUE if figure.name not in missing]
     assert counted[0] == (0, 28)
     assert counted[-1] == (28, 28)
     for one in written:

@@ -71,6 +71,8 @@ def test_every_finding_of_the_study_is_a_section_with_published_values_and_a_cav
         "complement",
         "planes",
         "distance",
+        "score",
+        "cause",
         "plasticity",
         "context",
         "simpson",
