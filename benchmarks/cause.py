@@ -13,6 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.analyses.acrossheads import rank_correlation
+from qkscope.figures.effects import foretold
+from qkscope.heads import TERMS
 
 DESCRIPTIONS = (
     "curve_range", "decay", "position_share", "lock_q", "lock_k", "curve_area", "positional_overhead", "posvar_q",
@@ -24,7 +26,7 @@ def of_estimates(effects: pd.DataFrame) -> list[str]:
     """Rank correlation of γ²/2·F with the measured divergence and loss, and the median ratio, by term."""
     lines = ["| term | heads | ρ with KL | ρ with ΔNLL | median of estimate / KL |", "|---|---|---|---|---|"]
     for chosen in (["random"], ["strongest", "random"]):
-        for term in ("position", "key", "query", "content"):
+        for term in TERMS:
             rows = effects[(effects["term"] == term) & effects["chosen"].isin(chosen)].dropna(subset=["kl"])
             if len(rows) > 2:
                 kl, nll = (rank_correlation(rows, "kl_predicted", column) for column in ("kl", "delta_nll"))
@@ -36,17 +38,10 @@ def of_estimates(effects: pd.DataFrame) -> list[str]:
 
 def of_descriptions(effects: pd.DataFrame, heads: pd.DataFrame) -> list[str]:
     """Rank correlation of each description with the estimated effect of each term, over all heads."""
-    terms = ("position", "key", "query", "content")
-    lines = ["| description | " + " | ".join(terms) + " |", "|---" * 5 + "|"]
-    for column in DESCRIPTIONS:
-        if column not in heads or heads[column].notna().sum() < 3:
-            continue
-        cells = []
-        for term in terms:
-            rows = effects[effects["term"] == term][["layer", "head", "fisher_information"]]
-            both = heads.merge(rows, on=["layer", "head"]).dropna(subset=[column, "fisher_information"])
-            cells.append(_said(rank_correlation(both, column, "fisher_information")))
-        lines.append(f"| `{column}` | " + " | ".join(cells) + " |")
+    lines = ["| description | " + " | ".join(TERMS) + " |", "|---" * 5 + "|"]
+    for name, rows in foretold(heads, effects, DESCRIPTIONS).groupby("description", sort=False):
+        cells = [_said(row) for row in rows.to_dict("records")]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return lines
 
 

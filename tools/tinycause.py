@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.analyses.fourterms import TERMS
 from qkscope.extras.family import CHECKPOINTS, texts, tokenizer
+from qkscope.heads import TERMS
 from tools.tinyrope import qkscope
 
 WINDOW, DOCUMENTS = 1024, 8

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+TERMS = ("position", "key", "query", "content")
+"""The terms of a head's score, which is exactly their sum."""
 Kind = Literal["q", "k"]
 
 _NAME = re.compile(r"l(\d{1,4})h(\d{1,4})([qk])", re.ASCII)

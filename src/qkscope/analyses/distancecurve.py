@@ -64,10 +64,10 @@ class DistanceCurve:
 
 def score_pairs(pair: Pair, scaling: float, reach: int | None = None) -> Pairs:
     """All pairs of sampled tokens of the same document, the query after the key and less than ``reach`` away."""
-    parts = [
-        _of_document(_thin(pair.q, document), _thin(pair.k, document), document, scaling, reach)
-        for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist()
-    ]
+    parts = []
+    for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
+        q, k = (rows.of_document(document, MOST_PAIRED_TOKENS) for rows in (pair.q, pair.k))
+        parts.append(_of_document(q, k, document, scaling, reach))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [np.zeros(0)] * 4
     distance, document, score, position = columns
     return Pairs(distance.astype(np.int64), document.astype(np.int64), score, position.astype(np.int64))
@@ -186,14 +186,6 @@ def _of_document(
     score = scaling * (q.x.astype(np.float64) @ k.x.astype(np.float64).T)
     query_position = np.broadcast_to(q.position[:, None], distance.shape)
     return distance[later], np.full(later.sum(), document), score[later], query_position[later]
-
-
-def _thin(rows: Rows, document: int) -> Rows:
-    """The rows of one document, thinned evenly if there are too many; rows are sorted by document."""
-    first, end = np.searchsorted(rows.example_id, [document, document + 1])
-    if end - first > MOST_PAIRED_TOKENS:
-        return rows.take(np.linspace(first, end - 1, MOST_PAIRED_TOKENS).astype(int))
-    return rows.take(np.arange(first, end))
 
 
 def _standard_errors(

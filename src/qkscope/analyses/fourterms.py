@@ -24,7 +24,6 @@ from qkscope.core.linalg import ratio
 from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
 
-TERMS = ("position", "key", "query", "content")
 PAIRED_TOKENS = 96
 """Sampled tokens of one document that are paired with each other, at most."""
 _TABLE_KEYS = 24
@@ -87,7 +86,7 @@ def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, rea
     """Sums over pairs of sampled tokens of one document, the query after the key and less than ``reach`` away."""
     products = np.zeros((N_GROUPS, 5, 5))
     for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
-        queries, keys = (_thin(rows, document) for rows in (pair.q, pair.k))
+        queries, keys = (rows.of_document(document, PAIRED_TOKENS) for rows in (pair.q, pair.k))
         distance = queries.position[:, None] - keys.position
         seen = (distance > 0) & (distance < reach)
         parts = terms(queries.x, keys.x, q.at(queries.position), k.at(keys.position), scaling)[:, seen]
@@ -100,7 +99,7 @@ def two_way_sums(pair: Pair, rope: Rope | None, scaling: float, reach: int) -> F
     """Sums of squares of the two-way tables of some queries: position, content, interaction, by document group."""
     sums = np.zeros((N_GROUPS, 3))
     for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
-        queries, keys = (_of_document(rows, document) for rows in (pair.q, pair.k))
+        queries, keys = (rows.of_document(document) for rows in (pair.q, pair.k))
         for i in np.unique(np.linspace(0, len(queries) - 1, _QUERIES + 1).astype(int))[1:].tolist():
             distance = queries.position[i] - keys.position
             seen = np.flatnonzero((distance > 0) & (distance < reach))
@@ -125,14 +124,3 @@ def _squares(table: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "3"]:
     away = table - table.mean()
     columns, rows = (len(table) * (away.mean(axis) ** 2).sum() for axis in (0, 1))
     return np.array([columns, rows, max((away**2).sum() - columns - rows, 0.0)])
-
-
-def _of_document(rows: Rows, document: int) -> Rows:
-    """The rows of one document; rows are sorted by document."""
-    return rows.take(np.arange(*np.searchsorted(rows.example_id, [document, document + 1])))
-
-
-def _thin(rows: Rows, document: int) -> Rows:
-    """The rows of one document, thinned evenly if there are too many."""
-    chosen = _of_document(rows, document)
-    return chosen.take(np.unique(np.linspace(0, len(chosen) - 1, min(len(chosen), PAIRED_TOKENS)).astype(int)))

@@ -11,13 +11,14 @@ from jaxtyping import Float
 
 from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
 from qkscope.analyses.batch import Batch
-from qkscope.analyses.fourterms import TERMS, LockedMean, four_term_sums, two_way_sums
+from qkscope.analyses.fourterms import LockedMean, four_term_sums, two_way_sums
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import Scale
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT
 from qkscope.core.linalg import ratio
 from qkscope.core.reach import REACH_COUNTS
+from qkscope.heads import TERMS
 
 _MEANINGS = {
     "position": "which depends on where query and key are alone",

@@ -10,8 +10,10 @@ import torch
 
 from qkscope.capture.attention import Attention, AttentionFunction, Rewrite
 from qkscope.capture.headcalls import of_heads, with_heads
-from qkscope.capture.lockedmodel import LockedModel, query_temperature, turned
+from qkscope.capture.lockedmodel import LockedModel, turned
 from qkscope.capture.placement import Placement
+from qkscope.capture.rope import temperature
+from qkscope.capture.weights import own_mask
 
 
 @dataclass
@@ -42,7 +44,7 @@ class ScaledLayer:
         rope, placed = self.placement.rope, self.placement.place(attention)
         mean_q = turned(self.query_mean.to(q.device), rope, placed.at_queries)[None]
         mean_k = turned(self.key_mean.to(k.device), rope, placed.at_keys)
-        heat = query_temperature(attention, rope)
+        heat = None if rope is None else temperature(attention, rope)
         mean_q = (mean_q if heat is None else mean_q * heat[:, None, :, None]).expand(q.shape)
         position, key, query, content = self.factors.to(q.device)[..., None, None].unbind(-3)
         rest = k.float() - mean_k
@@ -105,11 +107,11 @@ def straightened(
 def _with_own_mask(attention: Attention, hidden: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
     """A mask that also hides what the call's own mask or sliding window hides."""
     dtype, smallest = attention.q.dtype, torch.finfo(attention.q.dtype).min
-    own = attention.call[0][4] if len(attention.call[0]) > 4 else attention.call[1].get("attention_mask")
+    own = own_mask(attention)
     if own is None and attention.sliding_window is not None:
         hidden = hidden | (distance >= attention.sliding_window)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, smallest)[None]
-    if not isinstance(own, torch.Tensor):
+    if own is None:
         return mask
     own = own[..., : mask.shape[-1]]
     if own.dtype == torch.bool:

@@ -19,18 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedModel
 
 from qkscope.capture import models
 from qkscope.capture.ablation import Intervention, costs
-from qkscope.capture.fisher import N_TERMS, check_differentiable, fisher_draws
+from qkscope.capture.fisher import check_differentiable, fisher_draws
 from qkscope.capture.intervene import Factors, LayerHead, scaled, without_drift
 from qkscope.capture.lockedmodel import LockedModel
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.files.arrays import write_tensors
+from qkscope.heads import TERMS
 from qkscope.options import option, out_of_range
 
-TERM_NAMES = ("position", "key", "query", "content")
 DRIFT, CONTROL = "drift", "control"
 
 
@@ -78,7 +77,7 @@ class EffectsJob:
     folder: Path
     """Where what a document gave is kept until all are done."""
     heads: list[LayerHead] = field(default_factory=list)
-    terms: Sequence[int] = range(N_TERMS)
+    terms: Sequence[int] = range(len(TERMS))
     on_progress: Callable[[float, float], None] = lambda _done, _in_all: None
 
     def run(self) -> Effects:
@@ -88,14 +87,14 @@ class EffectsJob:
         if self.options.passes:
             check_differentiable(self.locked.model)
         draws = -(-self.options.passes // len(self.documents))
-        self._passes = 4.0 * draws * len(self.documents)  # a forward and a backward pass with vectors twice as long
+        passes = 4.0 * draws * len(self.documents)  # a forward and a backward pass with vectors twice as long
         measured = min(self.options.measure, len(self.heads)) * len(self.terms) + len(self.terms) + 2
-        self._in_all, self._done = self._passes + len(self.documents) * (measured + 1.0), 0.0
+        self._in_all, self._done = passes + len(self.documents) * (measured + 1.0), 0.0
         estimates = self._estimates(draws)
         chosen, strongest = self._chosen(estimates)
         single = {(head, term): self._scale({head: self._factors(term)}) for head in chosen for term in self.terms}
         together: dict[str, Intervention] = {
-            TERM_NAMES[term]: self._scale(dict.fromkeys(self.heads, self._factors(term))) for term in self.terms
+            TERMS[term]: self._scale(dict.fromkeys(self.heads, self._factors(term))) for term in self.terms
         }
         together[DRIFT] = partial(without_drift, self.locked.model, self.locked, self.heads)
         together[CONTROL] = partial(
@@ -120,11 +119,11 @@ class EffectsJob:
 
     def _estimates(self, draws: int) -> np.ndarray:
         if not draws:
-            return np.full((len(self.documents), len(self.heads), N_TERMS), np.nan)
+            return np.full((len(self.documents), len(self.heads), len(TERMS)), np.nan)
         by_length: dict[int, list[int]] = {}
         for number, document in enumerate(self.documents):
             by_length.setdefault(len(document), []).append(number)
-        estimates = np.zeros((len(self.documents), len(self.heads), N_TERMS))
+        estimates = np.zeros((len(self.documents), len(self.heads), len(TERMS)))
         for numbers in by_length.values():
             for first in range(0, len(numbers), self.options.batch):
                 some = numbers[first : first + self.options.batch]
@@ -162,7 +161,7 @@ class EffectsJob:
 
     def _factors(self, term: int) -> Factors:
         left = 1.0 - self.options.gamma
-        return tuple(left if term == other else 1.0 for other in range(N_TERMS))  # type: ignore[return-value]
+        return tuple(left if term == other else 1.0 for other in range(len(TERMS)))  # type: ignore[return-value]
 
     def _scale(self, factors: dict[LayerHead, Factors]) -> Intervention:
         def intervention() -> AbstractContextManager[None]:
@@ -217,19 +216,8 @@ def cut_documents(ids: Sequence[np.ndarray], window: int, least: int = 16) -> li
     return documents
 
 
-def check_model(model: PreTrainedModel, documents: Sequence[torch.Tensor]) -> None:
-    """Raise an error if a token is not in the model's vocabulary."""
-    embedding: Any = model.get_input_embeddings()
-    highest = max(int(document.max()) for document in documents)
-    if highest >= embedding.weight.shape[0]:
-        raise CaptureError(
-            f"the tokenizer gives token {highest}, but the model's vocabulary has {embedding.weight.shape[0]} tokens; "
-            "give the model's own with --tokenizer"
-        )
-
-
 def _name(head: LayerHead, term: int) -> str:
-    return f"l{head[0]}h{head[1]}-{TERM_NAMES[term]}"
+    return f"l{head[0]}h{head[1]}-{TERMS[term]}"
 
 
 def _stacked(parts: list[np.ndarray]) -> np.ndarray:

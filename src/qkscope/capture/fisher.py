@@ -23,8 +23,7 @@ from qkscope.capture.changedcalls import ScaledLayer
 from qkscope.capture.intervene import LayerHead, by_layer, rewriting
 from qkscope.capture.lockedmodel import LockedModel
 from qkscope.errors import CaptureError
-
-N_TERMS = 4
+from qkscope.heads import TERMS
 
 
 def fisher_draws(
@@ -33,7 +32,7 @@ def fisher_draws(
     """Draws of F per token (draws, B, heads, 4) on documents (B, T) of one length."""
     texts, length = documents.shape
     leaves = {
-        layer: torch.ones(texts, len(numbers), N_TERMS, requires_grad=True)
+        layer: torch.ones(texts, len(numbers), len(TERMS), requires_grad=True)
         for layer, numbers in by_layer(dict.fromkeys(heads)).items()
     }
     rewrites = {

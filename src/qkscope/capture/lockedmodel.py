@@ -17,10 +17,10 @@ import torch
 from transformers import PreTrainedModel
 
 from qkscope.capture import models, parity
-from qkscope.capture.attention import Attention, backbone
+from qkscope.capture.attention import backbone
 from qkscope.capture.layers import Layer, describe_layer
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.rope import LayerRope, embeddings, temperature
+from qkscope.capture.rope import LayerRope, embeddings
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.linalg import ratio
 from qkscope.errors import CaptureError
@@ -176,11 +176,6 @@ def turned(
     vectors = mean[:, None].expand(-1, len(cos), -1).clone()
     vectors[..., first], vectors[..., second] = cos * u - sin * v, sin * u + cos * v
     return vectors
-
-
-def query_temperature(attention: Attention, rope: LayerRope | None) -> torch.Tensor | None:
-    """Factor (B, T) on the queries of a call; None if the layer applies none."""
-    return None if rope is None else temperature(attention, rope)
 
 
 def _run_folder(run: Any) -> RunFolder:

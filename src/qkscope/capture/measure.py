@@ -19,7 +19,7 @@ from qkscope.capture.layers import Layer, describe_layer
 from qkscope.capture.loss import GATE_TOKENS, LossSums, OutputHead, output_head
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.outofmemory import OutOfMemoryIn, memory_told
+from qkscope.capture.outofmemory import OutOfMemoryIn, does_not_fit, memory_told
 from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
 from qkscope.capture.shards import Shard
 from qkscope.capture.shardsums import check_finite, finished, kept_vectors
@@ -63,14 +63,14 @@ class Measurement:
         except OutOfMemoryIn as error:
             lone = len(error.rows) == 1
             if lone and not keep_going:
-                raise CaptureError(_does_not_fit(shard, error)) from None
+                raise CaptureError(does_not_fit(shard, error)) from None
         _empty_cache()
         if keep_going:
             left_out = self._misfits(shard)
         try:
             return replace(self._attempt(shard, 1, left_out, on_documents), one_by_one=self.options.batch > 1)
         except OutOfMemoryIn as error:
-            raise CaptureError(_does_not_fit(shard, error)) from None
+            raise CaptureError(does_not_fit(shard, error)) from None
 
     def _misfits(self, shard: Shard) -> dict[int, str]:
         """Documents that do not fit into memory even alone, each with the reason."""
@@ -259,16 +259,6 @@ class Measurement:
 
 _Angle = tuple[torch.Tensor, torch.Tensor]
 _Angles = dict[Embedding, _Angle]
-
-
-def _does_not_fit(shard: Shard, error: OutOfMemoryIn) -> str:
-    if not error.rows:
-        return f"out of memory while merging the sums of {shard} ({error.reason}); use fewer --documents-per-shard"
-    row = error.rows[0]
-    return (
-        f"document {shard.examples[row]} ({shard.names[row]}, {len(shard.ids[row])} tokens) does not fit into memory "
-        f"({error.reason}); try --prefill 2048 or a smaller --window, or use --keep-going to leave out such documents"
-    )
 
 
 def _empty_cache() -> None:

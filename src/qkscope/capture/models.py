@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -135,6 +136,17 @@ def _digest(model: PreTrainedModel) -> str:
             flat = parameter.detach().flatten()
             digest.update(flat[:: max(1, flat.numel() // 64)][:64].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def check_tokens(ids: Iterable[np.ndarray], vocabulary: int) -> None:
+    """Raise an error if a token is not in the model's vocabulary."""
+    ends = [(int(tokens.min()), int(tokens.max())) for tokens in ids]
+    highest = max(high for _, high in ends)
+    if highest >= vocabulary or min(low for low, _ in ends) < 0:
+        raise CaptureError(
+            f"the tokenizer gives token {highest}, but the model's vocabulary has {vocabulary} tokens; "
+            "give the model's own with --tokenizer"
+        )
 
 
 def refuse_absurd(config: Any) -> None:

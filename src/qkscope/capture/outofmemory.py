@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from qkscope.capture.shards import Shard
+
 _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -31,3 +33,14 @@ def memory_told(rows: list[int]) -> Iterator[None]:
         if not is_out_of_memory:
             raise
         raise OutOfMemoryIn(rows, reason or "no memory left") from None
+
+
+def does_not_fit(shard: Shard, error: OutOfMemoryIn) -> str:
+    """What did not fit into memory, and what to do about it."""
+    if not error.rows:
+        return f"out of memory while merging the sums of {shard} ({error.reason}); use fewer --documents-per-shard"
+    row = error.rows[0]
+    return (
+        f"document {shard.examples[row]} ({shard.names[row]}, {len(shard.ids[row])} tokens) does not fit into memory "
+        f"({error.reason}); try --prefill 2048 or a smaller --window, or use --keep-going to leave out such documents"
+    )

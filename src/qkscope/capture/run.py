@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from qkscope.capture.assemble import assemble
 from qkscope.capture.manifest import manifest
 from qkscope.capture.modelreport import ModelReport, ShardSums
-from qkscope.capture.models import resolved_device
+from qkscope.capture.models import check_tokens, resolved_device
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, Progress
 from qkscope.capture.replica import Replica
 from qkscope.capture.shards import Shard, kept_tokens, per_shard
@@ -55,10 +55,7 @@ def capture(
     """
     execution = execution or ExecutionOptions()
     check_capture_folder(folder)
-    usable = [number for number, tokens in enumerate(ids) if len(tokens) > options.skip_first + 1]
-    if not usable:
-        advice = "use longer texts or a smaller --skip-first"
-        raise CaptureError(f"no document has two tokens after the first {options.skip_first}; {advice}")
+    usable = _usable(ids, options.skip_first)
     if isinstance(model, PreTrainedModel) and not execution.alone:
         raise ConfigError("a loaded model cannot be sent to workers; pass ModelOptions instead")
     device = model.device.type if isinstance(model, PreTrainedModel) else resolved_device(model.device)
@@ -93,6 +90,15 @@ def capture(
     return folder
 
 
+def _usable(ids: list[np.ndarray], skip_first: int) -> list[int]:
+    """Numbers of the documents that have two tokens after the first; an error if there is none."""
+    usable = [number for number, tokens in enumerate(ids) if len(tokens) > skip_first + 1]
+    if not usable:
+        advice = "use longer texts or a smaller --skip-first"
+        raise CaptureError(f"no document has two tokens after the first {skip_first}; {advice}")
+    return usable
+
+
 def _check(run_manifest: dict[str, Any], ids: list[np.ndarray], report: ModelReport) -> None:
     """Raise an error if the run could not be read again, or the tokens are not the model's; warn of a long window."""
     error_text = problem(run_manifest)
@@ -102,12 +108,7 @@ def _check(run_manifest: dict[str, Any], ids: list[np.ndarray], report: ModelRep
         _log.warning(
             "the window of %d exceeds the model's max_position_embeddings of %d", run_manifest["window"], report.longest
         )
-    highest = max(int(tokens.max()) for tokens in ids)
-    if highest >= report.vocabulary or min(int(tokens.min()) for tokens in ids) < 0:
-        advice = "give the model's own with --tokenizer"
-        raise CaptureError(
-            f"the tokenizer gives token {highest}, but the model's vocabulary has {report.vocabulary} tokens; {advice}"
-        )
+    check_tokens(ids, report.vocabulary)
 
 
 @dataclass

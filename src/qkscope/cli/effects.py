@@ -80,8 +80,9 @@ def loaded(
     if not values["model"] or not values["texts"]:
         raise ConfigError("this needs a MODEL, a RUN and --texts")
     need_torch()
-    from qkscope.capture.effects import check_apart, check_model, cut_documents
+    from qkscope.capture.effects import check_apart, cut_documents
     from qkscope.capture.lockedmodel import LockedModel
+    from qkscope.capture.models import check_tokens
     from qkscope.files.runfolder import RunFolder
 
     folder = RunFolder.open(run)
@@ -90,7 +91,8 @@ def loaded(
     if not allow_overlap:
         check_apart(locked, digests, names)
     documents = cut_documents(ids, window or int(folder.manifest["window"]))
-    check_model(model, documents)
+    embedding: Any = model.get_input_embeddings()
+    check_tokens(ids, int(embedding.weight.shape[0]))
     log.info("%d documents, up to %d tokens each", len(documents), max(map(len, documents)))
     return locked, documents
 
@@ -116,7 +118,7 @@ def _model_and_ids(values: dict[str, Any]) -> tuple[PreTrainedModel, list[Any], 
 
 
 def _term(name: str) -> int:
-    from qkscope.analyses.fourterms import TERMS
+    from qkscope.heads import TERMS
 
     if name.strip() not in TERMS:
         raise ConfigError(f"unknown term {name.strip()!r}; choose from {', '.join(TERMS)}")

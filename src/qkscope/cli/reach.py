@@ -27,7 +27,9 @@ from qkscope.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
+    from qkscope.capture.lockedmodel import LockedModel
     from qkscope.extras.reach import Cut
 
 _HOW = ("revision", "tokenizer", "dtype", "device", "attn", "config_overrides", "trust_remote_code", "threads")
@@ -75,16 +77,10 @@ def reach_command(
         if listed is not None:
             _say_agreement(choosing.agreement_with(heads, *listed), output)
         if cut is not None:
-            sinks, sliding, shape = _described(run)
-            heads = choosing.longer_than(heads, sliding, cut)
-            chosen = choosing.choose(heads, by, keep, cut, sinks)
-            for path in choosing.write_cut(output, chosen, run.absolute().name, keep, shape):
-                log.info("wrote %s", path)
-            n_heads = heads.groupby(choosing.KEY).ngroups
-            log.info("%d of %d key heads are cut to %d tokens", len(chosen.heads), n_heads, cut)
+            cuts = _cuts(run, output, heads, by, keep, cut)
             if measure is not None:
-                others = [choosing.choose(heads, order, keep, cut, sinks) for order in _known(heads)]
-                _measure(values | {"model": measure}, run, output, chosen, others, window, draws, seed, allow_overlap)
+                locked, documents = loaded(values | {"model": measure}, run, window, allow_overlap=allow_overlap)
+                _measure(locked, documents, run, output, cuts, draws, seed)
         raise typer.Exit(code)
 
 
@@ -104,12 +100,6 @@ def _tables(run: Path, output: Path, workers: int | None, started: float) -> tup
         raise ConfigError(f"nothing is known about the reach of {run}: give a captured run, or the rotary encoding")
     code = write_and_exit_code(output, outcomes, started)
     return {name: frames[name] for name in ("position", "reach")}, code
-
-
-def _known(heads: pd.DataFrame) -> list[str]:
-    from qkscope.extras.reach import ORDERS
-
-    return [order for order, (column, _) in ORDERS.items() if heads[column].notna().all()]
 
 
 def _described(run: Path) -> tuple[int, dict[int, int | None], tuple[int, int]]:
@@ -144,22 +134,29 @@ def _say_agreement(table: pd.DataFrame, output: Path) -> None:
         log.info("wrote %s", output / name)
 
 
+def _cuts(run: Path, output: Path, heads: pd.DataFrame, by: str, keep: float, window: int) -> list[Cut]:
+    """Write the cut that is asked for; returns it, and those of all orders."""
+    from qkscope.extras import reach as choosing
+
+    sinks, sliding, shape = _described(run)
+    heads = choosing.longer_than(heads, sliding, window)
+    chosen = choosing.choose(heads, by, keep, window, sinks)
+    for path in choosing.write_cut(output, chosen, run.absolute().name, keep, shape):
+        log.info("wrote %s", path)
+    n_heads = heads.groupby(choosing.KEY).ngroups
+    log.info("%d of %d key heads are cut to %d tokens", len(chosen.heads), n_heads, window)
+    known = [order for order, (column, _) in choosing.ORDERS.items() if heads[column].notna().all()]
+    return [chosen, *(choosing.choose(heads, order, keep, window, sinks) for order in known)]
+
+
 def _measure(
-    values: dict[str, Any],
-    run: Path,
-    output: Path,
-    chosen: Cut,
-    others: list[Cut],
-    window: int | None,
-    draws: int,
-    seed: int,
-    allow_overlap: bool,
+    locked: LockedModel, documents: list[torch.Tensor], run: Path, output: Path, cuts: list[Cut], draws: int, seed: int
 ) -> None:
+    """Measure the cuts of all orders, beside random choices of as many heads."""
     from qkscope.extras.cutcost import cut_table, every_cut
     from qkscope.results.effects import write_measured
 
-    locked, documents = loaded(values, run, window, allow_overlap=allow_overlap)
-    cuts = every_cut(chosen, others, draws, seed)
+    cuts = every_cut(cuts[0], cuts[1:], draws, seed)
     with counted("passes") as on_done:
         table = cut_table(locked, documents, cuts, run.absolute().name, on_done)
     for path in write_measured(output, {"cuts": table}):

@@ -50,6 +50,13 @@ class Rows:
         """The rows at these indices, in this order."""
         return Rows(self.x[index], self.position[index], self.example_id[index])
 
+    def of_document(self, document: int, most: int | None = None) -> Rows:
+        """The rows of one document, thinned evenly to at most ``most``; rows must be sorted by document."""
+        first, end = np.searchsorted(self.example_id, [document, document + 1])
+        if most is not None and end - first > most:
+            return self.take(np.linspace(first, end - 1, most).astype(int))
+        return self.take(np.arange(first, end))
+
     def as_double(self) -> Rows:
         """The same rows in float64; cached."""
         if self.x.dtype == np.float64:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.errors import ConfigError
-from qkscope.heads import HeadId
+from qkscope.heads import TERMS, HeadId
 from qkscope.results.effects import effects_frame, together_frame
 
 if TYPE_CHECKING:
@@ -51,13 +51,11 @@ def effect_tables(
     job: Any, model: str, family: str = "", *, on_progress: Callable[[float, float], None] | None = None
 ) -> dict[str, pd.DataFrame]:
     """Run a job of capture/effects.py, and put what it found into tables."""
-    from qkscope.capture.effects import TERM_NAMES
-
     if on_progress is not None:
         job.on_progress = on_progress
     found, gamma = job.run(), float(job.options.gamma)
-    chosen = [TERM_NAMES[term] for term in job.terms]
-    single = {(head, TERM_NAMES[term]): sums for (head, term), sums in found.single.items()}
+    chosen = [TERMS[term] for term in job.terms]
+    single = {(head, TERMS[term]): sums for (head, term), sums in found.single.items()}
     q_per_kv = int(job.locked.run.manifest["q_per_kv"])
     fisher = found.fisher[..., list(job.terms)]
     lengths = np.array([len(document) for document in job.documents], dtype=float)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import rank_correlation
-from qkscope.analyses.fourterms import TERMS
 from qkscope.figures.figure import Figure, NotApplicable, needed
 from qkscope.figures.scoreterms import TERM_COLOURS
 from qkscope.figures.style import INK, canvas, grid, panels
+from qkscope.heads import TERMS
 from qkscope.study.study import Study
 
 DESCRIPTIONS = (
@@ -91,18 +93,21 @@ def prepare_descriptions(study: Study) -> pd.DataFrame:
     data = prepare_effects(study)
     heads = needed(study.tables.get("heads"), "heads")
     heads = heads[heads["model"] == data["model"].iloc[0]]
+    found = foretold(heads, data, DESCRIPTIONS)
+    if found.empty:
+        raise NotApplicable("there are no descriptions of the heads whose effects are known")
+    return found.assign(model=data["model"].iloc[0])
+
+
+def foretold(heads: pd.DataFrame, effects: pd.DataFrame, descriptions: Sequence[str]) -> pd.DataFrame:
+    """Spearman's ρ over heads of each description with the estimated effect of each term, and its interval."""
     rows = []
-    for column in DESCRIPTIONS:
-        if column not in heads:
-            continue
-        for term in TERMS:
-            own = data[data["term"] == term][["layer", "head", "kl_predicted"]]
+    for column in descriptions:
+        for term in TERMS if column in heads else ():
+            own = effects[effects["term"] == term][["layer", "head", "kl_predicted"]]
             both = heads.merge(own, on=["layer", "head"]).dropna(subset=[column, "kl_predicted"])
             if len(both) > 2:
-                found = rank_correlation(both, column, "kl_predicted")
-                rows.append({"model": data["model"].iloc[0], "description": column, "term": term} | found)
-    if not rows:
-        raise NotApplicable("there are no descriptions of the heads whose effects are known")
+                rows.append({"description": column, "term": term} | rank_correlation(both, column, "kl_predicted"))
     return pd.DataFrame(rows)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.analyses.fourterms import TERMS
 from qkscope.figures.figure import Figure, needed
 from qkscope.figures.style import canvas, panels, shortened
+from qkscope.heads import TERMS
 from qkscope.study.study import Study
 
 TERM_COLOURS = {"position": "#1b4965", "key": "#b2182b", "query": "#2166ac", "content": "#f2c14e"}

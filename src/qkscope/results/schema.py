@@ -62,15 +62,20 @@ DERIVED: dict[str, list[Column]] = {
     ],
 }  # fmt: skip
 """Tables derived from others."""
+
+
+def _over_documents(name: str, unit: str, meaning: str, section: str, *, signed: bool = False) -> list[Column]:
+    """A column and the ends of its interval over documents."""
+    return [
+        Column(name, unit, meaning, section, signed=signed),
+        Column(f"{name}_low", f"as {name}", f"lower end of the 95% interval of {name}, over documents", section),
+        Column(f"{name}_high", f"as {name}", "upper end of it", section),
+    ]
+
+
 _COSTS = [
-    Column(
-        "kl", "nats per token", "measured divergence KL(p‖p') of the changed prediction; empty if not measured", "9"
-    ),
-    Column("kl_low", "as kl", "lower end of its 95% interval, over documents", "9"),
-    Column("kl_high", "as kl", "upper end of it", "9"),
-    Column("delta_nll", "nats per token", "measured rise of the loss", "9", signed=True),
-    Column("delta_nll_low", "as delta_nll", "lower end of its 95% interval, over documents", "9"),
-    Column("delta_nll_high", "as delta_nll", "upper end of it", "9"),
+    *_over_documents("kl", "nats per token", "divergence KL(p‖p') of the changed prediction, if measured", "9"),
+    *_over_documents("delta_nll", "nats per token", "measured rise of the loss", "9", signed=True),
 ]
 MEASURED: dict[str, list[Column]] = {
     "effects": [
@@ -78,9 +83,7 @@ MEASURED: dict[str, list[Column]] = {
         Column("term", "", "what is taken away: position, key, query or content", "9", dtype="text"),
         Column("chosen", "", "why it was measured: strongest, random, or empty if it was not", "9", dtype="text"),
         Column("gamma", "share", "how much of the term is taken away", "9"),
-        Column("fisher_information", "nats per token", "of a factor on the term, from backward passes", "9"),
-        Column("fisher_information_low", "as fisher_information", "lower end of its 95% interval, over documents", "9"),
-        Column("fisher_information_high", "as fisher_information", "upper end of it", "9"),
+        *_over_documents("fisher_information", "nats per token", "of a factor on the term, from backward passes", "9"),
         Column("kl_predicted", "nats per token", "γ²/2 of it: the divergence it predicts", "9"),
         *_COSTS,
     ],
@@ -104,9 +107,7 @@ MEASURED: dict[str, list[Column]] = {
         Column("w", "tokens", "the window that cut heads keep", "10"),
         Column("share_cut", "share", "of key heads that are cut", "10"),
         Column("cache_saved", "share", "of the key-value cache at the length of the texts", "10"),
-        Column("nll", "nats per token", "the loss with the cut", "10"),
-        Column("nll_low", "as nll", "lower end of its 95% interval, over documents", "10"),
-        Column("nll_high", "as nll", "upper end of it", "10"),
+        *_over_documents("nll", "nats per token", "the loss with the cut", "10"),
     ],
 }  # fmt: skip
 """Tables of interventions, which other commands than ``analyze`` write."""
