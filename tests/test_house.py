@@ -94,6 +94,12 @@ def test_analyses_load_nothing_that_draws(tmp_path):
     assert not loaded & {"matplotlib", "plotly", "jinja2", "torch", "transformers", "qkscope.figures", "qkscope.report"}
 
 
+def test_workers_start_without_statistics():
+    """scipy.stats takes as long to import as all the rest, in every worker."""
+    code = "import sys, qkscope.pipeline.analyze; sys.exit('scipy.stats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.fixture(scope="module")
 def walked() -> str:
     command = [sys.executable, "-m", "tools.walk", "capture", "analyze"]

@@ -10,17 +10,17 @@ summary.json, whose time differs, by its values.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from tools.sidebyside import exported
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = ("pretrain-step-0100", "extend-4k-step-0500")
@@ -49,10 +49,7 @@ def main() -> int:
 
 def compare(commit: str, folder: Path) -> list[str]:
     """What differs between the files that the commit writes and those that the working tree writes."""
-    earlier = folder / "source"
-    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(earlier, filter="data")
+    earlier = exported(commit, folder / "source")
     before, now = (compute(tree, folder) for tree in (earlier, ROOT))
     print(f"{len(now)} files, {sum(map(len, now.values())) / 2**20:.1f} MiB")
     lines = [f"{name}: only {'then' if name in before else 'now'}" for name in sorted(before.keys() ^ now.keys())]

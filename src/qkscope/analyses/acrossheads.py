@@ -8,7 +8,6 @@ from functools import cache
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from scipy.stats import rankdata
 
 from qkscope.core.linalg import ratio
 
@@ -48,7 +47,7 @@ def rank_correlation(frame: pd.DataFrame, x: str, y: str) -> dict[str, float]:
     """Spearman's ρ of two columns over heads and its interval: ``rho``, ``rho_low``, ``rho_high``."""
     groups = clusters(frame)
     n = int(groups.max()) + 1 if len(groups) else 0
-    ranks = np.stack([rankdata(frame[name].to_numpy(float)) for name in (x, y)]) - (len(frame) + 1) / 2
+    ranks = np.stack([frame[name].astype(float).rank().to_numpy() for name in (x, y)]) - (len(frame) + 1) / 2
     products = np.stack([np.ones(len(frame)), *ranks, ranks[0] ** 2, ranks[1] ** 2, ranks[0] * ranks[1]])
     sums = np.stack([np.bincount(groups, weights=row, minlength=n) for row in products])
     rho = _pearson(sums.sum(-1)[:, None])[0] if len(frame) > 2 else float("nan")

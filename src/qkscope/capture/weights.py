@@ -29,12 +29,13 @@ def attention_weights(
     """Scores and weights of the queries in these columns of one document of a call; ``mask`` is its ``mask_of``."""
     (_, query, key, *_), options = attention.call
     q, k = query[row].index_select(1, columns), key[row]
-    grouped = (q * attention.scaling).reshape(len(k), -1, q.shape[-1])
-    scores = _product(grouped, k.transpose(1, 2)).view(len(q), len(columns), -1)
+    products = _product(q.reshape(len(k), -1, q.shape[-1]), k.transpose(1, 2)).view(len(q), len(columns), -1)
+    mask = mask_of(attention, row, columns).float() if mask is None else mask
     softcap = options.get("softcap")
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + (mask_of(attention, row, columns) if mask is None else mask)
+    if softcap is None:
+        scores = torch.add(mask, products, alpha=attention.scaling)
+    else:
+        scores = mask + torch.tanh(products * (attention.scaling / softcap)) * softcap
     sinks = options.get("s_aux", getattr(attention.module, "sinks", None))
     if sinks is None:
         return Weights(scores, scores.softmax(-1))

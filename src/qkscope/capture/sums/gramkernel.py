@@ -1,7 +1,8 @@
-"""Small GPU kernels: xxᵀ of each head and bucket without copying x, its addition to totals, and lengths in planes.
+"""Small GPU kernels: xxᵀ of each head and bucket without copying x, its addition to totals, lengths, and ranges.
 
 Each program of the first forms one tile for one head and bucket; each program of the second adds one stretch of entries
-to the totals, bucket after bucket; each of the third sums the lengths of some tokens of one head. No two programs write
+to the totals, bucket after bucket; each of the third adds the lengths of some tokens of one head
+to a part of their sum; each of the last sums what one head has in one column's ranges. No two programs write
 to the same address, so the order of additions never changes.
 """
 
@@ -71,39 +72,65 @@ def _add(  # type: ignore[no-untyped-def]
 
 @jit
 def _lengths(  # type: ignore[no-untyped-def]
-    x_ptr, stride_h, stride_t, out_ptr, begin, end, blocks, first, second, step,
-    PLANES: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
+    x_ptr, stride_h, stride_t, total_ptr, stride_total, begin, end, stretch, first, second, step,
+    PLANES: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     plane = tl.arange(0, WIDE)
     inside = plane < PLANES
-    total = tl.zeros((WIDE,), tl.float32)
-    for part in range(STEPS):
-        row = (block * STEPS + part) * ROWS + tl.arange(0, ROWS)
-        counts = ((row >= begin) & (row < end))[:, None] & inside[None, :]
+    sizes = tl.zeros((ROWS, WIDE), tl.float32)
+    last = tl.minimum(begin + (part + 1) * stretch, end)
+    for start in range(begin + part * stretch, last, ROWS):
+        row = start + tl.arange(0, ROWS)
+        counts = (row < last)[:, None] & inside[None, :]
         row_ptr = x_ptr + head * stride_h + row[:, None].to(tl.int64) * stride_t + plane[None, :] * step
         u = tl.load(row_ptr + first, mask=counts, other=0.0).to(tl.float32)
         v = tl.load(row_ptr + second, mask=counts, other=0.0).to(tl.float32)
-        total += tl.sum(tl.sqrt(u * u + v * v), 0)
-    tl.store(out_ptr + (head * blocks + block) * PLANES + plane, total, mask=inside)
+        sizes += tl.sqrt(u * u + v * v)
+    target_ptr = total_ptr + head * stride_total + part * PLANES + plane
+    total = tl.load(target_ptr, mask=inside, other=0.0) + tl.sum(sizes, 0).to(tl.float64)
+    tl.store(target_ptr, total, mask=inside)
 
 
-def plane_lengths(
-    x: torch.Tensor, bounds: tuple[int, int], first: int, second: int, step: int, planes: int
-) -> torch.Tensor:
-    """Σ √(u² + v²) of each plane (H, planes) over the vectors x (H, T, d) within bounds.
+def add_lengths(
+    total: torch.Tensor, x: torch.Tensor, bounds: tuple[int, int], coordinates: tuple[slice, slice]
+) -> None:
+    """Add √(u² + v²) of each plane, of the vectors x (H, T, d) within bounds, to parts of a sum (H, parts, planes).
 
-    Plane m has its coordinates at first + m·step and second + m·step.
+    The coordinates of all planes are two slices; the sum of parts is what is wanted.
     """
-    heads, length, _ = x.shape
-    rows, steps = 32, 4
-    blocks = triton.cdiv(length, rows * steps)
-    out = torch.empty(heads, blocks, planes, dtype=torch.float32, device=x.device)
-    _lengths[(heads, blocks)](
-        x, x.stride(0), x.stride(1), out, max(bounds[0], 0), min(bounds[1], length), blocks, first, second, step,
-        PLANES=planes, WIDE=triton.next_power_of_2(planes), ROWS=rows, STEPS=steps, num_warps=4,
+    begin, end = max(bounds[0], 0), min(bounds[1], x.shape[1])
+    parts, planes = total.shape[1:]
+    first, second = coordinates
+    _lengths[(len(x), parts)](
+        x, x.stride(0), x.stride(1), total, total.stride(0), begin, end, triton.cdiv(max(end - begin, 0), parts),
+        first.start, second.start, first.step or 1,
+        PLANES=planes, WIDE=triton.next_power_of_2(planes), ROWS=128, num_warps=8,
     )  # fmt: skip
-    return out.sum(1)
+
+
+@jit
+def _ranges(  # type: ignore[no-untyped-def]
+    x_ptr, stride_h, stride_n, range_ptr, total_ptr, stride_total, n, columns, KEYS: tl.constexpr
+):  # fmt: skip
+    head, column = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    weights = tl.zeros((KEYS,), tl.float32)
+    for query in range(n):
+        begin = tl.load(range_ptr + (query * columns + column) * 2)
+        end = tl.load(range_ptr + (query * columns + column) * 2 + 1)
+        for start in range(begin, end, KEYS):
+            key = start + tl.arange(0, KEYS)
+            weights += tl.load(x_ptr + head * stride_h + query * stride_n + key, mask=key < end, other=0.0)
+    target_ptr = total_ptr + head * stride_total + column
+    tl.store(target_ptr, tl.load(target_ptr) + tl.sum(weights, 0).to(tl.float64))
+
+
+def add_ranges(total: torch.Tensor, x: torch.Tensor, ranges: torch.Tensor) -> None:
+    """Add the sums of x (H, n, S) over ranges (n, columns, 2) of its last axis to a total (H, columns)."""
+    columns = total.shape[1]
+    _ranges[(len(x), columns)](
+        x, x.stride(0), x.stride(1), ranges, total, total.stride(0), x.shape[1], columns, KEYS=512, num_warps=4
+    )
 
 
 def add_squares(

@@ -129,8 +129,22 @@ def _lengths(x: torch.Tensor) -> torch.Tensor:
     """Lengths in the planes of two halves, with the kernel."""
     from qkscope.capture.sums import gramkernel
 
+    planes = x.shape[-1] // 2
+    total = torch.zeros(len(x), 3, planes, dtype=torch.float64, device=x.device)
     with torch.cuda.device(x.device):
-        return gramkernel.plane_lengths(x, (0, x.shape[1]), 0, x.shape[-1] // 2, 1, x.shape[-1] // 2)
+        gramkernel.add_lengths(total, x, (0, x.shape[1]), (slice(0, planes), slice(planes, None)))
+    return total.sum(1).float()
+
+
+def _first_and_rest(x: torch.Tensor) -> torch.Tensor:
+    """The sums of the first coordinate and of all others (H, 2), with the kernel."""
+    from qkscope.capture.sums import gramkernel
+
+    d, total = x.shape[-1], torch.zeros(len(x), 2, dtype=torch.float64, device=x.device)
+    ranges = torch.tensor([[0, 1], [1, d]], device=x.device).expand(x.shape[1], 2, 2).contiguous()
+    with torch.cuda.device(x.device):
+        gramkernel.add_ranges(total, x.float().contiguous(), ranges)
+    return total.float()
 
 
 @lru_cache(maxsize=64)
@@ -152,8 +166,9 @@ def trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
             for vectors, totals in ((x, kernel), (x.cpu(), reference)):
                 with torch.cuda.device(device):
                     _add_squares(vectors, bounds, 128, 0, totals[0][:, 2], totals[1])
-        kernel.append(_lengths(x))
+        kernel += [_lengths(x), _first_and_rest(x)]
         reference.append(torch.hypot(x[..., : d // 2].float(), x[..., d // 2 :].float()).cpu().sum(1))
+        reference.append(torch.stack([x[..., 0].float().sum(1), x[..., 1:].float().sum((1, 2))], -1).cpu())
         largest_error = max(
             float((a.cpu() - b).abs().max() / b.abs().max()) for a, b in zip(kernel, reference, strict=True)
         )

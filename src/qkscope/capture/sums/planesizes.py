@@ -10,6 +10,9 @@ from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.core.headmoments import N_GROUPS
 
+_PARTS = 16
+"""A sum on a GPU is kept in so many parts, each written by one program."""
+
 
 class PlaneSizes:
     """Σ |z_m| of the query heads and of the key heads by document group; a rotation does not change it."""
@@ -17,7 +20,7 @@ class PlaneSizes:
     def __init__(self, rope: LayerRope | None) -> None:
         self.rope = rope
         self.totals: tuple[torch.Tensor, torch.Tensor] | None = None
-        """(H, 8, planes) of queries and of keys, float64."""
+        """(H, 8, parts, planes) of queries and of keys, float64."""
 
     def add(
         self, q: torch.Tensor, k: torch.Tensor, tokens: BatchTokens, plan: Plan, factor: torch.Tensor | None
@@ -30,28 +33,35 @@ class PlaneSizes:
         for row, bounds in enumerate(tokens.counted(plan)):
             group = int(tokens.groups[row])
             for x, total, divisor in ((q, self.totals[0], factor), (k, self.totals[1], None)):
-                of_row = None if divisor is None else divisor[row]
-                total[:, group] += plane_sums(x[row], bounds, self.rope, of_row).double()
+                _add_lengths(total[:, group], x[row], bounds, self.rope, None if divisor is None else divisor[row])
 
     def host(self) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-        """The sums on the host; None where there are no planes."""
-        return (None, None) if self.totals is None else (self.totals[0].cpu().numpy(), self.totals[1].cpu().numpy())
+        """The sums (H, 8, planes) on the host; None where there are no planes."""
+        if self.totals is None:
+            return None, None
+        return self.totals[0].sum(2).cpu().numpy(), self.totals[1].sum(2).cpu().numpy()
 
     def _zeros(self, x: torch.Tensor) -> torch.Tensor:
         assert self.rope is not None
-        return torch.zeros(x.shape[1], N_GROUPS, self.rope.planes, dtype=torch.float64, device=x.device)
+        shape = x.shape[1], N_GROUPS, _PARTS if x.is_cuda else 1, self.rope.planes
+        return torch.zeros(shape, dtype=torch.float64, device=x.device)
 
 
-def plane_sums(
-    x: torch.Tensor, bounds: tuple[int, int], rope: LayerRope, divisor: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Σ of the lengths in each plane (H, planes) over the vectors x (H, T, d) within bounds, each over its divisor."""
-    first, second = rope.coordinates
+def _add_lengths(
+    total: torch.Tensor,
+    x: torch.Tensor,
+    bounds: tuple[int, int],
+    rope: LayerRope,
+    divisor: torch.Tensor | None = None,
+) -> None:
+    """Add to parts of a sum (H, parts, planes) the lengths in each plane of x (H, T, d) within bounds, each divided."""
     half = x.dtype in (torch.bfloat16, torch.float16)
     if divisor is None and half and x.stride(-1) == 1 and trusted(x.device, x.dtype, x.shape[-1]):
         from qkscope.capture.sums import gramkernel
 
-        return gramkernel.plane_lengths(x, bounds, first.start, second.start, first.step or 1, rope.planes)
+        gramkernel.add_lengths(total, x, bounds, rope.coordinates)
+        return
     begin, end = bounds
+    first, second = rope.coordinates
     sizes = torch.hypot(x[:, begin:end, first].float(), x[:, begin:end, second].float())
-    return (sizes if divisor is None else sizes / divisor[begin:end, None].abs()).sum(1)
+    total[:, 0] += (sizes if divisor is None else sizes / divisor[begin:end, None].abs()).sum(1)

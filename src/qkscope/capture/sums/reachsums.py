@@ -1,4 +1,7 @@
-"""Attention weights of some queries over all their keys, summed by distance, on the layer's own device."""
+"""Attention weights of some queries over all their keys, summed by distance, on the layer's own device.
+
+The keys of a bin are neighbours, so each sum is one over ranges of keys, the same in all layers of a pass.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import numpy as np
 import torch
 
 from qkscope.capture.attention import Attention
+from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.capture.weights import attention_weights, mask_of, own_mask
 from qkscope.core.headmoments import N_GROUPS
@@ -19,20 +23,31 @@ class ReachSums:
         self.plan, self.heads = plan, list(heads)
         self.starts = bin_starts(plan.window)
         self.total: torch.Tensor | None = None
-        """(H, 8, REACH_COUNTS and bins), float64."""
+        """Weight on sinks, in each bin, and sink gaps (H, 8, bins and 2), float64."""
+        self.counts: list[tuple[int, int, torch.Tensor]] = []
+        """Group, queries, and how many of these see a sink (1 or H), of each document."""
 
     def add(self, attention: Attention, tokens: BatchTokens) -> None:
         """Add the chosen queries of one attention call, which has all heads."""
         if self.total is None:
-            shape = len(self.heads), N_GROUPS, len(REACH_COUNTS) + len(self.starts)
+            shape = len(self.heads), N_GROUPS, len(self.starts) + 2
             self.total = torch.zeros(shape, dtype=torch.float64, device=attention.q.device)
         for row, columns in enumerate(tokens.queries):
             if len(columns):
                 self._add_row(attention, tokens, row, columns)
 
     def host(self) -> np.ndarray | None:
-        """The sums on the host; None before the first call."""
-        return None if self.total is None else self.total.cpu().numpy()
+        """REACH_COUNTS and bins (H, 8, columns) on the host; None before the first call."""
+        if self.total is None:
+            return None
+        sums = self.total.cpu().numpy()
+        n = np.zeros((2, *sums.shape[:2]))
+        for group, queries, both in self.counts:
+            n[0, :, group] += queries
+            n[1, :, group] += both.cpu().numpy()
+        by_name = {"n": n[0], "sink": sums[..., 0], "gap": sums[..., -1], "n_gap": n[1]}
+        counts = np.stack([by_name[name] for name in REACH_COUNTS], -1)
+        return np.concatenate([counts, sums[..., 1:-1]], -1)
 
     def _add_row(self, attention: Attention, tokens: BatchTokens, row: int, columns: np.ndarray) -> None:
         (_, query, key, *_), _ = attention.call
@@ -46,55 +61,55 @@ class ReachSums:
             own.record_stream(torch.cuda.current_stream(device))
         kind = (id(own), attention.sliding_window, row, keys, sinks, device)
         seen = tokens.once(("seen", *kind), lambda: _Seen(own, mask_of(attention, row, index), sinks))
-        gather, bins = tokens.once(
-            ("distances", row, keys, sinks, device),
-            lambda: self._by_distance(columns + keys - query.shape[2], keys, sinks, device),
+        ranges = tokens.once(
+            ("ranges", row, keys, sinks, device),
+            lambda: torch.from_numpy(self._ranges(columns + keys - query.shape[2], sinks)).to(device),
         )
-        found = attention_weights(attention, row, index, seen.mask)
+        found, group = attention_weights(attention, row, index, seen.mask), int(tokens.groups[row])
         scores, weights = found.scores, found.weights
-        if len(self.heads) != scores.shape[0]:
+        if len(self.heads) != len(scores):
             scores, weights = scores[self.heads], weights[self.heads]
-        others = torch.nn.functional.pad(weights[..., sinks:], (0, 1))
-        in_bins = (others.gather(-1, gather.expand(len(weights), -1, -1)) @ bins).sum(1)
-        counts = seen.counted(len(weights), len(columns))
-        sums = [counts[0], weights[..., :sinks].sum((1, 2), keepdim=True)[:, 0], seen.gap(scores), counts[1]]
-        self.total[:, int(tokens.groups[row])] += torch.cat([*sums, in_bins], -1)
+        _add_ranges(self.total[:, group, :-1], weights, ranges, attention.q.dtype)
+        self.total[:, group, -1] += seen.gaps(scores.flatten(1))
+        self.counts.append((group, len(columns), seen.both))
 
-    def _by_distance(
-        self, query_at: np.ndarray, keys: int, sinks: int, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each query and distance the place of the key behind the sinks (or one past the last), and its bin."""
-        distance = np.arange(int(query_at.max()) + 1)
-        place = query_at[:, None] - distance - sinks
-        place = np.where(place >= 0, place, keys - sinks)
-        in_bin = np.searchsorted(self.starts, distance, side="right") - 1
-        bins = torch.zeros(len(distance), len(self.starts), device=device)
-        bins[torch.arange(len(distance)), torch.from_numpy(in_bin)] = 1.0
-        return torch.from_numpy(place).to(device), bins
+    def _ranges(self, query_at: np.ndarray, sinks: int) -> np.ndarray:
+        """First key and the one after the last, of sinks and of each bin, for each query (queries, 1 + bins, 2)."""
+        nearest = query_at[:, None] - self.starts
+        ends = np.maximum(nearest + 1, sinks)
+        begins = np.concatenate([ends[:, 1:], np.full((len(ends), 1), sinks)], 1)
+        of_sinks = np.stack([np.zeros(len(ends)), np.minimum(sinks, query_at + 1)], -1)[:, None]
+        return np.concatenate([of_sinks, np.stack([begins, ends], -1)], 1).astype(np.int64)
+
+
+def _add_ranges(total: torch.Tensor, weights: torch.Tensor, ranges: torch.Tensor, dtype: torch.dtype) -> None:
+    """Add the sums of weights (H, n, S) over ranges (n, columns, 2) of keys to a total (H, columns)."""
+    if weights.is_cuda and trusted(weights.device, dtype, 64):
+        from qkscope.capture.sums import gramkernel
+
+        gramkernel.add_ranges(total, weights, ranges)
+        return
+    running = torch.nn.functional.pad(weights.cumsum(-1, dtype=torch.float64), (1, 0))
+    begin, end = (running.gather(-1, of_all.expand(len(weights), -1, -1)) for of_all in ranges.unbind(-1))
+    total += (end - begin).sum(1)
 
 
 class _Seen:
     """What the queries of a document see in a pass, the same in all layers with one mask."""
 
     def __init__(self, own: torch.Tensor | None, mask: torch.Tensor, sinks: int) -> None:
-        self.own, self.mask, self.sinks = own, mask, sinks  # kept, so that no other mask gets the same id
-        self.hidden = mask <= torch.finfo(mask.dtype).min / 2
-        seen = ~self.hidden
-        self.n_sink, self.n_other = seen[..., :sinks].sum(-1), seen[..., sinks:].sum(-1)
-        self.counts = (self.n_sink > 0) & (self.n_other > 0)
-        self.both = self.counts.sum(-1)
-        self._counted: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.own = own  # kept, so that no other mask gets the same id
+        lowest = torch.finfo(torch.float32).min / 2
+        self.mask = mask.float().clamp_min(lowest)
+        """Finite, so that a score that is not seen counts nothing when it is multiplied by 0."""
+        seen = (mask > lowest).reshape(-1, *mask.shape[-2:]).float()
+        n_sink, n_other = (part.sum(-1, keepdim=True) for part in (seen[..., :sinks], seen[..., sinks:]))
+        counts = ((n_sink > 0) & (n_other > 0)).float()
+        self.both = counts.sum((-2, -1))
+        """Queries that see sinks and other keys (1 or H)."""
+        means = seen[..., :sinks] / n_sink.clamp_min(1), -seen[..., sinks:] / n_other.clamp_min(1)
+        self._gap = (counts * torch.cat(means, -1)).flatten(1)
 
-    def gap(self, scores: torch.Tensor) -> torch.Tensor:
+    def gaps(self, scores: torch.Tensor) -> torch.Tensor:
         """Σ over queries that see both of the mean score of the sinks minus that of the other keys (H,)."""
-        plain = scores.masked_fill(self.hidden, 0.0)
-        sink = plain[..., : self.sinks].sum(-1) / self.n_sink.clamp_min(1)
-        other = plain[..., self.sinks :].sum(-1) / self.n_other.clamp_min(1)
-        return torch.where(self.counts, sink - other, 0.0).sum(-1, keepdim=True)
-
-    def counted(self, heads: int, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Number of queries, and of those that see sinks and other keys (H, 1) each."""
-        if self._counted is None or len(self._counted[0]) != heads:
-            both = self.both.float().reshape(-1, 1).expand(heads, 1)
-            self._counted = torch.full((heads, 1), float(queries), device=both.device), both
-        return self._counted
+        return scores @ self._gap[0] if len(self._gap) == 1 else (scores * self._gap).sum(-1)
