@@ -41,13 +41,16 @@ def of_effects(rise: float) -> pd.DataFrame:
 
 
 def of_cuts(plain: dict[str, float], copy: dict[str, float]) -> pd.DataFrame:
+    shares = {"none": 0.0, "all": 1.0}
     rows = [
-        {"model": "m", "family": "f", "order": order, "draw": 0, "text": text, "w": 64, "share_cut": 0.5, "nll": nll}
+        {"model": "m", "family": "f", "order": order, "draw": 0, "text": text, "w": 64, "nll": nll}
+        | {"share_cut": shares.get(order, 0.5), "cache_saved": shares.get(order, 0.5) * 0.9}
         for text, losses in (("plain", plain), ("copy", copy))
         for order, nll in losses.items()
     ]
+    further = [dict(row, share_cut=0.25, cache_saved=0.2, nll=9.0) for row in rows if row["order"] not in shares]
     rows += [dict(row, draw=1, nll=row["nll"] + 0.1) for row in rows if row["order"] == "random"]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows + further)
 
 
 LOSSES = {"none": 3.0, "far": 3.1, "area": 3.2, "measured": 3.5, "reversed": 3.9, "all": 4.0, "random": 3.6}
@@ -103,6 +106,7 @@ def test_cuts_name_the_cheapest_and_the_dearest_order_on_each_kind_of_text():
     data = attentionreach.prepare_cuts(study(cuts=of_cuts(LOSSES, LOSSES | {"far": 3.8})))
     drawn(attentionreach.CUTS_FIGURE, data)
     plain, copy = attentionreach.say_cuts(data)
+    assert "cutting 50% of key heads to 64 tokens, which saves 45% of the cache, costs least" in plain
     assert "costs least by far (+0.100 nats per token) and most by measured (+0.500)" in plain
     assert "random choices cost +0.600 to +0.700." in plain
     assert "costs least by area (+0.200 nats per token) and most by far (+0.800)" in copy
@@ -117,6 +121,9 @@ def test_without_their_tables_there_are_no_figures():
     ):
         with pytest.raises(NotApplicable):
             prepare(study(heads=heads()))
+    nothing = of_effects(1.0).assign(kl=np.nan, kl_predicted=np.nan)
+    with pytest.raises(NotApplicable, match="--passes and --measure"):
+        effects.prepare_effects(study(effects=nothing))
     with pytest.raises(NotApplicable):
         effects.prepare_descriptions(
             study(effects=of_effects(1.0), heads=heads()[["model", "layer", "head", "k_head"]])

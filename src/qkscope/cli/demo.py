@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,11 @@ from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, progress, set_up_logging
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qkscope.capture.bos import Bos
+    from qkscope.capture.options import ModelOptions
+    from qkscope.capture.texts import Document
     from qkscope.extras.family import Checkpoint
     from qkscope.study.study import Study
 
@@ -69,21 +74,60 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
         said = {"label": checkpoint.name, "family": "tinyrope", "phase": checkpoint.phase, "step": checkpoint.step}
         items.append(StudyRunConfig(path=str(folder), **said))  # type: ignore[arg-type]
     with progress() as on_done:
-        return gather(Sources(tuple(items), FAMILY_TITLE), output / "results", workers=workers, on_done=on_done)
+        study = gather(Sources(tuple(items), FAMILY_TITLE), output / "results", workers=workers, on_done=on_done)
+    return _with_effects(study, output, chosen, passes=0 if fast else 16)
+
+
+def _with_effects(study: Study, output: Path, chosen: Sequence[Checkpoint], passes: int) -> Study:
+    """The study, and what its last checkpoint loses without each term, on texts that its means were not made from."""
+    from qkscope.capture import models
+    from qkscope.capture.effects import EffectOptions
+    from qkscope.extras.effects import effects
+    from qkscope.extras.family import other_texts
+    from qkscope.report.gather import at_window
+    from qkscope.results.effects import write_measured
+
+    last, window = chosen[-1], min(checkpoint.window for checkpoint in chosen)
+    log.info("taking terms away from the scores of %s, window %d", last.name, window)
+    source = _source(last)
+    run = Path(at_window(str(output / "runs" / last.name), window))
+    with counted("passes") as on_done:
+        frames = effects(
+            models.load_model(source), run, _tokens(source, other_texts(last.documents))[1],
+            options=EffectOptions(passes, measure=0), window=window, label=last.name,
+            on_progress=lambda done, in_all: on_done(round(done), round(in_all)),
+        )  # fmt: skip
+    frames = {name: frame.assign(family="tinyrope") for name, frame in frames.items()}
+    write_measured(output / "results" / "effects", frames)
+    return replace(study, tables=study.tables | frames)
+
+
+def _source(checkpoint: Checkpoint) -> ModelOptions:
+    from qkscope.capture.options import ModelOptions
+    from qkscope.extras.family import tokenizer
+
+    return ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
+
+
+def _tokens(source: ModelOptions, paths: list[Path]) -> tuple[list[Document], list[Any], Bos]:
+    """Texts, their tokens, and how they begin."""
+    from qkscope.capture import models
+    from qkscope.capture.bos import find_bos, tokenize
+    from qkscope.capture.texts import read_documents
+
+    documents = read_documents([str(path) for path in paths], "text", None)
+    tokenizer_of_family = models.load_tokenizer(source)
+    bos = find_bos(source, tokenizer_of_family)
+    return documents, tokenize(documents, tokenizer_of_family, bos), bos
 
 
 def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
-    from qkscope.capture import models, run
-    from qkscope.capture.bos import find_bos, tokenize
-    from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions
-    from qkscope.capture.texts import read_documents
-    from qkscope.extras.family import some_texts, tokenizer
+    from qkscope.capture import run
+    from qkscope.capture.options import CaptureOptions, ExecutionOptions
+    from qkscope.extras.family import some_texts
 
-    documents = read_documents([str(path) for path in some_texts(checkpoint.documents)], "text", None)
-    source = ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
-    tokenizer_of_family = models.load_tokenizer(source)
-    bos = find_bos(source, tokenizer_of_family)
-    ids = tokenize(documents, tokenizer_of_family, bos)
+    source = _source(checkpoint)
+    documents, ids, bos = _tokens(source, some_texts(checkpoint.documents))
     options = CaptureOptions(window=checkpoint.window, sample=sample)
     about = {"id": checkpoint.name, "revision": None, "config_overrides": None, "bos": bos.as_dict()}
     with documents_done() as on_progress:
@@ -110,13 +154,11 @@ def _report(study: Study, folder: Path, workers: int | None) -> None:
 
 
 def _say(study: Study) -> None:
-    """The report's first page, in the terminal."""
-    from rich.console import Console
-    from rich.table import Table
+    """The finding, in the terminal."""
+    from qkscope.report.front import front
 
-    from qkscope.report.opening import interval_note, opening
-
-    table = Table(title=study.title, show_header=False, show_lines=True, caption=interval_note(study))
-    for question, answer in opening(study):
-        table.add_row(question, answer)
-    Console().print(table)
+    first = front(study)
+    numbers = "; ".join(f"{tile.number} {tile.label}" for tile in first.tiles)
+    typer.echo(first.sentence)
+    if first.tiles:
+        typer.echo(f"{first.of}: {numbers}.")

@@ -41,6 +41,9 @@ def reach_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for tables and the cut.")] = Path("reach"),
     cut: Annotated[int | None, typer.Option(min=1, help="Choose key heads to cut to this window.")] = None,
     keep: Annotated[float, typer.Option(min=0, max=1, help="Share of key heads that keep their reach.")] = 0.5,
+    also_keep: Annotated[
+        list[float] | None, typer.Option(min=0, max=1, help="Further shares of --measure; by default 0.75 and 0.25.")
+    ] = None,
     by: Annotated[str, typer.Option(help="Order of key heads: far, area, lock or measured.")] = "far",
     measure: Annotated[
         str | None, typer.Option(help="Model of the run, on which the cut is measured with --texts.")
@@ -48,7 +51,9 @@ def reach_command(
     window: Annotated[
         int | None, typer.Option(min=128, help="Tokens per text of --measure; by default the run's.")
     ] = None,
-    draws: Annotated[int, typer.Option(min=0, help="Random choices of --measure beside the orders.")] = 16,
+    draws: Annotated[
+        int, typer.Option(min=0, help="Random choices of --measure at --keep; a quarter as many at further shares.")
+    ] = 16,
     against: Annotated[
         Path | None, typer.Option(help="List of heads to compare with: retrieval scores or gates of key heads.")
     ] = None,
@@ -77,10 +82,12 @@ def reach_command(
         if listed is not None:
             _say_agreement(choosing.agreement_with(heads, *listed), output)
         if cut is not None:
-            cuts = _cuts(run, output, heads, by, keep, cut)
+            heads, sinks = _cut(run, output, heads, by, keep, cut)
             if measure is not None:
+                shares = dict.fromkeys([keep, *((0.75, 0.25) if also_keep is None else also_keep)])
+                cuts = choosing.every_cut(heads, by, list(shares), cut, sinks, draws, seed)
                 locked, documents = loaded(values | {"model": measure}, run, window, allow_overlap=allow_overlap)
-                _measure(locked, documents, run, output, cuts, draws, seed)
+                _measure(locked, documents, run, output, cuts)
         raise typer.Exit(code)
 
 
@@ -134,8 +141,8 @@ def _say_agreement(table: pd.DataFrame, output: Path) -> None:
         log.info("wrote %s", output / name)
 
 
-def _cuts(run: Path, output: Path, heads: pd.DataFrame, by: str, keep: float, window: int) -> list[Cut]:
-    """Write the cut that is asked for; returns it, and those of all orders."""
+def _cut(run: Path, output: Path, heads: pd.DataFrame, by: str, keep: float, window: int) -> tuple[pd.DataFrame, int]:
+    """Write the cut that is asked for; returns the heads that a cut can change, and the number of sinks."""
     from qkscope.extras import reach as choosing
 
     sinks, sliding, shape = _described(run)
@@ -145,24 +152,21 @@ def _cuts(run: Path, output: Path, heads: pd.DataFrame, by: str, keep: float, wi
         log.info("wrote %s", path)
     n_heads = heads.groupby(choosing.KEY).ngroups
     log.info("%d of %d key heads are cut to %d tokens", len(chosen.heads), n_heads, window)
-    known = [order for order, (column, _) in choosing.ORDERS.items() if heads[column].notna().all()]
-    return [chosen, *(choosing.choose(heads, order, keep, window, sinks) for order in known)]
+    return heads, sinks
 
 
-def _measure(
-    locked: LockedModel, documents: list[torch.Tensor], run: Path, output: Path, cuts: list[Cut], draws: int, seed: int
-) -> None:
-    """Measure the cuts of all orders, beside random choices of as many heads."""
-    from qkscope.extras.cutcost import cut_table, every_cut
+def _measure(locked: LockedModel, documents: list[torch.Tensor], run: Path, output: Path, cuts: list[Cut]) -> None:
+    """Measure the cuts, write what they cost, and say it for the share that was asked for, which comes first."""
+    from qkscope.extras.cutcost import cut_table
     from qkscope.results.effects import write_measured
 
-    cuts = every_cut(cuts[0], cuts[1:], draws, seed)
     with counted("passes") as on_done:
         table = cut_table(locked, documents, cuts, run.absolute().name, on_done)
     for path in write_measured(output, {"cuts": table}):
         log.info("wrote %s", path)
+    first = table["share_cut"][table["order"] == "reversed"].iloc[0]
     for text in ("plain", "copy"):
-        rows = table[table["text"] == text]
+        rows = table[(table["text"] == text) & (table["share_cut"].isin([0.0, first, 1.0]))]
         random = rows[rows["order"] == "random"]["nll"]
         named = [f"{row.order} {row.nll:.3f}" for row in rows[rows["order"] != "random"].itertuples()]
         spread = ""

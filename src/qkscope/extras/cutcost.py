@@ -8,22 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qkscope.extras.reach import Cut, random_cuts, reversed_cut
+from qkscope.extras.reach import Cut
 from qkscope.results.effects import mean_with_interval
 from qkscope.results.schema import column_names
-
-
-def every_cut(chosen: Cut, others: Sequence[Cut], draws: int, seed: int) -> list[Cut]:
-    """All orders, the chosen one reversed, random choices, all heads and none."""
-    assert chosen.scores is not None
-    everything = sorted((int(layer), int(head)) for layer, head in chosen.scores.index)
-    return [
-        Cut(chosen.window, chosen.sinks, [], "none"),
-        *others,
-        reversed_cut(chosen),
-        Cut(chosen.window, chosen.sinks, everything, "all"),
-        *random_cuts(chosen, draws, seed),
-    ]
 
 
 def cut_table(

@@ -28,11 +28,12 @@ def effects(
     window: int | None = None,
     heads: Sequence[tuple[int, int]] = (),
     label: str = "",
+    on_progress: Callable[[float, float], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """What each term of each head does to the prediction of a loaded model on these texts.
 
-    Texts are strings, with a tokenizer, or token ids; they must not be those of the run. Returns the tables ``effects``
-    and ``effects_together``.
+    Texts are strings, with a tokenizer, or token ids; they must not be those of the run. ``on_progress`` is told how
+    much is done, and of how much. Returns the tables ``effects`` and ``effects_together``.
     """
     from qkscope.capture.effects import EffectOptions, EffectsJob, cut_documents
     from qkscope.capture.lockedmodel import LockedModel
@@ -44,7 +45,7 @@ def effects(
     documents = cut_documents(ids, window or int(found.run.manifest["window"]))
     with TemporaryDirectory() as folder:
         job = EffectsJob(found, documents, options or EffectOptions(), Path(folder), list(heads))
-        return effect_tables(job, label or found.run.folder.name)
+        return effect_tables(job, label or found.run.folder.name, on_progress=on_progress)
 
 
 def effect_tables(

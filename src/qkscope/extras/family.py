@@ -72,6 +72,13 @@ def some_texts(count: int) -> list[Path]:
     return [files[i * len(files) // count] for i in range(count)]
 
 
+def other_texts(count: int) -> list[Path]:
+    """As many texts, evenly spaced, that are not among ``some_texts(count)``."""
+    taken = set(some_texts(count))
+    files = [path for path in sorted(texts().iterdir()) if path not in taken]
+    return [files[i * len(files) // count] for i in range(count)]
+
+
 def tokenizer() -> Path:
     """The family's tokenizer."""
     return data() / "tokenizer"

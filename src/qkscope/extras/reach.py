@@ -11,7 +11,7 @@ Scores are high for key heads that must see far. A cut shortens those with the l
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +83,31 @@ def choose(heads: pd.DataFrame, order: str, keep: float, window: int, sinks: int
     return Cut(window, sinks, sorted((int(layer), int(head)) for layer, head in lowest), order, scores)
 
 
-def reversed_cut(cut: Cut) -> Cut:
+def every_cut(
+    heads: pd.DataFrame, by: str, shares: list[float], window: int, sinks: int, draws: int, seed: int
+) -> list[Cut]:
+    """No head and all heads; and by every order that is known, reversed and drawn, all but each of the shares.
+
+    Of the first share there are ``draws`` random choices, of the others a quarter as many.
+    """
+    known = [order for order, (column, _) in ORDERS.items() if heads[column].notna().all()]
+    cuts = [choose(heads, by, 1.0, window, sinks), choose(heads, by, 0.0, window, sinks)]
+    cuts = [replace(cut, order=name) for cut, name in zip(cuts, ("none", "all"), strict=True)]
+    for number, share in enumerate(shares):
+        chosen = choose(heads, by, share, window, sinks)
+        cuts += [choose(heads, order, share, window, sinks) for order in known]
+        cuts += [_reversed(chosen), *_random(chosen, draws if number == 0 else draws // 4, seed + number)]
+    return cuts
+
+
+def _reversed(cut: Cut) -> Cut:
     """As many heads from the other end of the order."""
     assert cut.scores is not None
     highest = cut.scores.sort_values(kind="stable").index[len(cut.scores) - len(cut.heads) :]
     return Cut(cut.window, cut.sinks, sorted((int(layer), int(head)) for layer, head in highest), "reversed")
 
 
-def random_cuts(cut: Cut, draws: int, seed: int) -> list[Cut]:
+def _random(cut: Cut, draws: int, seed: int) -> list[Cut]:
     """As many heads, drawn."""
     assert cut.scores is not None
     rng, every = np.random.default_rng(seed), [(int(layer), int(head)) for layer, head in cut.scores.index]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import PercentFormatter
 
 from qkscope.figures.figure import Figure, NotApplicable, needed
 from qkscope.figures.scoreterms import chosen_runs
-from qkscope.figures.style import FAINT, INK, PHASES, canvas, grid, panels, shortened
+from qkscope.figures.style import FAINT, PHASES, canvas, grid, panels, shortened
 from qkscope.study.study import Study
 
-_ORDERS = {"far": "far", "area": "area", "lock": "lock", "measured": "measured", "reversed": "reversed"}
+_ORDERS = ("far", "area", "lock", "measured", "reversed")
 
 
 def prepare_reach(study: Study) -> pd.DataFrame:
@@ -75,47 +76,49 @@ def prepare_cuts(study: Study) -> pd.DataFrame:
 
 
 def draw_cuts(data: pd.DataFrame) -> Drawing:
-    """Plain text and the second copy: orders as bars, random choices as dots, none and all as lines."""
+    """Plain text and the second copy: a line per order from no cut to all heads cut, random choices as dots."""
     figure = canvas(7.0, 2.9)
     cells = panels(figure, 1, 2)[0]
     for cell, text in zip(cells, ("plain", "copy"), strict=True):
-        rises = _rises(data, text)
-        orders = [order for order in _ORDERS if order in rises]
-        for number, order in enumerate(orders):
-            cell.bar(number, rises[order][0], 0.62, color=PHASES[number % len(PHASES)])
-        random, everything = rises.get("random", []), rises["all"][0]
-        cell.plot(len(orders) + np.linspace(-0.25, 0.25, len(random)), random, "o", color=FAINT, markersize=3)
-        cell.axhline(everything, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        cell.text(len(orders) + 0.45, everything, "all heads cut", ha="right", va="bottom")
-        cell.set_xticks(range(len(orders) + 1), [*(_ORDERS[order] for order in orders), "random"])
-        cell.set_title({"plain": "plain text", "copy": "second copy of a text"}[text])
+        costs = _costs(data, text)
+        random = costs[costs["order"] == "random"]
+        cell.plot(random["cache_saved"], random["rise"], "o", color=FAINT, markersize=3, label="random")
+        ends = costs[costs["order"].isin(["none", "all"])]
+        for number, order in enumerate(order for order in _ORDERS if order in set(costs["order"])):
+            line = pd.concat([costs[costs["order"] == order], ends]).sort_values("cache_saved")
+            style = (0, (4, 3)) if order == "reversed" else "-"
+            colour = PHASES[number % len(PHASES)]
+            cell.plot(line["cache_saved"], line["rise"], "o", linestyle=style, color=colour, markersize=3, label=order)
+        cell.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        cell.set(xlabel="cache saved", title={"plain": "plain text", "copy": "second copy of a text"}[text])
         grid(cell)
     cells[0].set_ylabel("rise of the loss (nats per token)")
+    cells[0].legend()
     return figure
 
 
 def say_cuts(data: pd.DataFrame) -> list[str]:
-    """Which order costs least, beside random choices, on each kind of text."""
-    sentences = []
+    """Which order costs least, beside random choices, on each kind of text; at the share with most random choices."""
+    sentences, partly = [], data[~data["order"].isin(["none", "all"])]
+    share = partly.groupby("share_cut").size().idxmax()
     for text, name in (("plain", "On plain text"), ("copy", "On the second copy of a text")):
-        rises, row = _rises(data, text), data[data["order"] == "reversed"].iloc[0]
-        orders = {order: rises[order][0] for order in _ORDERS if order in rises and order != "reversed"}
-        best, worst, random = min(orders, key=orders.__getitem__), max(orders, key=orders.__getitem__), rises["random"]
+        costs = _costs(data, text)
+        costs = costs[(costs["share_cut"] == share) & costs["order"].isin(partly["order"])]
+        row, random = costs.iloc[0], costs.loc[costs["order"] == "random", "rise"]
+        orders = costs[~costs["order"].isin(["random", "reversed"])].set_index("order")["rise"]
         sentences.append(
-            f"{name}, cutting {row['share_cut']:.0%} of key heads to {int(row['w']):,} tokens costs least by {best} "
-            f"({orders[best]:+.3f} nats per token) and most by {worst} ({orders[worst]:+.3f})"
-            + (f"; random choices cost {min(random):+.3f} to {max(random):+.3f}." if random else ".")
+            f"{name}, cutting {row['share_cut']:.0%} of key heads to {int(row['w']):,} tokens, which saves "
+            f"{row['cache_saved']:.0%} of the cache, costs least by {orders.idxmin()} ({orders.min():+.3f} nats per "
+            f"token) and most by {orders.idxmax()} ({orders.max():+.3f})"
+            + (f"; random choices cost {random.min():+.3f} to {random.max():+.3f}." if len(random) else ".")
         )
     return sentences
 
 
-def _rises(data: pd.DataFrame, text: str) -> dict[str, list[float]]:
-    """By how much the loss on a kind of text rises over that without a cut, for each order."""
+def _costs(data: pd.DataFrame, text: str) -> pd.DataFrame:
+    """The rows of a kind of text, with the rise of their loss over that without a cut."""
     own = data[data["text"] == text]
-    losses: dict[str, list[float]] = {"random": []}
-    for order, loss in zip(own["order"].tolist(), own["nll"].tolist(), strict=True):
-        losses.setdefault(order, []).append(loss)
-    return {order: [loss - losses["none"][0] for loss in of_order] for order, of_order in losses.items()}
+    return own.assign(rise=own["nll"] - own.loc[own["order"] == "none", "nll"].iloc[0])
 
 
 REACH_FIGURE = Figure(
@@ -130,8 +133,9 @@ REACH_FIGURE = Figure(
 CUTS_FIGURE = Figure(
     "cause/05_cut_cost",
     "What it costs to cut key heads to a window",
-    "Rise of the loss when a share of the key heads sees a window and the first tokens alone, by how they are chosen: "
-    "on plain text, and on the second copy of a repeated text. Dots are random choices of as many heads.",
+    "Rise of the loss when some key heads see a window and the first tokens alone, against the share of the key-value "
+    "cache that this saves, by how they are chosen: on plain text, and on the second copy of a repeated text. Grey "
+    "dots are random choices of as many heads.",
     prepare_cuts,
     draw_cuts,
     say_cuts,

@@ -12,6 +12,7 @@ from qkscope.figures import (
     drift,
     effects,
     formulas,
+    hero,
     plasticity,
     plasticityheads,
     ropeplanes,
@@ -65,5 +66,6 @@ CATALOGUE: tuple[Figure, ...] = (
     attentionreach.CUTS_FIGURE,
     formulas.AUDIT,
     sameweights.SAME_WEIGHTS_FIGURE,
+    hero.HERO,
 )
 FIGURES_BY_NAME = {figure.name: figure for figure in CATALOGUE}

@@ -52,14 +52,13 @@ def prepare_components(
 
 
 def prepare_plane(study: Study, heads: Sequence[HeadKey] | None = None) -> pd.DataFrame:
-    """Points on a and b with the head's numbers, and the regression of b on a in each class as a line of two points."""
+    """Points on a and b with the head's numbers, and how the mean of each class moves with position."""
     frames = []
     for key in heads or heads_with_points(study):
         points = _points(study, key, "a", "b")
-        lines = [_line(points[points["kind"] == kind], kind) for kind in "qk"]
-        frames.append(
-            pd.concat([points, *lines], ignore_index=True).assign(**_numbers(study, "rotated", key, MODEL_NUMBERS))
-        )
+        drifts = [drift(points[points["kind"] == kind], kind) for kind in "qk"]
+        numbers = _numbers(study, "rotated", key, [*MODEL_NUMBERS, "omega_at_edge"])
+        frames.append(pd.concat([points, *drifts], ignore_index=True).assign(**numbers))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -106,14 +105,15 @@ def _points(study: Study, key: HeadKey, x: str, y: str) -> pd.DataFrame:
     )
 
 
-def _line(points: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """Two points on the least-squares line of y on x, over the middle 96% of x."""
-    x, y = points["x"].to_numpy(float), points["y"].to_numpy(float)
-    if len(x) < 3 or x.std() == 0:
+def drift(points: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Where the mean vector is at the first and at the last position, by linear regression of x and y on position."""
+    t, xy = points["position"].to_numpy(float), points[["x", "y"]].to_numpy(float)
+    if len(t) < 3 or t.std() == 0:
         return points.iloc[:0]
-    slope, height = np.polyfit(x, y, 1)
-    ends = np.quantile(x, [0.02, 0.98])
-    return points.iloc[:2].assign(kind=f"line {kind}", position=-1, x=ends, y=slope * ends + height)
+    slope, height = np.polyfit(t, xy, 1)
+    ends = np.array([t.min(), t.max()])
+    along = ends[:, None] * slope + height
+    return points.iloc[:2].assign(kind=f"drift {kind}", position=ends.astype(int), x=along[:, 0], y=along[:, 1])
 
 
 def _numbers(study: Study, table: str, key: HeadKey, names: list[str], **keys: int) -> dict[str, float]:

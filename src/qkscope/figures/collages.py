@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.patheffects import withStroke
 
 from qkscope.analyses.planes import STRONG_R
 from qkscope.figures.collagedata import (
@@ -23,7 +25,7 @@ from qkscope.figures.collagedata import (
     prepare_plane,
 )
 from qkscope.figures.figure import Figure
-from qkscope.figures.style import INK, K, Q, canvas, panels, position_map
+from qkscope.figures.style import INK, canvas, panels, position_map
 
 
 def draw_components(data: pd.DataFrame) -> Drawing:
@@ -41,12 +43,13 @@ def draw_components(data: pd.DataFrame) -> Drawing:
 
 
 def draw_plane(data: pd.DataFrame) -> Drawing:
-    """A panel per head; lines are the regression of b on a in each class."""
+    """A panel per head; arrows are the drift of each class."""
 
     def note(points: pd.DataFrame) -> str:
         omega, position_r, bias = (points[name].iloc[0] for name in MODEL_NUMBERS)
-        turn = "–" if math.isnan(omega) else f"{omega:.1e}"
-        return f"ω {turn}\nposition_r {position_r:.2f}\nbias {bias:+.1e}\nper token"
+        # At the end of the search ω is a drift, and the number would be that of the grid.
+        turns = not math.isnan(omega) and points["omega_at_edge"].iloc[0] != 1
+        return (f"ω {omega:.1e}\n" if turns else "") + f"position_r {position_r:.2f}\nbias {bias:+.1e}\nper token"
 
     return _collage(data, "axis a: drift", "axis b: separation", note)
 
@@ -59,11 +62,8 @@ def _collage(data: pd.DataFrame, x: str, y: str, note: Any) -> Drawing:
     axes = panels(figure, rows, columns)
     norm = _shared_norm(data)
     for cell, (key, points) in zip(axes.flat, heads, strict=False):
-        _cloud(cell, points, norm, 4.0)
-        for kind, colour in (("q", Q), ("k", K)):
-            line = points[points["kind"] == f"line {kind}"]
-            cell.plot(line["x"], line["y"], color="white", linewidth=3.0)
-            cell.plot(line["x"], line["y"], color=colour, linewidth=1.5)
+        draw_cloud(cell, points, norm, 4.0)
+        draw_drifts(cell, points)
         cell.set_title(head_name((str(key[0]), int(key[1]), int(key[2]))))
         cell.set_xlabel(x)
         cell.set_ylabel(y)
@@ -84,7 +84,7 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
     axes = panels(figure, rows, columns)
     norm = _shared_norm(data)
     for cell, (number, points) in zip(axes.flat, planes, strict=False):
-        _cloud(cell, points, norm, 1.5)
+        draw_cloud(cell, points, norm, 1.5)
         share, angle_r, active = (points[name].iloc[0] for name in ("var_share", "angle_r", "active"))
         mark = "" if active == 1 else " · not active"
         numbers = f": {share:.1%}\nangle_r {angle_r:+.2f}{mark}" if not math.isnan(share) else ""
@@ -102,7 +102,7 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
     return figure
 
 
-def _cloud(axes: Axes, points: pd.DataFrame, norm: Normalize, size: float) -> None:
+def draw_cloud(axes: Axes, points: pd.DataFrame, norm: Normalize, size: float) -> None:
     """Queries and keys, early ones light; drawn in random order, so that neither class hides the other."""
     vectors = points[points["kind"].isin(["q", "k"])]
     colours = np.empty((len(vectors), 4))
@@ -112,6 +112,18 @@ def _cloud(axes: Axes, points: pd.DataFrame, norm: Normalize, size: float) -> No
     order = np.random.default_rng(0).permutation(len(vectors))
     axes.scatter(vectors["x"].to_numpy(float)[order], vectors["y"].to_numpy(float)[order], s=size, c=colours[order],
                  alpha=0.6, linewidths=0, rasterized=True)  # fmt: skip
+
+
+def draw_drifts(axes: Axes, points: pd.DataFrame) -> None:
+    """An arrow from the mean query, and the mean key, at the first position to that at the last."""
+    for kind in "qk":
+        ends = points.loc[points["kind"] == f"drift {kind}", ["x", "y"]].to_numpy(float)
+        if len(ends) == 2:
+            arrow = FancyArrowPatch(
+                ends[0], ends[1], arrowstyle="-|>", mutation_scale=11, shrinkA=0, shrinkB=0, linewidth=1.6, color=INK,
+                path_effects=[withStroke(linewidth=3.4, foreground="white")], zorder=3,
+            )  # fmt: skip
+            axes.add_patch(arrow)
 
 
 def _shared_norm(data: pd.DataFrame) -> Normalize:
@@ -185,7 +197,7 @@ PLANE = Figure(
     "qk-rotation/01_ab_plane_collage",
     "Queries and keys of single heads in the plane of a and b",
     "Sampled queries (blue) and keys (red) of up to four heads on the drift axis a and the separation axis b; light is "
-    "early, dark is late. Lines: regression of b on a within queries and within keys.",
+    "early, dark is late. Arrows: how the mean query and the mean key move from the first position to the last.",
     prepare_plane,
     draw_plane,
     say_plane,

@@ -32,7 +32,10 @@ def prepare_effects(study: Study) -> pd.DataFrame:
     effects = needed(study.tables.get("effects"), "effects; qkscope effects writes it")
     last = [label for label in study.labels if label in set(effects["model"])][-1]
     columns = ["model", "layer", "head", "k_head", "term", "gamma", "kl_predicted", "kl", "kl_low", "kl_high"]
-    return effects[effects["model"] == last][columns].reset_index(drop=True)
+    data = effects[effects["model"] == last][columns].reset_index(drop=True)
+    if not (data[["kl_predicted", "kl"]] > 0).any().any():
+        raise NotApplicable("no head's effect was estimated or measured (qkscope effects --passes and --measure)")
+    return data
 
 
 def draw_effects(data: pd.DataFrame) -> Drawing:

@@ -23,6 +23,16 @@ def checkpoints(study: Study) -> list[StudyRun]:
     return ordered
 
 
+def before_and_after(study: Study) -> tuple[str, str]:
+    """The checkpoints that tell what changed: the last one, and the last of the first window if windows differ.
+
+    Otherwise the first one; ``NotApplicable`` if there are fewer than two.
+    """
+    runs = checkpoints(study)
+    shorter = [run.label for run in runs if run.window == runs[0].window]
+    return (runs[0].label if len(shorter) == len(runs) else shorter[-1]), runs[-1].label
+
+
 def is_checkpoint(run: StudyRun) -> bool:
     """Whether the study gives a phase or step of training for a run."""
     return run.phase is not None or run.step is not None

@@ -9,12 +9,14 @@ import pandas as pd
 from markupsafe import Markup
 
 from qkscope._version import __version__
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.hero import compared_runs, strongest_head
 from qkscope.report.heads import head_frame, metrics, numbers
 from qkscope.report.page import render
 from qkscope.report.points import COMPLEMENT_AXES, packed, rows_per_kind
 from qkscope.study.study import Study, StudyRun
 
-FIRST_METRICS = ("bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
+FIRST_METRICS = ("decay", "bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
 """The metric shown first is the first of these that exists."""
 
 
@@ -28,6 +30,8 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
     data = {
         "runs": [_run(run, by_run[run.label], columns, _last_position(study, run)) for run in study.runs],
         "metrics": [vars(metric) for metric in shown_metrics],
+        "start": _start(study),
+        "preferred": [*FIRST_METRICS, "effect_position", "reach90", "ap_overall", "position_share"],
         "first": next((name for name in FIRST_METRICS if name in columns), columns[0] if columns else None),
         "planes": [_planes(study, run.label, by_run[run.label]) for run in study.runs],
         "rope": [_rows(study, "planes", run.label, by_run[run.label], ROPE) for run in study.runs],
@@ -44,6 +48,17 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
         version=__version__,
         plotly=plotly_js(),
     )
+
+
+def _start(study: Study) -> dict[str, Any]:
+    """What the page opens on: the last run, its strongest head, beside the run that it is compared with."""
+    try:
+        label, (layer, head), _ = strongest_head(study)
+    except NotApplicable:
+        return {"run": len(study.runs) - 1, "other": None, "head": None}
+    _, labels = compared_runs(study)
+    other = study.labels.index(labels[0]) if len(labels) > 1 else None
+    return {"run": study.labels.index(label), "other": other, "head": f"l{layer:02d}h{head:02d}"}
 
 
 def plotly_js() -> Markup:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.figure import NotApplicable
-from qkscope.figures.select import checkpoints, models
+from qkscope.figures.select import before_and_after, models
 from qkscope.report.sections import frames_of, rotated
 from qkscope.report.sentences import decay_lines
 from qkscope.report.values import DOCUMENTS, Value, mean_of
@@ -43,8 +43,7 @@ def interval_note(study: Study) -> str:
             "Intervals are 95%: over documents (jackknife) for correlations, variance, bias and plasticity; "
             f"{counted}; {heads} for the rest."
         )
-    marked = " ᵈ marks intervals over documents." if any(run.headline for run in study.runs) else ""
-    return f"Intervals are 95%: {counted}; {heads} for means.{marked}"
+    return f"Intervals are 95%: {counted}; {heads} for means."
 
 
 def _mean(study: Study, table: str, column: str, key: str = "") -> Value | None:
@@ -170,11 +169,9 @@ def _names(rows: pd.DataFrame, column: str, labels: list[str]) -> str:
 
 def _changed(study: Study) -> tuple[str, str]:
     try:
-        runs = checkpoints(study)
+        first, last = before_and_after(study)
     except NotApplicable:
         return "", ""
-    shorter = [run.label for run in runs if run.window == runs[0].window]
-    first, last = (runs[0] if len(shorter) == len(runs) else study.run(shorter[-1])).label, runs[-1].label
     said = changes(study, CHANGES, first, last)
     at = at_which_windows(study, first, last)
     return "What changed over training?", f"From {first} to {last}{at}: " + " ".join(said) if said else ""

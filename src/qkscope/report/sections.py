@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY
-from qkscope.figures.select import discordant, with_window
+from qkscope.figures.select import discordant, is_checkpoint, with_window
 from qkscope.report.published import published
-from qkscope.report.values import mean_of
+from qkscope.report.values import mean_of, over_what, shown
 from qkscope.study.study import Study, StudyRun
 
 
@@ -31,9 +31,20 @@ class Measure:
 class Cell:
     """One number of the table, and the published number next to it."""
 
-    text: str
+    number: str
+    interval: str
     over: str
     published: str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run of the table, with its window if windows differ, or the same weights at the window of comparison."""
+
+    label: str
+    cells: list[Cell | None]
+    folded: bool
+    """Whether it is shown on demand only: a checkpoint that is neither the first nor the last of its phase."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +55,29 @@ class Section:
     title: str
     about: str
     measures: list[Measure]
-    rows: list[tuple[str, list[Cell | None]]]
-    """A run, with its window if windows differ, and its numbers; then the same weights at the window of comparison."""
+    rows: list[Row]
     lines: list[str]
     caveat: str
     figures: list[str]
+
+    @property
+    def n_folded(self) -> int:
+        """Rows that are shown on demand only."""
+        return sum(row.folded for row in self.rows)
+
+    @property
+    def intervals(self) -> str:
+        """What the intervals of the table are over, by column where columns differ."""
+        kinds: dict[str, list[str]] = {}
+        for number, measure in enumerate(self.measures):
+            cells = [row.cells[number] for row in self.rows]
+            for over in dict.fromkeys(cell.over for cell in cells if cell is not None and cell.interval):
+                kinds.setdefault(over, []).append(measure.label)
+        if not kinds:
+            return ""
+        first, *others = sorted(kinds, key=lambda over: -len(kinds[over]))
+        rest = [f"of {', '.join(kinds[over])} {over_what(over)}" for over in others]
+        return f"In brackets: 95% intervals {over_what(first)}{''.join(f'; {part}' for part in rest)}."
 
 
 @dataclass(frozen=True)
@@ -76,15 +105,22 @@ class Finding:
         )  # fmt: skip
 
 
-def _rows(study: Study, run: StudyRun, measures: list[Measure]) -> list[tuple[str, list[Cell | None]]]:
+def _rows(study: Study, run: StudyRun, measures: list[Measure]) -> list[Row]:
     """A run at its own window and, if that is another one, at the window of comparison."""
     differ = len(study.windows) > 1 and run.window is not None
-    named = f"{run.label}, window {run.window:,}" if differ else run.label
-    rows = [(named, _cells(study, run.label, measures))]
+    named, folded = f"{run.label}, window {run.window:,}" if differ else run.label, _is_between(study, run)
+    rows = [Row(named, _cells(study, run.label, measures), folded)]
     there = study.compared
     if there is not study and run.window != study.compare_at and run.label in there.labels:
-        rows.append((f"{run.label}, same weights at {study.compare_at:,}", _cells(there, run.label, measures)))
+        same = f"{run.label}, same weights at {study.compare_at:,}"
+        rows.append(Row(same, _cells(there, run.label, measures), folded))
     return rows
+
+
+def _is_between(study: Study, run: StudyRun) -> bool:
+    """Whether a checkpoint is neither the first nor the last of its phase."""
+    of_phase = [other.label for other in study.runs if is_checkpoint(other) and other.phase == run.phase]
+    return is_checkpoint(run) and run.label not in (of_phase[0], of_phase[-1])
 
 
 def _cells(study: Study, label: str, measures: list[Measure]) -> list[Cell | None]:
@@ -111,7 +147,8 @@ def _cell(study: Study, label: str, frame: pd.DataFrame | None, measure: Measure
     value = mean_of(study, [label], frame, measure.column, measure.key)
     if value is None:
         return None
-    return Cell(value.text(measure.percent), value.over, published(label, measure.column, measure.percent))
+    number, interval = shown(value.value, measure.percent), value.interval(measure.percent)
+    return Cell(number, interval, value.over, published(label, measure.column, measure.percent))
 
 
 def with_derived(study: Study) -> pd.DataFrame | None:

@@ -33,10 +33,13 @@ class Value:
         >>> Value(0.25, 0.2, 0.3, "documents").text(percent=True)
         '25.0% [20.0%, 30.0%]'
         """
-        number = shown(self.value, percent)
+        return f"{shown(self.value, percent)} {self.interval(percent)}".rstrip()
+
+    def interval(self, percent: bool = False) -> str:
+        """The interval in brackets; empty if there is none."""
         if math.isnan(self.low) or (self.low == self.high and self.over != COUNTED):
-            return number  # if all heads have the same value, a bootstrap over heads has no width
-        return f"{number} [{shown(self.low, percent)}, {shown(self.high, percent)}]"
+            return ""  # if all heads have the same value, a bootstrap over heads has no width
+        return f"[{shown(self.low, percent)}, {shown(self.high, percent)}]"
 
     def negative(self) -> Value:
         """The number with the opposite sign."""
@@ -63,9 +66,14 @@ class Value:
         size = f" by {abs(ratio - 1):.0%}" if ratio < 3 else f" to {ratio:,.0f} times" if math.isfinite(ratio) else ""
         return f"{'rises' if order > 0 else 'falls'}{size}"
 
-    def marked(self, percent: bool = False) -> str:
-        """The same, with a mark where the interval is over documents."""
-        return self.text(percent) + ("ᵈ" if self.over == DOCUMENTS else "")
+
+def over_what(over: str) -> str:
+    """What an interval is over, in words."""
+    return {
+        DOCUMENTS: "over documents (jackknife)",
+        KEY_HEADS: "over key heads (bootstrap)",
+        COUNTED: "of shares of heads, counted by key head (Wilson)",
+    }[over]
 
 
 def shown(number: float, percent: bool = False) -> str:

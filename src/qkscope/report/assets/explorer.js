@@ -1,11 +1,11 @@
 "use strict";
-// A map of heads by any metric; a click, a link or the arrow keys open a head.
+// A map of heads by any metric; a click, a link, the list or the arrow keys open a head.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
   const pad = (n) => String(n).padStart(2, "0");
   const nameOf = (layer, head) => `l${pad(layer)}h${pad(head)}`;
-  const state = { run: 0, other: null, metric: 0, head: null, brushed: new Set() };
+  const state = { run: 0, other: null, metric: 0, head: null, box: null, find: "", down: true };
   const numberOf = new Map(data.metrics.map((metric, m) => [metric.column, m]));
   const indexOf = data.runs.map((run) => new Map(run.layer.map((layer, i) => [nameOf(layer, run.head[i]), i])));
 
@@ -29,7 +29,7 @@
       select.append(item);
     });
   }
-  const brief = (text) => (text.length > 34 ? `${text.slice(0, 33)}…` : text);
+  const brief = (text, most = 46) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
   // Plotly reads markup in its labels, so what a user named is escaped for it too.
   const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -59,8 +59,11 @@
     // The outermost 1% must not take the colours from all others.
     const sorted = [...values].sort((a, b) => a - b), at = (p) => sorted[Math.min(sorted.length - 1, Math.floor(p * sorted.length))];
     if (signed) { const most = Math.max(Math.abs(at(0.01)), Math.abs(at(0.99))) || 1; return [-most, most]; }
-    return [at(0.01), at(0.99) === at(0.01) ? at(0.01) + 1 : at(0.99)];
+    const low = at(0.01) >= 0 && at(0.01) < 0.5 * at(0.99) ? 0 : at(0.01);
+    return [low, at(0.99) === low ? low + 1 : at(0.99)];
   }
+  // What has both signs is coloured from the middle; what has one, from one end.
+  const twoSided = (metric, columns) => metric.signed && columns.flat().some((x) => x !== null && x < 0);
   function layerNames(r) {
     const run = data.runs[r], nope = new Set(run.nope), sliding = new Set(run.sliding);
     return (layer) => `${layer}${nope.has(layer) ? " ∅" : ""}${sliding.has(layer) ? " ≀" : ""}`;
@@ -94,11 +97,11 @@
       type: "heatmap", z, text, hoverinfo: "text", zmin: range[0], zmax: range[1], xgap: 1, ygap: 1, showscale: bar,
       colorscale: signed ? DIVERGING : "Viridis", colorbar: { thickness: 9, len: 0.9, outlinewidth: 0, tickfont: { size: 9 } },
     }];
-    const spots = [...state.brushed].filter((name) => indexOf[r].has(name)).map((name) => indexOf[r].get(name));
+    const spots = [...marked()].filter((name) => indexOf[r].has(name)).map((name) => indexOf[r].get(name));
     traces.push({ type: "scatter", mode: "markers", hoverinfo: "skip", x: spots.map((i) => run.head[i]), y: spots.map((i) => run.layer[i]), marker: { symbol: "circle", size: 5, color: "#fff", line: { color: "#111", width: 1.2 } } });
     const height = Math.max(230, Math.min(620, 90 + layers * 13));
     Plotly.react(place, traces, look({
-      title: { text: plain(brief(title)), font: { size: 12 }, x: 0.02, xanchor: "left" }, height, margin: { l: 46, r: bar ? 50 : 8, t: 30, b: 36 }, shapes: mapMark(r),
+      title: { text: plain(brief(title, 34)), font: { size: 12 }, x: 0.02, xanchor: "left" }, height, margin: { l: 46, r: bar ? 50 : 8, t: 30, b: 36 }, shapes: mapMark(r),
       xaxis: { title: { text: "query head", font: { size: 10 } }, range: [-0.5, heads - 0.5], dtick: heads > 16 ? 4 : heads > 8 ? 2 : 1, showgrid: false, zeroline: false, fixedrange: true },
       yaxis: { title: { text: "layer", font: { size: 10 } }, range: [layers - 0.5, -0.5], tickvals: every, ticktext: every.map(label), showgrid: false, zeroline: false, fixedrange: true },
     }), config);
@@ -107,7 +110,7 @@
       place.listening = true;
       place.on("plotly_click", (event) => {
         const spot = event.points.find((point) => point.z !== undefined && point.z !== null) || event.points[0];
-        choose(nameOf(Math.round(spot.y), Math.round(spot.x)));
+        choose(nameOf(Math.round(spot.y), Math.round(spot.x)), true);
       });
     }
   }
@@ -122,18 +125,19 @@
     if (!metric) return;
     const { run, other } = state, a = data.runs[run];
     if (other === null) {
-      drawMap(mapPlaces(1)[0], `${a.label}: ${metric.column}`, run, a.values[m], (i) => hover(run, i), limits([a.values[m]], metric.signed), metric.signed, true);
+      const signed = twoSided(metric, [a.values[m]]);
+      drawMap(mapPlaces(1)[0], `${a.label}: ${metric.column}`, run, a.values[m], (i) => hover(run, i), limits([a.values[m]], signed), signed, true);
       return;
     }
-    const b = data.runs[other], range = limits([a.values[m], b.values[m]], metric.signed), places = mapPlaces(3);
+    const b = data.runs[other], signed = twoSided(metric, [a.values[m], b.values[m]]), range = limits([a.values[m], b.values[m]], signed), places = mapPlaces(3);
     const changes = a.layer.map((layer, i) => {
       const j = indexOf[other].get(nameOf(layer, a.head[i]));
-      const before = a.values[m][i], after = j === undefined ? null : b.values[m][j];
-      return before === null || after === null || after === undefined ? null : after - before;
+      const first = a.values[m][i], second = j === undefined ? null : b.values[m][j];
+      return first === null || second === null || second === undefined ? null : first - second;
     });
-    drawMap(places[0], a.label, run, a.values[m], (i) => hover(run, i), range, metric.signed, false);
-    drawMap(places[1], b.label, other, b.values[m], (i) => hover(other, i), range, metric.signed, true);
-    drawMap(places[2], "second minus first", run, changes, (i) => hover(run, i, `difference ${short(changes[i])}`), limits([changes], true), true, true);
+    drawMap(places[0], a.label, run, a.values[m], (i) => hover(run, i), range, signed, false);
+    drawMap(places[1], b.label, other, b.values[m], (i) => hover(other, i), range, signed, true);
+    drawMap(places[2], "first minus second", run, changes, (i) => hover(run, i, `difference ${short(changes[i])}`), limits([changes], true), true, true);
   }
 
   // ---- r_q and r_k ---------------------------------------------------------------------------
@@ -155,26 +159,108 @@
       return {
         type: "scatter", mode: "markers", name: plain(run.label), hoverinfo: "text", text: run.layer.map((_, i) => hover(r, i)),
         x: run.values[numberOf.get("r_q")], y: run.values[numberOf.get("r_k")], customdata: run.layer.map((layer, i) => nameOf(layer, run.head[i])),
-        marker: { size: 6, color: colours[n], opacity: 0.8 }, unselected: { marker: { opacity: 0.2 } },
+        marker: { size: 6, color: colours[n], opacity: 0.85 }, selected: { marker: { opacity: 1 } }, unselected: { marker: { opacity: 0.15 } },
+        selectedpoints: state.box ? run.layer.map((_, i) => i).filter((i) => inBox(r, i)) : null,
       };
     });
+    // A box in the units of the axes stays where it is when the plot is drawn again.
+    const selections = state.box ? [{ type: "rect", xref: "x", yref: "y", x0: state.box[0], x1: state.box[1], y0: state.box[2], y1: state.box[3], line: { color: CHOSEN, width: 2, dash: "dot" } }] : [];
+    place.drawing = true;
     Plotly.react(place, traces, look({
-      height: 320, dragmode: "select", shapes: scatterMarks(), showlegend: shown.length > 1, legend: { orientation: "h", y: 1.12, font: { size: 10 } },
+      height: 320, dragmode: "select", shapes: scatterMarks(), selections, showlegend: shown.length > 1, legend: { orientation: "h", y: 1.12, font: { size: 10 } },
       xaxis: { title: { text: "r_q on PC0", font: { size: 10 } }, range: [-0.1, 1.02], zeroline: false, fixedrange: true },
       yaxis: { title: { text: "r_k on PC0", font: { size: 10 } }, range: [-1.02, 1.02], fixedrange: true },
-    }), config);
+    }), config).then(() => { place.drawing = false; });
     if (!place.listening) {
       place.listening = true;
-      // Plotly says "selected" once more, of nothing, whenever the plot is touched; a double click deselects.
-      place.on("plotly_selected", (event) => { if (event && event.points.length) brush(event.points.map((point) => point.customdata).filter(Boolean)); });
-      place.on("plotly_deselect", () => brush([]));
-      place.on("plotly_click", (event) => { if (event.points[0].customdata) choose(event.points[0].customdata); });
+      place.on("plotly_selected", (event) => { if (!place.drawing && event && event.range) brush([...event.range.x, ...event.range.y]); });
+      place.on("plotly_deselect", () => { if (!place.drawing && state.box) brush(null); });
+      place.on("plotly_click", (event) => { if (event.points[0].customdata) choose(event.points[0].customdata, true); });
     }
   }
-  function brush(names) {
-    state.brushed = new Set(names);
-    $("brushed").textContent = state.brushed.size ? `${state.brushed.size} heads marked.` : "";
-    drawMaps();
+  function inBox(r, i) {
+    const x = columnValue(r, "r_q", i), y = columnValue(r, "r_k", i), [x0, x1, y0, y1] = state.box;
+    return x !== null && y !== null && x >= Math.min(x0, x1) && x <= Math.max(x0, x1) && y >= Math.min(y0, y1) && y <= Math.max(y0, y1);
+  }
+  function brush(box) {
+    state.box = box && box.map((x) => Number(x.toFixed(3)));
+    remember();
+    drawScatter(); drawMaps(); drawList();
+  }
+
+  // ---- finding heads: "l07h00", "class:content", "decay>1" -------------------------------------
+
+  function matcher(r) {
+    const tests = [];
+    for (const word of state.find.toLowerCase().split(/\s+/).filter(Boolean)) {
+      const compared = word.match(/^([a-z_0-9]+)(>=|<=|>|<|=)(-?[\d.]+(?:e-?\d+)?)$/);
+      if (compared) {
+        const [, name, sign, text] = compared, limit = Number(text);
+        const column = numberOf.has(name) ? name : data.metrics.map((metric) => metric.column).filter((other) => other.startsWith(name)).sort((a, b) => data.preferred.includes(b) - data.preferred.includes(a))[0];
+        if (column === undefined) return { test: () => false, problem: `no number is called ${name}` };
+        const of = { ">": (x) => x > limit, "<": (x) => x < limit, ">=": (x) => x >= limit, "<=": (x) => x <= limit, "=": (x) => x === limit }[sign];
+        tests.push((i) => { const x = columnValue(r, column, i); return x !== null && of(x); });
+      } else if (word.startsWith("class:")) tests.push((i) => data.runs[r].taxonomy[i].includes(word.slice(6)));
+      else tests.push((i) => nameOf(data.runs[r].layer[i], data.runs[r].head[i]).startsWith(word) || data.runs[r].taxonomy[i].includes(word));
+    }
+    return { test: (i) => tests.every((test) => test(i)), problem: "" };
+  }
+  function matching(r) {
+    const { test, problem } = matcher(r), heads = data.runs[r].layer.map((_, i) => i).filter((i) => test(i) && (!state.box || inBox(r, i)));
+    return { heads, problem };
+  }
+  function marked() {
+    if (!state.box && !state.find.trim()) return new Set();
+    return new Set(matching(state.run).heads.map((i) => nameOf(data.runs[state.run].layer[i], data.runs[state.run].head[i])));
+  }
+  const MOST_LISTED = 300;
+  function spark(name) {
+    const values = data.runs.map((_, r) => { const i = indexOf[r].get(name); return i === undefined ? null : value(r, state.metric, i); });
+    const known = values.filter((x) => x !== null);
+    if (known.length < 2) return "";
+    const low = Math.min(...known), high = Math.max(...known), y = (x) => (high === low ? 8 : 15 - (14 * (x - low)) / (high - low));
+    const dots = values.map((x, r) => (x === null ? null : `${(2 + (56 * r) / (values.length - 1)).toFixed(1)},${y(x).toFixed(1)}`)).filter(Boolean);
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), line = document.createElementNS(svg.namespaceURI, "polyline"), dot = document.createElementNS(svg.namespaceURI, "circle");
+    svg.setAttribute("viewBox", "0 0 60 16"); svg.setAttribute("class", "spark"); svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", `over the runs: ${values.map(short).join(", ")}`);
+    line.setAttribute("points", dots.join(" "));
+    const at = values[state.run];
+    if (at !== null) { dot.setAttribute("cx", (2 + (56 * state.run) / (values.length - 1)).toFixed(1)); dot.setAttribute("cy", y(at).toFixed(1)); dot.setAttribute("r", "2.2"); }
+    svg.append(line, dot);
+    return svg;
+  }
+  function drawList() {
+    const run = data.runs[state.run], { heads, problem } = matching(state.run), m = state.metric, sign = state.down ? -1 : 1;
+    const key = (i) => value(state.run, m, i);
+    heads.sort((a, b) => { const x = key(a), y = key(b); return x === null || y === null ? (x === null) - (y === null) : sign * (x - y) || a - b; });
+    $("status").textContent = problem || (state.find.trim() || state.box ? `${heads.length} of ${run.layer.length} heads` : "");
+    const top = element("tr"), many = data.runs.length > 1;
+    const sort = element("button", `${data.metrics[m] ? data.metrics[m].column : "value"} ${state.down ? "↓" : "↑"}`);
+    sort.type = "button"; sort.title = "sort the other way round";
+    sort.addEventListener("click", () => { state.down = !state.down; drawList(); });
+    const sorted = element("th");
+    sorted.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+    sorted.append(sort);
+    top.append(element("th", "head"), element("th", "class"), sorted, ...(many ? [element("th", "over runs")] : []));
+    const rows = heads.slice(0, MOST_LISTED).map((i) => {
+      const row = element("tr"), name = nameOf(run.layer[i], run.head[i]), open = element("button", name), first = element("th");
+      open.type = "button";
+      open.addEventListener("click", () => choose(name, true));
+      first.scope = "row"; first.append(open);
+      row.dataset.head = name;
+      const line = element("td");
+      if (many) line.append(spark(name));
+      row.append(first, element("td", run.taxonomy[i]), element("td", short(key(i))), ...(many ? [line] : []));
+      return row;
+    });
+    if (heads.length > MOST_LISTED) { const row = element("tr"); const cell = element("td", `and ${heads.length - MOST_LISTED} more: narrow the search`); cell.colSpan = many ? 4 : 3; row.append(cell); rows.push(row); }
+    const thead = element("thead"), body = element("tbody");
+    thead.append(top); body.append(...rows);
+    $("list").replaceChildren(thead, body);
+    markListed();
+  }
+  function markListed() {
+    for (const row of $("list").querySelectorAll("tr[data-head]")) row.classList.toggle("on", row.dataset.head === state.head);
   }
 
   // ---- points of a head ----------------------------------------------------------------------
@@ -203,16 +289,26 @@
   const darkScales = { q: [[0, "#d6eaf8"], [1, "#2f8fe0"]], k: [[0, "#ffd9cc"], [1, "#f0452d"]] };
   const isDark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   const scaleOf = (kind) => (isDark() ? darkScales : scales)[kind];
-  function regression(x, y) {
-    const n = x.length, mx = x.reduce((s, v) => s + v, 0) / n, my = y.reduce((s, v) => s + v, 0) / n;
-    let sxy = 0, sxx = 0;
-    x.forEach((v, i) => { sxy += (v - mx) * (y[i] - my); sxx += (v - mx) ** 2; });
-    const sorted = Float32Array.from(x).sort(), ends = [sorted[Math.floor(0.02 * n)], sorted[Math.floor(0.98 * (n - 1))]];
-    return { x: ends, y: ends.map((v) => my + (sxx ? sxy / sxx : 0) * (v - mx)) };
+  function drift(points, kind) {
+    const t = points[kind].position, n = t.length, mean = t.reduce((sum, x) => sum + x, 0) / n;
+    let stt = 0, sa = 0, sb = 0;
+    const ma = points[kind].a.reduce((sum, x) => sum + x, 0) / n, mb = points[kind].b.reduce((sum, x) => sum + x, 0) / n;
+    t.forEach((x, i) => { stt += (x - mean) ** 2; sa += (x - mean) * points[kind].a[i]; sb += (x - mean) * points[kind].b[i]; });
+    if (!stt) return [];
+    const at = (x) => [ma + (sa / stt) * (x - mean), mb + (sb / stt) * (x - mean)];
+    const [[ax, ay], [x, y]] = [at(Math.min(...t)), at(Math.max(...t))];
+    return [{ x, y, ax, ay, xref: "x", yref: "y", axref: "x", ayref: "y", text: "", showarrow: true, arrowhead: 2, arrowwidth: 2.5, arrowcolor: css("--ink") }];
+  }
+  // Two runs are drawn on the same axes.
+  function shared(all, name) {
+    const values = all.filter(Boolean).flatMap((points) => [...points.q[name], ...points.k[name]]);
+    if (!values.length) return undefined;
+    const low = Math.min(...values), high = Math.max(...values), room = 0.05 * (high - low) || 1;
+    return [low - room, high + room];
   }
   // Each point is an element of the page, and elements take time: the clouds show these many of each kind.
   const SHOWN = 200;
-  function drawCloud(place, points, x, y, title, labels, window, lines) {
+  function drawCloud(place, points, x, y, title, labels, window, ranges, annotations) {
     const traces = ["q", "k"].map((kind) => {
       const n = points[kind].position.length, some = (column) => (n <= SHOWN ? column : column.filter((_, i) => (i * SHOWN) % n < SHOWN));
       const position = some(points[kind].position);
@@ -221,8 +317,8 @@
         marker: { size: 5, color: position, cmin: 0, cmax: window, colorscale: scaleOf(kind), opacity: 0.75 },
       };
     });
-    if (lines) for (const kind of ["q", "k"]) traces.push(Object.assign({ type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 2.5, color: kind === "q" ? "#2b7bba" : "#d6402b" } }, regression(points[kind][x], points[kind][y])));
-    Plotly.react(place, traces, look({ height: 265, title: { text: title, font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 36 }, xaxis: { title: { text: labels[0], font: { size: 10 } }, zeroline: false }, yaxis: { title: { text: labels[1], font: { size: 10 } }, zeroline: false } }), config);
+    const axis = (label, range) => ({ title: { text: label, font: { size: 10 } }, zeroline: false, range });
+    Plotly.react(place, traces, look({ height: 265, title: { text: title, font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 36 }, annotations, xaxis: axis(labels[0], ranges[0]), yaxis: axis(labels[1], ranges[1]) }), config);
   }
   function colours(kind) {
     const [[, low], [, high]] = scaleOf(kind), part = (text, at) => parseInt(text.slice(at, at + 2), 16);
@@ -249,16 +345,23 @@
       box.append(element("h3"), element("div", undefined, "pc"), element("div", undefined, "ab"), element("div", undefined, "spectrum"), element("div", undefined, "rope"), element("div", undefined, "distance"), element("div", undefined, "plasticity"), element("div", undefined, "rings"), element("p", undefined, "soft"));
       host.append(box);
     }
+    host.classList.toggle("two", shown.length > 1);
+    const all = shown.map((r) => { const i = indexOf[r].get(state.head); return i === undefined ? null : unpack(r, i); });
+    const range = Object.fromEntries(["pc0", "pc1", "a", "b"].map((name) => [name, shared(all, name)]));
+    const curves = shown.map((r) => (data.distance[r] || [])[indexOf[r].get(state.head)] || []).filter((columns) => columns.length);
+    const scores = curves.flatMap((columns) => [...columns[2], ...columns[4]]).filter((x) => x !== null);
+    const reach = curves.length ? [Math.log10(Math.min(...curves.map((c) => c[0][0] || 1))) - 0.05, Math.log10(Math.max(...curves.flatMap((c) => c[1]))) + 0.05] : undefined;
+    const heights = scores.length ? [Math.min(...scores) - 0.5, Math.max(...scores) + 0.5] : undefined;
     shown.forEach((r, n) => {
       const box = host.children[n], [label, pc, ab, spectrum, rope, distance, plasticity, rings, none] = box.children, i = indexOf[r].get(state.head);
       label.textContent = shown.length > 1 ? data.runs[r].label : "";
       label.hidden = shown.length === 1;
-      const points = i === undefined ? null : unpack(r, i), window = data.runs[r].window || (points ? Math.max(...points.q.position) : 1);
+      const points = all[n], window = data.runs[r].window || (points ? Math.max(...points.q.position) : 1);
       pc.hidden = ab.hidden = rings.hidden = points === null;
-      none.textContent = points !== null ? "Blue: queries, red: keys; the later the darker. Bars and rings: planes of what is left off a and b, with their share and angle_r; filled bars and ✓ turn with position." : i === undefined ? "This run has no such head." : "No points of this head in the page: qkscope view RUN adds those of every head, qkscope analyze --points those you name.";
+      none.textContent = points !== null ? "Blue: queries, red: keys; the later the darker; arrows: how their means move. Bars and rings: planes of what is left off a and b, with their share and angle_r; filled bars and ✓ turn with position." : i === undefined ? "This run has no such head." : "No points of this head in the page: qkscope view RUN adds those of every head, qkscope analyze --points those you name.";
       if (points !== null) {
-        drawCloud(pc, points, "pc0", "pc1", "principal components", ["PC0", "PC1"], window, false);
-        drawCloud(ab, points, "a", "b", "drift and separation", ["axis a: drift", "axis b: separation"], window, true);
+        drawCloud(pc, points, "pc0", "pc1", "principal components", ["PC0", "PC1"], window, [range.pc0, range.pc1], []);
+        drawCloud(ab, points, "a", "b", "drift and separation", ["axis a: drift", "axis b: separation"], window, [range.a, range.b], [...drift(points, "q"), ...drift(points, "k")]);
       }
       const planes = (data.planes[r] || [])[i] || [];
       drawSpectrum(spectrum, planes);
@@ -267,7 +370,7 @@
       requestAnimationFrame(() => setTimeout(() => {
         if (state.head !== name) return;
         drawRope(rope, (data.rope[r] || [])[i] || []);
-        drawDistance(distance, (data.distance[r] || [])[i] || []);
+        drawDistance(distance, (data.distance[r] || [])[i] || [], reach, heights);
         drawPlasticity(plasticity, (data.plasticity[r] || [])[i] || []);
         if (points !== null) drawRings(rings, points, planes, window);
       }, 0));
@@ -291,12 +394,12 @@
     Plotly.react(place, [{ type: "bar", name: "bias", x: planes, y: bias, text: said, textposition: "none", hoverinfo: "text+y+name", marker: { color: "#c98b2b" } }, line("variance", share, "#5b7553"), line("lock q", lockQ, "#2b7bba"), line("lock k", lockK, "#d6402b")],
       small("RoPE planes, fastest first: shares and locks", { zeroline: false }, { range: [0, 1] }), config);
   }
-  function drawDistance(place, columns) {
+  function drawDistance(place, columns, reach, heights) {
     place.hidden = columns.length === 0;
     if (!columns.length) return;
     const [low, high, measured, error, predicted] = columns, x = low.map((a, n) => Math.sqrt(a * high[n]));
     Plotly.react(place, [{ type: "scatter", mode: "markers", name: "measured", x, y: measured, error_y: { type: "data", array: error.map((e) => e || 0), thickness: 1, width: 0 }, marker: { size: 5, color: css("--ink") } }, { type: "scatter", mode: "lines", name: "predicted from means", x, y: predicted, line: { color: "#d2691e", width: 2 } }],
-      small("mean score at each distance", { type: "log", title: { text: "distance (tokens)", font: { size: 10 } } }, { zeroline: false }), config);
+      small("mean score at each distance", { type: "log", title: { text: "distance (tokens)", font: { size: 10 } }, range: reach }, { zeroline: false, range: heights }), config);
   }
   function drawPlasticity(place, columns) {
     place.hidden = columns.length === 0;
@@ -330,7 +433,7 @@
       const what = element("th", metric.column);
       what.append(element("span", metric.meaning + (metric.unit ? ` [${metric.unit}]` : "")));
       row.append(what, ...values.map((x) => element("td", short(x))));
-      if (shown.length > 1) row.append(element("td", values.includes(null) ? "–" : short(values[1] - values[0])));
+      if (shown.length > 1) row.append(element("td", values.includes(null) ? "–" : short(values[0] - values[1])));
       else {
         const ends = data.runs[state.run].ends[metric.column], i = indexOf[state.run].get(state.head);
         const known = ends && i !== undefined && ends[0][i] !== null;
@@ -360,13 +463,16 @@
     drawClouds();
     drawNumbers();
   }
-  function choose(name) {
+  const narrow = () => matchMedia("(max-width: 60rem)").matches;
+  function choose(name, opens) {
     if (!indexOf[state.run].has(name) && !(state.other !== null && indexOf[state.other].has(name))) return;
+    if (opens && narrow()) document.body.dataset.sheet = "open";
     const start = performance.now();
     state.head = name;
     drawHead();
     document.body.dataset.headMs = (performance.now() - start).toFixed(1);
     remember();
+    markListed();
     // Once the head is on the screen, move the marks; nothing else on the maps has changed.
     requestAnimationFrame(() => setTimeout(moveMarks, 0));
   }
@@ -387,52 +493,149 @@
     choose(nameOf(layer, heads[Math.max(0, Math.min(heads.length - 1, here + right))]));
   }
 
-  // ---- links: #l05h13;run=…;vs=…;metric=… ----------------------------------------------------
+  // ---- links: #l05h13;run=…;vs=…;metric=…;box=…;find=… -----------------------------------------
 
   function remember() {
-    const parts = [state.head || ""];
-    if (state.run) parts.push(`run=${encodeURIComponent(data.runs[state.run].label)}`);
+    const parts = [state.head || "", `run=${encodeURIComponent(data.runs[state.run].label)}`];
     if (state.other !== null) parts.push(`vs=${encodeURIComponent(data.runs[state.other].label)}`);
-    if (data.metrics[state.metric] && data.metrics[state.metric].column !== data.first) parts.push(`metric=${data.metrics[state.metric].column}`);
+    if (data.metrics[state.metric]) parts.push(`metric=${data.metrics[state.metric].column}`);
+    if (state.box) parts.push(`box=${state.box.join(",")}`);
+    if (state.find.trim()) parts.push(`find=${encodeURIComponent(state.find.trim())}`);
     history.replaceState(null, "", `#${parts.join(";")}`);
   }
   function recall() {
-    const [head, ...rest] = location.hash.slice(1).split(";");
-    const find = (label) => { const r = data.runs.findIndex((run) => run.label === label); return r < 0 ? null : r; };
-    state.run = 0; state.other = null; state.metric = numberOf.get(data.first) ?? 0;
+    const [head, ...rest] = location.hash.slice(1).split(";"), missing = [];
+    const find = (label) => { const r = data.runs.findIndex((run) => run.label === label); if (r < 0) missing.push(`run ${label}`); return r < 0 ? null : r; };
+    const opening = location.hash.length < 2;
+    state.run = data.start.run; state.other = opening ? data.start.other : null; state.metric = numberOf.get(data.first) ?? 0;
+    state.head = opening ? data.start.head : null; state.box = null; state.find = "";
     for (const part of rest) {
       const [key, text] = part.split("=");
       let said = "";
       try { said = decodeURIComponent(text || ""); } catch { continue; }
-      if (key === "run") state.run = find(said) ?? 0;
+      if (key === "run") state.run = find(said) ?? data.start.run;
       if (key === "vs") state.other = find(said);
-      if (key === "metric" && numberOf.has(said)) state.metric = numberOf.get(said);
+      if (key === "metric") { if (numberOf.has(said)) state.metric = numberOf.get(said); else missing.push(`number ${said}`); }
+      if (key === "box") { const box = said.split(",").map(Number); if (box.length === 4 && box.every(Number.isFinite)) state.box = box; }
+      if (key === "find") state.find = said;
     }
-    state.head = /^l\d+h\d+$/.test(head) && data.runs.some((_, r) => indexOf[r].has(head)) ? head : null;
+    if (/^l\d+h\d+$/.test(head) && data.runs.some((_, r) => indexOf[r].has(head))) state.head = head;
+    else if (head) missing.push(`head ${head.slice(0, 40)}`);
+    $("missing").textContent = missing.length ? `The link names what is not in this page: ${missing.join(", ")}.` : "";
   }
   function show() {
     $("run").value = String(state.run);
+    $("slider").value = String(state.run);
     $("other").value = state.other === null ? "" : String(state.other);
     $("metric").value = String(state.metric);
+    if ($("find") !== document.activeElement) $("find").value = state.find;
     const metric = data.metrics[state.metric];
     $("meaning").textContent = metric ? `${metric.column}: ${metric.meaning}${metric.unit ? ` [${metric.unit}]` : ""}` : "";
     const run = data.runs[state.run];
     $("marks").textContent = [run.nope.length ? "∅: no rotary encoding." : "", run.sliding.length ? "≀: sliding window." : ""].join(" ");
     drawMaps();
     drawScatter();
+    drawList();
     drawHead();
+  }
+  function toRun(r) {
+    state.run = Math.max(0, Math.min(data.runs.length - 1, r));
+    remember(); show();
+  }
+  let playing = null;
+  function play() {
+    if (playing !== null) { clearInterval(playing); playing = null; } else {
+      if (state.run === data.runs.length - 1) toRun(0);
+      playing = setInterval(() => { if (state.run < data.runs.length - 1) toRun(state.run + 1); if (state.run === data.runs.length - 1) play(); }, 900);
+    }
+    $("play").textContent = playing === null ? "▶" : "⏸";
+    $("play").setAttribute("aria-pressed", String(playing !== null));
+  }
+
+  // ---- what is seen, as a file ------------------------------------------------------------------
+
+  function save(blob, name) {
+    const anchor = element("a");
+    anchor.href = URL.createObjectURL(blob); anchor.download = name;
+    anchor.click();
+    setTimeout(() => URL.revokeObjectURL(anchor.href), 2000);
+  }
+  const fileName = (ending) => `qkscope-${[data.runs[state.run].label, state.head].filter(Boolean).join("-").replace(/[^\w.-]+/g, "_")}.${ending}`;
+  async function picture() {
+    const frame = document.querySelector("main").getBoundingClientRect(), parts = [], top = 44;
+    for (const plot of document.querySelectorAll("main .js-plotly-plot")) {
+      const at = plot.getBoundingClientRect();
+      if (!at.width || !at.height) continue;
+      const url = await Plotly.toImage(plot, { format: "svg", width: at.width, height: at.height });
+      const text = decodeURIComponent(url.slice(url.indexOf(",") + 1));
+      parts.push(`<g transform="translate(${(at.left - frame.left).toFixed(1)},${(at.top - frame.top + top).toFixed(1)})">${text.slice(text.indexOf("<svg"))}</g>`);
+    }
+    for (const canvas of document.querySelectorAll("main canvas")) {
+      const at = canvas.getBoundingClientRect();
+      if (at.width) parts.push(`<image x="${at.left - frame.left}" y="${at.top - frame.top + top}" width="${at.width}" height="${at.height}" href="${canvas.toDataURL()}"/>`);
+    }
+    const title = plain([data.runs[state.run].label, state.other === null ? "" : `and ${data.runs[state.other].label}`, state.head || ""].filter(Boolean).join(" · "));
+    const width = Math.ceil(frame.width), height = Math.ceil(frame.height) + top;
+    const text = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"><rect width="100%" height="100%" fill="${css("--ground")}"/><text x="12" y="28" font-family="sans-serif" font-size="17" fill="${css("--ink")}">${title}</text>${parts.join("")}</svg>`;
+    return { text, width, height };
+  }
+  async function saveSvg() { save(new Blob([(await picture()).text], { type: "image/svg+xml" }), fileName("svg")); }
+  async function savePng() {
+    const { text, width, height } = await picture(), image = new Image();
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+    await image.decode();
+    const canvas = element("canvas");
+    canvas.width = 2 * width; canvas.height = 2 * height;
+    canvas.getContext("2d").drawImage(image, 0, 0, 2 * width, 2 * height);
+    canvas.toBlob((blob) => save(blob, fileName("png")));
+  }
+  function saveCsv() {
+    const field = (x) => { const text = x === null || x === undefined ? "" : String(x), safe = typeof x === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text; return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe; };
+    const shown = state.other === null ? [state.run] : [state.run, state.other];
+    const lines = shown.flatMap((r) => matching(r).heads.map((i) => [data.runs[r].label, data.runs[r].layer[i], data.runs[r].head[i], data.runs[r].taxonomy[i], ...data.metrics.map((_, m) => value(r, m, i))].map(field).join(",")));
+    save(new Blob([[["model", "layer", "head", "taxonomy", ...data.metrics.map((metric) => metric.column)].join(","), ...lines, ""].join("\n")], { type: "text/csv" }), fileName("csv"));
   }
 
   fill($("run"), data.runs.map((run) => run.label));
   fill($("other"), data.runs.map((run) => run.label));
-  fill($("metric"), data.metrics.map((metric) => metric.column));
-  $("run").addEventListener("change", (event) => { state.run = Number(event.target.value); remember(); show(); });
-  $("other").addEventListener("change", (event) => { state.other = event.target.value === "" ? null : Number(event.target.value); remember(); show(); });
-  $("metric").addEventListener("change", (event) => { state.metric = Number(event.target.value); remember(); show(); });
+  for (const group of [...new Set(data.metrics.map((metric) => metric.group))]) {
+    const part = element("optgroup"), own = data.metrics.map((_, m) => m).filter((m) => data.metrics[m].group === group);
+    part.label = group;
+    fill(part, own.map((m) => `${data.metrics[m].column} – ${brief(data.metrics[m].meaning)}`), own);
+    $("metric").append(part);
+  }
+  $("slider").max = String(data.runs.length - 1);
+  $("steps").hidden = data.runs.length < 2;
+  // A list that was opened with the mouse gives the arrow keys back to the map.
+  let pointed = false;
+  addEventListener("pointerdown", () => { pointed = true; }, true);
+  addEventListener("keydown", () => { pointed = false; }, true);
+  function chosenBy(id, act) {
+    $(id).addEventListener("change", (event) => { act(event.target.value); remember(); show(); if (pointed) event.target.blur(); });
+  }
+  chosenBy("run", (text) => { state.run = Number(text); });
+  chosenBy("other", (text) => { state.other = text === "" ? null : Number(text); });
+  chosenBy("metric", (text) => { state.metric = Number(text); });
+  $("slider").addEventListener("input", (event) => toRun(Number(event.target.value)));
+  $("play").addEventListener("click", play);
+  $("find").addEventListener("input", (event) => { state.find = event.target.value; remember(); drawMaps(); drawList(); });
+  $("find").addEventListener("keydown", (event) => { if (event.key === "Enter") { const first = $("list").querySelector("tr[data-head]"); if (first) choose(first.dataset.head, true); } });
+  $("close").addEventListener("click", () => { delete document.body.dataset.sheet; });
+  $("link").addEventListener("click", async () => { remember(); try { await navigator.clipboard.writeText(location.href); $("status").textContent = "The link is in the clipboard."; } catch { $("status").textContent = location.href; } });
+  $("png").addEventListener("click", savePng);
+  $("svg").addEventListener("click", saveSvg);
+  $("csv").addEventListener("click", saveCsv);
   $("theme").addEventListener("click", () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; show(); });
   addEventListener("hashchange", () => { recall(); show(); });
   addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || /^(input|select|textarea)$/i.test(event.target.tagName)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Escape") {
+      if (document.body.dataset.sheet) delete document.body.dataset.sheet;
+      else { state.box = null; state.find = ""; $("find").value = ""; document.activeElement.blur(); remember(); show(); }
+      return;
+    }
+    if (/^(input|select|textarea)$/i.test(event.target.tagName)) return;
+    if (event.key === "[" || event.key === "]") { toRun(state.run + (event.key === "]" ? 1 : -1)); return; }
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (step) { event.preventDefault(); move(...step); }
   });

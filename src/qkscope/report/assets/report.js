@@ -1,5 +1,6 @@
 "use strict";
 // The table of heads: sort by a click on a column, filter as one types, page by page; downloads what is filtered.
+// Names of heads open the explorer; words of the glossary say what they mean on hover.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const PER_PAGE = 50;
@@ -28,9 +29,20 @@
   }
   function cell(kind, text) {
     const item = document.createElement(kind);
-    item.textContent = text;
+    if (text !== undefined) item.textContent = text;
     return item;
   }
+  function link(i) {
+    const item = cell("th", data.explorer ? undefined : name(i));
+    item.scope = "row";
+    if (data.explorer) {
+      const anchor = cell("a", name(i));
+      anchor.href = target(name(i), data.runs[data.run[i]]);
+      item.append(anchor);
+    }
+    return item;
+  }
+  function target(head, run) { return `${data.explorer}#${head};run=${encodeURIComponent(run)}`; }
   function head() {
     const row = document.createElement("tr");
     columns.forEach((column, c) => {
@@ -70,7 +82,7 @@
     const shown = rows.slice(state.page * PER_PAGE, (state.page + 1) * PER_PAGE);
     $("table").tBodies[0].replaceChildren(...shown.map((i) => {
       const row = document.createElement("tr");
-      row.append(...columns.map((column, c) => cell(c ? "td" : "th", column.get(i))));
+      row.append(...columns.map((column, c) => (c ? cell("td", column.get(i)) : link(i))));
       return row;
     }));
     $("count").textContent = `${rows.length.toLocaleString("en")} of ${data.layer.length.toLocaleString("en")} heads`;
@@ -100,5 +112,46 @@
   $("back").addEventListener("click", () => { state.page -= 1; update(); });
   $("next").addEventListener("click", () => { state.page += 1; update(); });
   $("download").addEventListener("click", download);
+  if (data.runs.length > 1) $("run").value = data.runs[data.runs.length - 1]; // the last is what one asks about
   update();
+
+  // ---- folded rows, captions, words, heads ----
+
+  for (const button of document.querySelectorAll(".unfold")) {
+    button.addEventListener("click", () => {
+      const open = button.getAttribute("aria-expanded") !== "true";
+      button.closest("section").querySelectorAll("tr.folded").forEach((row) => { row.hidden = !open; });
+      button.setAttribute("aria-expanded", String(open));
+      button.textContent = open ? "Show fewer" : `Show ${button.dataset.n} more rows`;
+    });
+  }
+  for (const button of document.querySelectorAll(".copy")) {
+    button.addEventListener("click", async () => {
+      const caption = button.closest("figcaption").cloneNode(true);
+      caption.querySelector(".files").remove();
+      const text = caption.textContent.replace(/\s+/g, " ").trim();
+      try { await navigator.clipboard.writeText(text); button.textContent = "copied"; } catch { getSelection().selectAllChildren(button.closest("figcaption")); }
+    });
+  }
+  const words = new Map(Object.entries(JSON.parse($("words").textContent)));
+  const labels = [...data.runs].sort((a, b) => b.length - a.length).map((label) => label.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  const known = [...words.keys()].filter((word) => /[_0-9]|^(decay|logit|nat|sink|drift)$/.test(word)).sort((a, b) => b.length - a.length);
+  const pattern = new RegExp(`\\b(l\\d\\d+h\\d\\d+)(?: of (${labels.join("|")}))?|(?<![\\w_])(${known.join("|")})(?![\\w_])`, "g");
+  const parents = document.querySelectorAll("main section:not(#heads):not(#glossary) :is(p, li, dd, thead th)");
+  for (const parent of parents) {
+    for (const node of [...parent.childNodes].filter((child) => child.nodeType === Node.TEXT_NODE)) {
+      const parts = [], text = node.textContent;
+      let at = 0;
+      for (const match of text.matchAll(pattern)) {
+        const [whole, found, run, word] = match;
+        let item = null;
+        if (found && data.explorer) { item = cell("a", whole); item.href = target(found, run || data.runs[data.runs.length - 1]); }
+        else if (word) { item = cell("abbr", whole); item.title = words.get(word); }
+        if (!item) continue;
+        parts.push(text.slice(at, match.index), item);
+        at = match.index + whole.length;
+      }
+      if (parts.length) node.replaceWith(...parts, text.slice(at));
+    }
+  }
 })();

@@ -1,0 +1,149 @@
+"""The picture of the front page: all heads before, after and their difference, and one head at a glance (front 01)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.figures.collagedata import drift
+from qkscope.figures.collages import draw_cloud, draw_drifts
+from qkscope.figures.figure import Figure, NotApplicable, needed
+from qkscope.figures.select import before_and_after, models
+from qkscope.figures.style import PHASES, canvas, grid, shortened
+from qkscope.study.study import Study
+
+COLUMNS = {
+    "decay": ("heads", "fall of the score per doubling of distance (logits)"),
+    "bias_window": ("rotated", "bias over the window"),
+    "r_q": ("pc0", "queries' correlation with position on PC0"),
+}
+"""What the maps may show, in this order: column, table, and what it is called."""
+
+
+def compared_runs(study: Study) -> tuple[Study, list[str]]:
+    """One or two runs that the maps show, and the study at the window where they compare."""
+    try:
+        labels = list(before_and_after(study))
+    except NotApplicable:
+        return study, [models(study)[-1].label]
+    there = study.compared if set(labels) <= set(study.compared.labels) else study
+    return there, labels
+
+
+def strongest_head(study: Study) -> tuple[str, tuple[int, int], str]:
+    """The last run of the maps, its head with the largest value, and the column of the maps."""
+    there, labels = compared_runs(study)
+    for column, (table, _) in COLUMNS.items():
+        frame = there.pc0 if table == "pc0" else there.table(table, column)
+        rows = None if frame is None else frame[frame["model"] == labels[-1]].dropna(subset=[column])
+        if rows is not None and len(rows):
+            row = rows.loc[rows[column].abs().idxmax()]
+            return labels[-1], (int(row["layer"]), int(row["head"])), column
+    raise NotApplicable("there is no number of heads to map")
+
+
+def prepare_hero(study: Study) -> pd.DataFrame:
+    """Numbers of the maps, points of one head, and its distance curves; told apart by ``part``."""
+    there, labels = compared_runs(study)
+    last, (layer, head), column = strongest_head(study)
+    table = COLUMNS[column][0]
+    frame = needed(there.pc0 if table == "pc0" else there.table(table, column), column)
+    maps = frame[frame["model"].isin(labels)][["model", "layer", "head"]].assign(value=frame[column], part="map")
+    maps = maps.sort_values("model", key=lambda names: names.map(labels.index), kind="stable").assign(column=column)
+    parts = [maps]
+    points = study.table("points", "a", "b")
+    if points is not None:
+        own = points[(points["model"] == last) & (points["layer"] == layer) & (points["head"] == head)]
+        cloud = own[["model", "layer", "head", "kind", "position"]].assign(x=own["a"], y=own["b"])
+        cloud = cloud.dropna(subset=["x"])
+        parts.append(pd.concat([cloud, *(drift(cloud[cloud["kind"] == kind], kind) for kind in "qk")]))
+        parts[-1] = parts[-1].assign(part="cloud")
+    curves = study.table("distance", "distance_low", "distance_high", "measured", "predicted")
+    if curves is not None:
+        own = curves[curves["model"].isin(labels) & (curves["layer"] == layer) & (curves["head"] == head)]
+        shown = own[["model", "layer", "head", "measured", "predicted"]]
+        distance = np.sqrt(own["distance_low"] * own["distance_high"])
+        parts.append(shown.assign(distance=distance, part="curve"))
+    return pd.concat(parts, ignore_index=True).assign(shown_layer=layer, shown_head=head)
+
+
+def draw_hero(data: pd.DataFrame) -> Drawing:
+    """Maps on one scale, their difference on its own, then clouds with drifts, then the curves."""
+    maps = data[data["part"] == "map"]
+    runs = list(maps["model"].unique())
+    cloud, curve = (data[data["part"] == part] for part in ("cloud", "curve"))
+    n_maps = len(runs) + (len(runs) == 2)
+    widths = [1.0] * n_maps + [1.7] * (len(cloud) > 0) + [1.7] * (len(curve) > 0)
+    figure = canvas(min(2.4 * sum(widths), 11.0), 3.2)
+    cells = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    _draw_maps(figure, list(cells[:n_maps]), maps, runs)
+    head = f"layer {int(data['shown_layer'].iloc[0])}, head {int(data['shown_head'].iloc[0])}"
+    rest = iter(cells[n_maps:])
+    if len(cloud):
+        cell = next(rest)
+        draw_cloud(cell, cloud, Normalize(0, max(float(cloud["position"].max()), 1.0)), 5.0)
+        draw_drifts(cell, cloud)
+        cell.set(xticks=[], yticks=[], xlabel="axis of drift", ylabel="axis of separation")
+        cell.set_title(f"{head}: queries (blue), keys (red)\nfrom early (pale) to late (strong)")
+    if len(curve):
+        cell = next(rest)
+        for number, (run, rows) in enumerate(curve.groupby("model", sort=False)):
+            colour = PHASES[number % len(PHASES)]
+            cell.plot(rows["distance"], rows["measured"], "o", color=colour, markersize=2.6)
+            cell.plot(rows["distance"], rows["predicted"], color=colour, linewidth=1.3, label=shortened(str(run)))
+        cell.set(xscale="log", xlabel="distance to the key (tokens)", ylabel="mean score (logits)")
+        cell.set_title("its mean score: measured (dots)\nand predicted from means (line)")
+        cell.legend()
+        grid(cell)
+    return figure
+
+
+def _draw_maps(figure: Drawing, cells: list[Axes], maps: pd.DataFrame, runs: list[str]) -> None:
+    column = str(maps["column"].iloc[0])
+    grids = [maps[maps["model"] == run].pivot(index="layer", columns="head", values="value") for run in runs]
+    both = maps["value"].dropna()
+    signed = bool((both < 0).any())
+    most = float(both.abs().max()) or 1.0
+    for cell, run, values in zip(cells, runs, grids, strict=False):
+        shown = cell.imshow(
+            values, cmap="PuOr_r" if signed else "YlOrBr", vmin=-most if signed else 0, vmax=most, aspect="auto"
+        )
+        cell.set_title(shortened(run, 22))
+    bar = figure.colorbar(shown, ax=cells[: len(runs)], location="bottom", aspect=40, pad=0.02)
+    bar.set_label(COLUMNS[column][1], fontsize=7)
+    if len(runs) == 2:
+        change = grids[1].sub(grids[0])
+        most = float(np.nanmax(np.abs(change))) or 1.0
+        shown = cells[2].imshow(change, cmap="PuOr_r", vmin=-most, vmax=most, aspect="auto")
+        cells[2].set_title("difference")
+        bar = figure.colorbar(shown, ax=cells[2], location="bottom", aspect=20, pad=0.02)
+        bar.set_label("second − first", fontsize=7)
+    for cell in cells:
+        cell.set_xlabel("head")
+        cell.spines[:].set_visible(False)
+    cells[0].set_ylabel("layer")
+
+
+def say_hero(data: pd.DataFrame) -> list[str]:
+    """The mean over heads of each map, and which head is shown."""
+    maps = data[data["part"] == "map"]
+    column = str(maps["column"].iloc[0])
+    means = [f"{run}: {rows['value'].mean():.3g}" for run, rows in maps.groupby("model", sort=False)]
+    return [
+        f"Mean over heads of the {COLUMNS[column][1]}: {'; '.join(means)}. Shown is layer "
+        f"{int(data['shown_layer'].iloc[0])}, head {int(data['shown_head'].iloc[0])}, which has the largest."
+    ]
+
+
+HERO = Figure(
+    "front/01_hero",
+    "All heads, and one of them",
+    "Each cell is a head. Beside the maps, one head: its queries and keys on the axes of drift and separation, with "
+    "how their means move from the first position to the last, and its mean score by distance.",
+    prepare_hero,
+    draw_hero,
+    say_hero,
+)
