@@ -6,6 +6,7 @@ import os
 import re
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -17,7 +18,7 @@ from tests.studies import write_model
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> & $co"
 SHOTS = Path(os.environ.get("QKSCOPE_SCREENSHOTS", Path(__file__).parents[2] / "test-artefacts" / "screenshots"))
-WIDTHS = (1400, 390)
+WIDTHS = (1400, 800, 390)
 
 pytestmark = pytest.mark.filterwarnings("default")  # Playwright's loop warns about itself on the way out
 if PROGRAM is None and not os.environ.get("CI"):
@@ -70,17 +71,78 @@ def shot(page: Page, name: str) -> None:
     page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_report_opens_quietly_and_fits(tab, pages, width):
+def test_the_report_opens_quietly_and_fits(tab, pages, width, scheme):
     tab.set_viewport_size({"width": width, "height": 900})
+    tab.emulate_media(color_scheme=scheme)
     tab.goto((pages / "report.html").as_uri())
-    expect(tab.locator("h1")).to_have_text("Browser test")
+    expect(tab.locator(".brand")).to_contain_text("Browser test")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert tab.locator("figure img").count() == 28
+    assert tab.locator("main figure img").count() == 28
     assert tab.evaluate("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
+    filters = tab.evaluate("[...document.images].map((image) => getComputedStyle(image).filter)")
+    assert all(("invert" in one) is (scheme == "dark") for one in filters), "figures are as dark as the page"
     assert tab.title() == "Browser test · qkscope"
     assert len(tab.asked) == 1
-    shot(tab, f"report-{width}")
+    shot(tab, f"report-{width}-{scheme}")
+
+
+def test_the_first_screen_holds_the_sentence_the_picture_and_the_numbers(tab, pages):
+    tab.set_viewport_size({"width": 1400, "height": 900})
+    tab.goto((pages / "report.html").as_uri())
+    for part in ("h1", ".hero img", ".tiles"):
+        box = tab.locator(part).first.bounding_box()
+        assert box["y"] + box["height"] <= 900, part
+    tiles = tab.locator(".tile")
+    assert tiles.count() >= 1
+    for tile in tiles.all():
+        assert tile.get_attribute("title"), "a number says on hover what it is"
+        assert tile.inner_text().count("[") <= 1
+    outside = tab.evaluate("document.querySelector('header').innerText.split('[').length - 1")
+    assert outside == sum(tile.inner_text().count("[") for tile in tiles.all())
+    tab.locator(".card").first.click()
+    assert tab.locator(tab.evaluate("location.hash")).count() == 1, "a finding leads to its section"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_keep_their_first_column_and_show_that_there_is_more(tab, pages, width):
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.goto((pages / "report.html").as_uri())
+    for table in tab.locator("main section:not(#heads) .scroll").all():
+        room, content = table.evaluate("box => [box.clientWidth, box.scrollWidth]")
+        assert content <= room or width < 1400, "no table is cut on a desktop"
+        assert "gradient" in table.evaluate("box => getComputedStyle(box).backgroundImage")
+        first = table.locator("tbody th").first
+        if content > room and first.is_visible():
+            table.evaluate("box => { box.scrollLeft = 150; }")
+            name, edge = "box.querySelector('tbody th').getBoundingClientRect()", "box.getBoundingClientRect()"
+            assert abs(table.evaluate(f"box => {name}.left - {edge}.left")) < 2, "the names stay in sight"
+            cells = "[...box.querySelector('tbody tr').cells].slice(1).map((cell) => cell.getBoundingClientRect())"
+            seen = table.evaluate(
+                f"box => {cells}.filter((at) => at.left >= {name}.right - 1 && at.right <= {edge}.right + 1).length"
+            )
+            assert seen >= 2, "two numbers beside the names, at least"
+
+
+def test_rows_between_the_ends_of_a_phase_unfold(tab, pages):
+    tab.goto((pages / "report.html").as_uri())
+    section = tab.locator("section", has=tab.locator(".unfold")).first
+    if section.count() == 0:  # two checkpoints of a phase are its ends
+        assert tab.locator("tr.folded").count() == 0
+        return
+    expect(section.locator("tr.folded").first).to_be_hidden()
+    section.locator(".unfold").click()
+    expect(section.locator("tr.folded").first).to_be_visible()
+
+
+def test_words_say_what_they_mean_and_figures_come_as_files(tab, pages):
+    tab.goto((pages / "report.html").as_uri())
+    word = tab.locator("abbr", has_text=re.compile("^r_q$")).first
+    assert "correlation" in word.get_attribute("title")
+    for link in tab.locator("figcaption .files a").all():
+        assert (pages / link.get_attribute("href")).is_file()
+    assert tab.locator("#glossary dt").count() > 10
 
 
 def column(tab: Page, number: int) -> list[str]:
@@ -89,6 +151,11 @@ def column(tab: Page, number: int) -> list[str]:
 
 def test_the_table_sorts_filters_pages_and_downloads(tab, pages):
     tab.goto((pages / "report.html").as_uri())
+    expect(tab.locator("#count")).to_have_text("64 of 320 heads")
+    assert set(column(tab, 2)) == {"step-2"}, "it begins with the last run"
+    link = tab.locator("#table tbody th a").first
+    assert link.get_attribute("href") == "explorer.html#l00h00;run=step-2"
+    tab.locator("#run").select_option("")
     expect(tab.locator("#count")).to_have_text("320 of 320 heads")
     tab.locator("#table th", has_text="bias_window").first.click()
     shown = [float(text) for text in column(tab, 12)]
@@ -125,7 +192,7 @@ def test_the_report_prints(tab, pages):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_link_opens_its_head(tab, pages, width):
     tab.set_viewport_size({"width": width, "height": 900})
-    tab.goto((pages / "explorer.html").as_uri() + "#l05h03")
+    tab.goto((pages / "explorer.html").as_uri() + "#l05h03;run=base")
     expect(tab.locator("#name")).to_have_text("base · l05h03")
     assert tab.locator("#clouds .js-plotly-plot .points path").count() > 200
     assert tab.locator("#numbers tbody tr").count() > 20
@@ -144,15 +211,31 @@ def cell(tab: Page, layer: int, head: int, layers: int = 8, heads: int = 8) -> t
     return box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (layer + 0.5) / layers
 
 
+def explorer(pages: Path, link: str = "") -> str:
+    return (pages / "explorer.html").as_uri() + link
+
+
+def test_it_opens_on_the_strongest_head_of_the_last_run_beside_the_shortest_window(tab, pages):
+    tab.goto(explorer(pages))
+    label, name = tab.locator("#name").inner_text().split(" · ")
+    assert label == "step-2"
+    assert tab.locator("#other option:checked").inner_text() == "step-1"
+    strongest = tab.locator("#list tbody tr").first
+    assert strongest.get_attribute("data-head") == name
+    assert "on" in strongest.get_attribute("class")
+    expect(tab.locator("#maps > div")).to_have_count(3)
+    shot(tab, "explorer-opening-1400")
+
+
 def test_a_click_opens_a_head_and_arrows_move_on(tab, pages):
-    tab.goto((pages / "explorer.html").as_uri())
+    tab.goto(explorer(pages, "#;run=base"))
     expect(tab.locator("#nothing")).to_be_visible()
     x, y = cell(tab, 2, 6)
     tab.mouse.move(x, y)
     expect(tab.locator("#maps .hoverlayer")).to_contain_text("l02h06")
     tab.mouse.click(x, y)
     expect(tab.locator("#name")).to_have_text("base · l02h06")
-    assert tab.url.endswith("#l02h06")
+    assert "#l02h06;run=base" in tab.url
     for key, name in (
         ("ArrowRight", "l02h07"),
         ("ArrowRight", "l02h07"),
@@ -162,19 +245,30 @@ def test_a_click_opens_a_head_and_arrows_move_on(tab, pages):
         tab.keyboard.press(key)
         expect(tab.locator("#name")).to_have_text(f"base · {name}")
     expect(tab.locator("#about")).to_contain_text("no rotary encoding in this layer")
-    tab.go_back()
+
+
+def test_arrows_move_heads_after_a_run_was_chosen_with_the_mouse(tab, pages):
+    tab.goto(explorer(pages, "#l02h02;run=step-0"))
+    tab.locator("#run").click()
+    tab.locator("#run").select_option(label="step-1")
+    tab.keyboard.press("ArrowDown")
+    expect(tab.locator("#name")).to_have_text("step-1 · l03h02")
+    tab.keyboard.press("]")
+    expect(tab.locator("#name")).to_have_text("step-2 · l03h02")
+    tab.keyboard.press("[")
+    expect(tab.locator("#name")).to_have_text("step-1 · l03h02")
 
 
 def test_two_runs_side_by_side_and_their_difference(tab, pages):
-    tab.goto((pages / "explorer.html").as_uri() + "#l01h01")
+    tab.goto(explorer(pages, "#l01h01;run=base"))
     tab.locator("#other").select_option(label=HOSTILE)
     expect(tab.locator("#maps > div")).to_have_count(3)
     boxes = [tab.locator("#maps > div .svg-container").nth(n).bounding_box() for n in range(3)]
     assert all(a["x"] + a["width"] <= b["x"] + 1 for a, b in pairwise(boxes)), "maps overlap"
     expect(tab.locator("#numbers thead")).to_contain_text("difference")
     row = tab.locator("#numbers tbody tr", has_text="explained_variance").first.locator("td").all_inner_texts()
-    before, after, difference = (float(text) for text in row)
-    assert difference == pytest.approx(after - before, abs=2e-3)
+    first, second, difference = (float(text) for text in row)
+    assert difference == pytest.approx(first - second, abs=2e-3)
     assert "vs=" in tab.url
     shot(tab, "explorer-compare-1400")
     tab.reload()
@@ -183,21 +277,136 @@ def test_two_runs_side_by_side_and_their_difference(tab, pages):
     expect(tab.locator("#maps > div")).to_have_count(1)
 
 
-def test_a_box_in_the_plane_of_correlations_marks_heads_on_the_map(tab, pages):
-    tab.goto((pages / "explorer.html").as_uri())
+def test_heads_of_two_runs_stand_side_by_side_on_the_same_axes(tab, pages):
+    tab.goto(explorer(pages, "#;run=base"))
+    both = "i => document.getElementById(`points-0-${i}`) && document.getElementById(`points-1-${i}`)"
+    head = tab.evaluate(f"[...Array(64).keys()].find({both})")
+    tab.goto("about:blank")
+    tab.goto(explorer(pages, f"#l{head // 8:02d}h{head % 8:02d};run=base;vs={quote(HOSTILE)}"))
+    runs = tab.locator("#clouds .run")
+    expect(runs).to_have_count(2)
+    left, right = (runs.nth(n).bounding_box() for n in range(2))
+    assert abs(left["y"] - right["y"]) < 2
+    assert left["x"] + left["width"] <= right["x"] + 1
+    ranges = tab.evaluate(
+        "[...document.querySelectorAll('#clouds .ab')].map((plot) => plot._fullLayout)"
+        ".map((of) => [...of.xaxis.range, ...of.yaxis.range])"
+    )
+    assert len(ranges) == 2
+    assert ranges[0] == pytest.approx(ranges[1])
+
+
+def test_a_box_stays_and_marks_heads_everywhere(tab, pages):
+    tab.goto(explorer(pages, "#;run=base"))
     box = tab.locator("#scatter .nsewdrag").bounding_box()
     tab.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 5)
     tab.mouse.down()
     tab.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] * 0.5, steps=5)
     tab.mouse.up()
-    expect(tab.locator("#brushed")).to_contain_text("heads marked")
-    marked = int(tab.locator("#brushed").inner_text().split()[0])
+    expect(tab.locator("#status")).to_contain_text("of 64 heads")
+    marked = int(tab.locator("#status").inner_text().split()[0])
+    assert 0 < marked < 64
     expect(tab.locator("#maps .scatterlayer .points path")).to_have_count(marked)
+    expect(tab.locator("#list tbody tr")).to_have_count(marked)
+    tab.locator("#list tbody button").first.click()
+    tab.wait_for_timeout(300)
+    assert tab.locator("#scatter .selectionlayer path").count() > 0, "the box stays"
+    opacity = tab.evaluate(
+        "[...document.querySelectorAll('#scatter .points path')].map((dot) => Number(getComputedStyle(dot).opacity))"
+    )
+    assert sum(one > 0.9 for one in opacity) == marked, "the chosen ones do not fade"
+    assert sum(one < 0.3 for one in opacity) == 64 - marked
+    assert "box=" in tab.url
+    tab.keyboard.press("Escape")
+    expect(tab.locator("#list tbody tr")).to_have_count(64)
 
 
-def test_the_metric_is_chosen_and_the_colours_can_be_dark(tab, pages):
-    tab.goto((pages / "explorer.html").as_uri() + "#l00h00")
-    tab.locator("#metric").select_option(label="r_k_a")
+def test_heads_are_found_by_name_class_and_number(tab, pages):
+    tab.goto(explorer(pages, "#;run=base"))
+    tab.locator("#find").fill("l03h0")
+    expect(tab.locator("#list tbody tr")).to_have_count(8)
+    tab.keyboard.press("Enter")
+    expect(tab.locator("#name")).to_contain_text("base · l03h0")
+    tab.locator("#find").fill("class:mixed r_q>0.5")
+    rows = tab.locator("#list tbody tr")
+    count = rows.count()
+    assert 0 < count < 64
+    assert all("mixed" in text for text in rows.all_inner_texts())
+    assert int(tab.locator("#status").inner_text().split()[0]) == count
+    tab.locator("#find").fill("nothing>3")
+    expect(tab.locator("#status")).to_contain_text("no number is called nothing")
+
+
+def test_the_list_sorts_both_ways_and_draws_training(tab, pages):
+    tab.goto(explorer(pages, "#;run=base"))
+
+    def values() -> list[float]:
+        return [float(text) for text in tab.locator("#list tbody td:nth-child(3)").all_inner_texts()]
+
+    assert values() == sorted(values(), reverse=True)
+    tab.locator("#list thead button").click()
+    assert values() == sorted(values())
+    assert tab.locator("#list .spark polyline").count() == 64
+
+
+def test_runs_play_one_after_the_other(tab, pages):
+    tab.goto(explorer(pages, "#l00h00;run=base"))
+    tab.locator("#slider").fill("3")
+    expect(tab.locator("#name")).to_have_text("step-1 · l00h00")
+    tab.locator("#play").click()
+    expect(tab.locator("#name")).to_have_text("step-2 · l00h00")
+    expect(tab.locator("#play")).to_have_attribute("aria-pressed", "false")
+
+
+def test_a_link_brings_everything_back(tab, pages):
+    tab.goto(explorer(pages, "#l02h03;run=step-1;vs=base;metric=r_k_a;box=0.2,1,-1,1;find=l02"))
+    read = (
+        "[...['run', 'other', 'metric', 'find'].map((id) => document.getElementById(id).value),"
+        " ...['name', 'status'].map((id) => document.getElementById(id).textContent), location.hash]"
+    )
+    before = tab.evaluate(read)
+    assert before[3:5] == ["l02", "step-1 · l02h03"]
+    tab.keyboard.press("ArrowRight")
+    moved = tab.evaluate(read)
+    assert moved[4] == "step-1 · l02h04"
+    tab.goto("about:blank")
+    tab.goto(explorer(pages, moved[-1]))
+    assert tab.evaluate(read) == moved
+
+
+@pytest.mark.parametrize(("button", "ending"), [("png", b"\x89PNG"), ("svg", b"<svg"), ("csv", b"model,layer,head")])
+def test_what_is_seen_is_saved(tab, pages, button, ending):
+    tab.goto(explorer(pages, "#l05h03;run=base"))
+    tab.wait_for_timeout(300)
+    with tab.expect_download() as download:
+        tab.locator(f"#{button}").click()
+    content = Path(download.value.path()).read_bytes()
+    assert content.startswith(ending)
+    assert download.value.suggested_filename == f"qkscope-base-l05h03.{button}"
+    if button == "svg":
+        assert content.count(b"<svg") > 4
+        assert "base · l05h03".encode() in content
+
+
+def test_on_a_phone_a_tap_opens_the_head_as_a_sheet(browser, pages):
+    phone = browser.new_page(viewport={"width": 390, "height": 800}, has_touch=True)
+    phone.goto(explorer(pages, "#;run=base"))
+    x, y = cell(phone, 2, 6)
+    phone.touchscreen.tap(x, y)
+    expect(phone.locator("#name")).to_have_text("base · l02h06")
+    box = phone.locator("#name").bounding_box()
+    assert 0 <= box["y"] < 300, "it is in sight"
+    phone.screenshot(path=SHOTS / "explorer-sheet-390.png")
+    phone.locator("#close").click()
+    assert phone.locator("#name").bounding_box()["y"] > 800
+    phone.close()
+
+
+def test_numbers_are_grouped_by_question_and_the_colours_can_be_dark(tab, pages):
+    tab.goto(explorer(pages, "#l00h00;run=base"))
+    groups = tab.locator("#metric optgroup").evaluate_all("all => all.map((group) => group.label)")
+    assert groups[:2] == ["Position", "Bias"]
+    tab.locator("#metric").select_option(label=tab.locator("#metric option", has_text="r_k_a –").inner_text())
     expect(tab.locator("#meaning")).to_contain_text("correlation")
     assert "metric=r_k_a" in tab.url
     light = tab.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -219,10 +428,15 @@ def test_a_hostile_label_is_text_everywhere(tab, pages):
     assert tab.title() != "owned"
 
 
-def test_a_link_that_names_nothing_opens_the_map(tab, pages):
-    for link in ("#l99h99", "#<b>", "#l00h00;run=nobody;vs=%zz;metric=nothing"):
+def test_a_link_that_names_nothing_says_so(tab, pages):
+    for link, says in (
+        ("#l99h99", "head l99h99"),
+        ("#<b>", "head <b>"),
+        ("#l00h00;run=nobody;vs=%zz;metric=nothing", "run nobody, number nothing"),
+    ):
         tab.goto("about:blank")
-        tab.goto((pages / "explorer.html").as_uri() + link)
+        tab.goto(explorer(pages, link))
+        expect(tab.locator("#missing")).to_contain_text(says)
         expect(tab.locator("#maps > div")).to_have_count(1)
 
 

@@ -58,7 +58,7 @@ def test_a_report_of_a_dataset_holds_tables_figures_and_two_pages(dataset, tmp_p
         "runs.csv",
     }
     assert run("report", dataset, "-o", tmp_path / "report").exit_code == 0, "a report can be written again"
-    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 19
+    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 20
     points = pd.read_parquet(next((tmp_path / "report" / "tables").glob("*/points.parquet")))
     assert points.groupby(["layer", "head"]).ngroups == 8
     full = points.groupby(["layer", "head"])["svd_5"].count()
@@ -78,7 +78,7 @@ def test_a_study_file_orders_labels_and_phases(results, tmp_path):
     assert done.exit_code == 0, done.output
     assert "left out qk-" not in done.output
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "<h1>Two of one</h1>" in page
+    assert "<span>Two of one</span>" in page
     assert "From early to late" in page
     data = pd.read_csv(tmp_path / "report" / "figures" / "qk-pca" / "07_position_signal" / "data.csv")
     assert data["model"].tolist() == ["early", "late"]
@@ -290,7 +290,9 @@ def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
     monkeypatch.setattr(family, "CHECKPOINTS", small)
     done = run("demo", "-o", tmp_path / "demo", *(["--planted"] if planted else []))
     assert done.exit_code == 0, done.output
-    assert "Which way is the bias?" in done.output
+    said = "of heads score near keys higher" if planted else "Extending the context from 64 to 128 tokens"
+    assert said in done.output
+    assert ("nats of loss without position" in done.output) is not planted
     assert f"report: {tmp_path / 'demo' / 'report' / 'report.html'}" in done.output.replace("\n", "")
     page = (tmp_path / "demo" / "report" / "report.html").read_text()
     assert ("Demonstration" if planted else "pretrain-step-0001") in page

@@ -53,8 +53,8 @@ def test_every_figure_is_a_folder_of_four_files(drawn, whole):
     ]
     missing = {one.name for one in left_out}
     assert [one.name for one in written] == [figure.name for figure in CATALOGUE if figure.name not in missing]
-    assert counted[0] == (0, 28)
-    assert counted[-1] == (28, 28)
+    assert counted[0] == (0, 29)
+    assert counted[-1] == (29, 29)
     for one in written:
         place = folder / one.name
         assert sorted(p.name for p in place.iterdir()) == ["README.md", "data.csv", "figure.png", "figure.svg"]
@@ -82,7 +82,7 @@ def test_drawing_again_gives_the_same_bytes(drawn, whole, name):
 def test_one_model_of_one_head_draws_what_applies(tmp_path):
     study = build([Entry(write_model(tmp_path / "m", "m", layers=1, heads=1, points=1))])
     written, left_out = write_figures(study, tmp_path / "figures", workers=1)
-    assert len(written) == 18
+    assert len(written) == 19
     reasons = {one.reason for one in left_out if one.name.startswith("qk-")}
     assert reasons == {"the study has no ordered checkpoints (runs with a phase or a step)"}
 
@@ -96,6 +96,7 @@ def test_somebody_elses_columns_draw_what_they_allow(tmp_path):
         "qk-pca/02_rq_vs_rk_scatter",
         "qk-pca/03_layer_heatmap_rq",
         "qk-pca/04_layer_heatmap_rk",
+        "front/01_hero",
     ]
     assert "explained_variance (qk.csv)" in next(one.reason for one in left_out if "05_" in one.name)
 
@@ -112,7 +113,7 @@ def test_labels_are_text_however_odd(tmp_path):
         for i in range(3)
     ]
     written, _ = write_figures(build(entries), tmp_path / "figures", workers=1)
-    assert len(written) == 28
+    assert len(written) == 29
     assert plain("$") == r"\$"
     assert shortened("x" * 60).endswith("…")
 

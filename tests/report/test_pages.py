@@ -79,7 +79,7 @@ def test_every_finding_of_the_study_is_a_section_with_published_values_and_a_cav
         "training",
     ]
     assert all(section.caveat for section in sections.values())
-    axes = dict(sections["axes"].rows)["llama3.2-3b, window 131,072"]
+    axes = {row.label: row.cells for row in sections["axes"].rows}["llama3.2-3b, window 131,072"]
     assert [cell.published for cell in axes] == ["0.83", "0.63", None, "0.814", "0.898"]
     assert "published +0.65" in " ".join(sections["simpson"].lines)
     assert "(published 0.67 → 0.87)" in " ".join(sections["training"].lines)
@@ -199,7 +199,7 @@ def test_figures_are_part_of_the_page(tmp_path):
     study = build([Entry(write_model(tmp_path / "m", "m", layers=2, heads=4))])
     written, left_out = write_figures(study, tmp_path / "figures", workers=1)
     page = report_html(study, written, left_out)
-    assert page.count("data:image/png;base64,") == len(written)
+    assert page.count("data:image/png;base64,") == len(written) + page.count('<a class="card"')
 
 
 def test_our_own_pages_may_be_replaced_and_no_others(tmp_path):

@@ -15,7 +15,7 @@ from qkscope.figures.select import before_and_after, models
 from qkscope.figures.style import PHASES, canvas, grid, shortened
 from qkscope.study.study import Study
 
-COLUMNS = {
+MAPPED = {
     "decay": ("heads", "fall of the score per doubling of distance (logits)"),
     "bias_window": ("rotated", "bias over the window"),
     "r_q": ("pc0", "queries' correlation with position on PC0"),
@@ -36,7 +36,7 @@ def compared_runs(study: Study) -> tuple[Study, list[str]]:
 def strongest_head(study: Study) -> tuple[str, tuple[int, int], str]:
     """The last run of the maps, its head with the largest value, and the column of the maps."""
     there, labels = compared_runs(study)
-    for column, (table, _) in COLUMNS.items():
+    for column, (table, _) in MAPPED.items():
         frame = there.pc0 if table == "pc0" else there.table(table, column)
         rows = None if frame is None else frame[frame["model"] == labels[-1]].dropna(subset=[column])
         if rows is not None and len(rows):
@@ -49,7 +49,7 @@ def prepare_hero(study: Study) -> pd.DataFrame:
     """Numbers of the maps, points of one head, and its distance curves; told apart by ``part``."""
     there, labels = compared_runs(study)
     last, (layer, head), column = strongest_head(study)
-    table = COLUMNS[column][0]
+    table = MAPPED[column][0]
     frame = needed(there.pc0 if table == "pc0" else there.table(table, column), column)
     maps = frame[frame["model"].isin(labels)][["model", "layer", "head"]].assign(value=frame[column], part="map")
     maps = maps.sort_values("model", key=lambda names: names.map(labels.index), kind="stable").assign(column=column)
@@ -113,7 +113,7 @@ def _draw_maps(figure: Drawing, cells: list[Axes], maps: pd.DataFrame, runs: lis
         )
         cell.set_title(shortened(run, 22))
     bar = figure.colorbar(shown, ax=cells[: len(runs)], location="bottom", aspect=40, pad=0.02)
-    bar.set_label(COLUMNS[column][1], fontsize=7)
+    bar.set_label(MAPPED[column][1], fontsize=7)
     if len(runs) == 2:
         change = grids[1].sub(grids[0])
         most = float(np.nanmax(np.abs(change))) or 1.0
@@ -133,7 +133,7 @@ def say_hero(data: pd.DataFrame) -> list[str]:
     column = str(maps["column"].iloc[0])
     means = [f"{run}: {rows['value'].mean():.3g}" for run, rows in maps.groupby("model", sort=False)]
     return [
-        f"Mean over heads of the {COLUMNS[column][1]}: {'; '.join(means)}. Shown is layer "
+        f"Mean over heads of the {MAPPED[column][1]}: {'; '.join(means)}. Shown is layer "
         f"{int(data['shown_layer'].iloc[0])}, head {int(data['shown_head'].iloc[0])}, which has the largest."
     ]
 

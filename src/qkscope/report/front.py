@@ -51,13 +51,13 @@ class Front:
 def front(study: Study) -> Front:
     """The first screen of a study; parts without data are left out."""
     findings = [finding for make in FRONT_FINDINGS if (finding := make(study)) is not None]
-    return Front(*headline(study), tiles(study), _of(study), findings[:4])
+    return Front(*opening_sentence(study), tiles(study), _of(study), findings[:4])
 
 
 # ---- the sentence ---------------------------------------------------------------------------------
 
 
-def headline(study: Study) -> tuple[str, str]:
+def opening_sentence(study: Study) -> tuple[str, str]:
     """The strongest true thing, and its numbers: what an extension or training did, or else how far position goes."""
     return _extended(study) or _trained(study) or (_standing(study), "")
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from PIL import Image
 
 from qkscope._version import __version__
+from qkscope.analyses.analysis import Column
 from qkscope.figures.hero import HERO
 from qkscope.figures.write import SkippedFigure, Written
 from qkscope.report.findings import FINDINGS
@@ -71,7 +72,12 @@ def words(sections: Sequence[Section]) -> list[tuple[str, str]]:
     """What words and columns of the page mean."""
     columns = {column.name: column for table in TABLES.values() for column in table}
     used = dict.fromkeys([measure.column for section in sections for measure in section.measures] + list(LISTED))
-    return [*WORDS, *((name, columns[name].meaning) for name in used if name in columns)]
+    return [*WORDS, *((name, _meaning(columns[name])) for name in used if name in columns)]
+
+
+def _meaning(column: Column) -> str:
+    """What a column is, with its unit."""
+    return f"{column.meaning} [{column.unit}]" if column.unit else column.meaning
 
 
 def head_list(study: Study) -> dict[str, object]:

@@ -504,7 +504,9 @@
     history.replaceState(null, "", `#${parts.join(";")}`);
   }
   function recall() {
-    const [head, ...rest] = location.hash.slice(1).split(";"), missing = [];
+    const [first, ...rest] = location.hash.slice(1).split(";"), missing = [];
+    let head = first;
+    try { head = decodeURIComponent(first); } catch { /* as it stands */ }
     const find = (label) => { const r = data.runs.findIndex((run) => run.label === label); if (r < 0) missing.push(`run ${label}`); return r < 0 ? null : r; };
     const opening = location.hash.length < 2;
     state.run = data.start.run; state.other = opening ? data.start.other : null; state.metric = numberOf.get(data.first) ?? 0;
