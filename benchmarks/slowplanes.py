@@ -23,7 +23,7 @@ from benchmarks.retrieval import LENGTH, TEXTS, scores
 from qkscope.capture import models
 from qkscope.capture.ablation import predictions
 from qkscope.capture.intervene import LayerHead, random_planes, without_planes
-from qkscope.capture.layers import describe
+from qkscope.capture.lockedmodel import describe
 from qkscope.capture.options import ModelOptions
 from qkscope.results.effects import mean_with_interval
 

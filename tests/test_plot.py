@@ -47,11 +47,20 @@ def test_colour_bars_are_in_tokens_or_from_0_to_1(run, draw):
 def test_colours_are_shares_of_the_window_where_it_is_known(tmp_path):
     run = qkscope.open(small_dataset(tmp_path / "wide", layers=1), window=5120)
     tokens, shares = (
-        qkscope.plot.complement(run, (0, 0), scaled_positions=scaled).axes[0].collections[0].get_facecolors()
+        qkscope.plot.ab_plane(run, [(0, 0)], scaled_positions=scaled).axes[0].collections[0].get_facecolors()
         for scaled in (False, True)
     )
     assert tokens.shape == shares.shape
     assert shares[:, 1].min() > tokens[:, 1].min() + 0.1, "a tenth of the window is light"
+
+
+def test_the_complement_is_coloured_by_the_turn_of_its_planes_or_by_scaled_positions(run):
+    turning = qkscope.plot.complement(run, (0, 0))
+    assert any("frequency has turned" in axes.get_xlabel() for axes in turning.axes)
+    assert set(bars(qkscope.plot.complement(run, (0, 0), scaled_positions=True))) == {
+        "queries: scaled position",
+        "keys: scaled position",
+    }
 
 
 def test_a_head_that_is_not_there(run):

@@ -34,9 +34,11 @@ def test_a_profile_is_the_mean_over_heads_at_each_place():
         for b in (1, 2)
     ]
     data = plasticity.prepare_profile(study([StudyRun("m", window=400)], plasticity=rows))
-    assert data["place"].tolist() == [0.25, 0.5]
-    assert data["ap"].tolist() == pytest.approx([0.55, 0.55])
-    assert data["n_heads"].tolist() == [2, 2]
+    means = data[data["head"].isna()]
+    assert means["place"].tolist() == [0.25, 0.5]
+    assert means["ap"].tolist() == pytest.approx([0.55, 0.55])
+    assert means["n_heads"].tolist() == [2, 2]
+    assert sorted(data.loc[data["head"].notna(), "ap"]) == pytest.approx([0.5, 0.5, 0.6, 0.6])
     assert data["ap_fixed"].isna().all()
     assert "published model 0.40" in plasticity.say_profile(data)[0]
     plasticity.draw_profile(data)

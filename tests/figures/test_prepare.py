@@ -65,9 +65,20 @@ def test_depth_bins_are_equal_and_the_last_is_closed(last, expected):
     assert depth.depth_bins(pd.Series(range(last + 1)), last).tolist() == expected
 
 
-def test_a_shallow_model_leaves_bins_empty_and_they_stay_in_the_table():
+def test_a_shallow_model_has_a_bin_for_each_layer():
     rows = [{"layer": layer, "head": h, "r_q": 0.1 * layer, "r_k": -0.5} for layer in range(4) for h in range(2)]
-    data = depth.R_K.prepare(study(rows))
+    data = depth.R_Q.prepare(study(rows))
+    assert data["bin"].tolist() == ["0", "1", "2", "3"]
+    assert data["n_heads"].tolist() == [2, 2, 2, 2]
+    np.testing.assert_allclose(data["r_q"], [0, 0.1, 0.2, 0.3])
+    assert "0.30 in m at layer 3" in " ".join(depth.R_Q.says(data))
+
+
+def test_a_shallow_model_beside_a_deep_one_leaves_bins_empty_and_they_stay_in_the_table():
+    rows = [{"model": "m", "layer": layer, "head": h, "r_q": 0, "r_k": -0.5} for layer in range(4) for h in range(2)]
+    deep = [{"model": "deep", "layer": layer, "head": 0, "r_q": 0, "r_k": 0} for layer in range(12)]
+    both = depth.R_K.prepare(study(rows + deep, runs=[StudyRun("m"), StudyRun("deep")]))
+    data = both[both["model"] == "m"]
     assert data["bin"].tolist() == [str(i) for i in range(10)]
     assert data["n_heads"].tolist() == [2, 0, 0, 2, 0, 0, 2, 0, 0, 2]
     filled = data[data["n_heads"] > 0]
@@ -397,5 +408,5 @@ def test_the_audit_compares_formulas_head_by_head():
     data = formulas.prepare_audit(study([{"head": 0, "bias_strength": 0.1, "window": 10.0}], "rotated", heads=heads))
     assert len(data) == 1
     assert data["bias_window"].tolist() == [1.0]
-    assert "3.00 times the exact share" in formulas.say_audit(data)[0]
+    assert "3 times the exact linear share in the median head of m" in formulas.say_audit(data)[0]
     formulas.draw_audit(data)

@@ -73,11 +73,12 @@ def prepare_complement(study: Study, head: HeadKey | None = None) -> pd.DataFram
         raise NotApplicable(f"points.parquet holds no coordinates of the complement for {head_name(key)}")
     frames = []
     for plane in range(count):
-        numbers = _numbers(study, "planes", key, ["var_share", "angle_r", "active"], plane=plane)
+        numbers = _numbers(study, "planes", key, ["var_share", "angle_r", "active", "frequency"], plane=plane)
         xy = own_points[["kind", "position"]].assign(
             x=own_points[f"svd_{2 * plane}"], y=own_points[f"svd_{2 * plane + 1}"], plane=plane
         )
-        frames.append(xy.assign(**numbers))
+        turned = np.mod(numbers["frequency"] * xy["position"], 2 * np.pi)
+        frames.append(xy.assign(**numbers, phase=turned))
     return pd.concat(frames, ignore_index=True).assign(model=key[0], layer=key[1], head=key[2])
 
 

@@ -84,7 +84,7 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
     axes = panels(figure, rows, columns)
     norm = _shared_norm(data)
     for cell, (number, points) in zip(axes.flat, planes, strict=False):
-        draw_cloud(cell, points, norm, 1.5)
+        _draw_turning(cell, points, norm)
         share, angle_r, active = (points[name].iloc[0] for name in ("var_share", "angle_r", "active"))
         mark = "" if active == 1 else " · not active"
         numbers = f": {share:.1%}\nangle_r {angle_r:+.2f}{mark}" if not math.isnan(share) else ""
@@ -98,8 +98,30 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
         cell.set_visible(False)
     first = data.iloc[0]
     figure.suptitle(head_name((first["model"], int(first["layer"]), int(first["head"]))), fontsize=9, x=0.01, ha="left")
-    _colour_bars(figure, axes, norm, data)
+    if _turning(data):
+        bar = figure.colorbar(ScalarMappable(Normalize(0, 2 * math.pi), "twilight"), ax=axes, location="bottom",
+                              fraction=0.02, pad=0.015, aspect=75, ticks=[0, math.pi, 2 * math.pi])  # fmt: skip
+        bar.ax.set_xticklabels(["0", "half a turn", "a whole turn"])
+        bar.set_label("how far the plane's own frequency has turned at the position of a query (dot) or key (triangle)")
+        bar.outline.set_visible(False)
+    else:
+        _colour_bars(figure, axes, norm, data)
     return figure
+
+
+def _turning(points: pd.DataFrame) -> bool:
+    return SCALED not in points and bool(points["phase"].notna().any())
+
+
+def _draw_turning(axes: Axes, points: pd.DataFrame, norm: Normalize) -> None:
+    """Queries and keys by the phase ω·t of their position; by position if ω is not known or shares were asked for."""
+    if not _turning(points):
+        draw_cloud(axes, points, norm, 1.5)
+        return
+    for kind, marker in (("q", "o"), ("k", "^")):
+        own = points[points["kind"] == kind]
+        axes.scatter(own["x"], own["y"], c=own["phase"], cmap="twilight", vmin=0, vmax=2 * math.pi, s=3.0,
+                     marker=marker, alpha=0.8, linewidths=0, rasterized=True)  # fmt: skip
 
 
 def draw_cloud(axes: Axes, points: pd.DataFrame, norm: Normalize, size: float) -> None:
@@ -206,7 +228,8 @@ COMPLEMENT = Figure(
     "qk-rotation/08_complement_collage",
     "The complement of one head, plane by plane",
     "Principal planes of what is left of one head off a and b, in order of variance; each title gives the plane's "
-    "share of the complement's variance and angle_r, the resultant of its rotation with position.",
+    "share of the complement's variance and angle_r, the resultant of its rotation with position. Colours go round "
+    "with the plane's own frequency times position: a ring in the order of the colours turns with position.",
     prepare_complement,
     draw_complement,
     say_complement,

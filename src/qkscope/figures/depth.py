@@ -37,17 +37,28 @@ def depth_bins(layer: pd.Series, last: int) -> pd.Series:
 def by_depth(frame: pd.DataFrame, study: Study, columns: list[str]) -> pd.DataFrame:
     """Mean of each column by run and depth bin; layers without rotary encoding in a separate bin."""
     tables = []
-    cells = [str(i) for i in range(DEPTH_BINS)] + (
-        [NOPE] if any(study.nope[m] for m in frame["model"].unique()) else []
-    )
+    depths = {study.last_layer[str(label)] + 1 for label in frame["model"].unique()}
+    # With fewer layers than bins some would be empty: then each layer has its own.
+    by_layer = len(depths) == 1 and max(depths) < DEPTH_BINS
+    n_bins = max(depths) if by_layer else DEPTH_BINS
+    cells = [str(i) for i in range(n_bins)] + ([NOPE] if any(study.nope[m] for m in frame["model"].unique()) else [])
     for label, heads in frame.groupby("model", sort=False):
-        heads = heads.assign(bin=depth_bins(heads["layer"], study.last_layer[str(label)]).astype(str))
+        bins = heads["layer"] if by_layer else depth_bins(heads["layer"], study.last_layer[str(label)])
+        heads = heads.assign(bin=bins.astype(int).astype(str))
         heads.loc[heads["layer"].isin(study.nope[str(label)]), "bin"] = NOPE
         means = heads.groupby("bin")[columns].mean()
         counts = heads.groupby("bin").size().rename("n_heads")
         tables.append(means.join(counts).reindex(cells).assign(model=label).reset_index(names="bin"))
     table = pd.concat(tables, ignore_index=True)
-    return table.assign(n_heads=table["n_heads"].fillna(0).astype(int))[["model", "bin", "n_heads", *columns]]
+    table = table.assign(n_heads=table["n_heads"].fillna(0).astype(int), n_bins=n_bins)
+    return table[["model", "bin", "n_bins", "n_heads", *columns]]
+
+
+def where(row: pd.Series) -> str:
+    """A bin in words: a layer, or a tenth of the depth."""
+    if row["n_bins"] < DEPTH_BINS:
+        return f"layer {int(row['bin'])}"
+    return f"depth bin {int(row['bin']) + 1} of {DEPTH_BINS}"
 
 
 def prepare_component(column: str, runs: Runs) -> Callable[[Study], pd.DataFrame]:
@@ -89,8 +100,8 @@ def say_component(data: pd.DataFrame) -> list[str]:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     top, low = deep.loc[deep[column].idxmax()], deep.loc[deep[column].idxmin()]
     sentences = [
-        f"Highest mean {column}: {top[column]:.2f} in {top['model']} at depth bin {int(top['bin']) + 1} of "
-        f"{DEPTH_BINS}; lowest: {low[column]:+.2f} in {low['model']} at bin {int(low['bin']) + 1}."
+        f"Highest mean {column}: {top[column]:.2f} in {top['model']} at {where(top)}; lowest: {low[column]:+.2f} in "
+        f"{low['model']} at {where(low)}."
     ]
     nope = data[(data["bin"] == NOPE) & (data["n_heads"] > 0)]
     if len(nope):
@@ -132,7 +143,10 @@ def two_maps(data: pd.DataFrame, share: tuple[str, str, str], signed: tuple[str,
     above.set_title(share[2])
     figure.colorbar(image, ax=above, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]).outline.set_visible(False)
     largest = max(float(data[signed[0]].abs().max()), 1e-12)
-    image = heat_map(below, data, signed[0], "PuOr_r", TwoSlopeNorm(0, -largest, largest), signed[1])
+    if (data[signed[0]] < 0).any():
+        image = heat_map(below, data, signed[0], "PuOr_r", TwoSlopeNorm(0, -largest, largest), signed[1])
+    else:
+        image = heat_map(below, data, signed[0], "Oranges", Normalize(0, largest), signed[1])
     below.set_title(signed[2])
     figure.colorbar(image, ax=below, fraction=0.04, pad=0.015).outline.set_visible(False)
     return figure
@@ -143,14 +157,13 @@ def say_rotation(data: pd.DataFrame) -> list[str]:
     deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
-    half = deep["bin"].astype(int) < DEPTH_BINS // 2
+    half = 2 * deep["bin"].astype(int) < deep["n_bins"]
     first, second = (np.average(layers["abs_r_k_a"], weights=layers["n_heads"]) if len(layers) else math.nan
                      for layers in (deep[half], deep[~half]))  # fmt: skip
     top = deep.loc[deep["bias_window"].idxmax()]
     return [
         f"Mean |r_k_a| is {first:.2f} in the first half of the layers and {second:.2f} in the second.",
-        f"The bias per window is largest in {top['model']}, depth bin {int(top['bin']) + 1} of {DEPTH_BINS}: "
-        f"{top['bias_window']:.3g}.",
+        f"The bias per window is largest in {top['model']}, {where(top)}: {top['bias_window']:.3g}.",
     ]
 
 
@@ -171,11 +184,12 @@ def heat_map(axes: Axes, data: pd.DataFrame, column: str, colours: str, norm: No
             col, row, form.format(value), ha="center", va="center", fontsize=6.3, color="white" if dark else "#222"
         )
     axes.set_yticks(range(len(labels)), [shortened(label) for label in labels])
-    names = [NOPE if name == NOPE else f"{int(name) / DEPTH_BINS:.1f}" for name in bins]
+    by_layer = bool(data["n_bins"].iloc[0] < DEPTH_BINS)
+    names = [name if name == NOPE or by_layer else f"{int(name) / DEPTH_BINS:.1f}" for name in bins]
     axes.set_xticks(range(len(bins)), names)
     subplot = axes.get_subplotspec()
     if subplot is None or subplot.is_last_row():
-        axes.set_xlabel("depth: layer / last layer, lower edge of the bin")
+        axes.set_xlabel("layer" if by_layer else "depth: layer / last layer, lower edge of the bin")
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.figure import Figure, NotApplicable
-from qkscope.figures.select import rows, with_window
+from qkscope.figures.select import models, rows, with_window
 from qkscope.figures.style import canvas, family_look, grid, panels, shortened
 from qkscope.study.study import Study
 
@@ -23,7 +23,9 @@ def prepare_audit(study: Study) -> pd.DataFrame:
     heads = variance[[*key, "family", *columns]].merge(bias[[*key, "bias_strength", "bias_window"]], on=key, sort=False)
     if heads.empty:
         raise NotApplicable("heads.csv and rotated.csv have no head in common")
-    return heads.assign(window=heads["model"].map({run.label: run.window for run in study.runs}).astype(float))
+    compared = heads["model"].isin([run.label for run in models(study)])
+    windows = heads["model"].map({run.label: run.window for run in study.runs}).astype(float)
+    return heads.assign(window=windows, compared=compared)
 
 
 def draw_audit(data: pd.DataFrame) -> Drawing:
@@ -60,13 +62,16 @@ def draw_audit(data: pd.DataFrame) -> Drawing:
 
 
 def say_audit(data: pd.DataFrame) -> list[str]:
-    """How far apart the two formulas are."""
+    """How far apart the two formulas are, in the models that are compared or the last checkpoint."""
     sentences = []
     for kind, name in (("q", "queries"), ("k", "keys")):
-        heads = data[data[f"posvar_{kind}"] > 0]
+        heads = data[(data[f"posvar_{kind}"] > 0) & data["compared"]]
         ratio = (heads[f"posvar_{kind}_published"] / heads[f"posvar_{kind}"]).median()
+        if heads.empty:
+            continue
         sentences.append(
-            f"For {name} the published formula gives {ratio:.2f} times the exact share, in the median head."
+            f"For {name} the published formula gives {ratio:.2g} times the exact linear share in the median head of "
+            f"{', '.join(heads['model'].unique()[:2])}{' and others' if heads['model'].nunique() > 2 else ''}."
         )
     return sentences
 

@@ -47,7 +47,10 @@ def prepare_profile(study: Study) -> pd.DataFrame:
     grouped = frame.groupby(["model", "q_bucket"], sort=False)
     table = grouped[["place", *VARIANTS]].mean()
     table = table.join(grouped["ap"].quantile(0.25).rename("ap_q1")).join(grouped["ap"].quantile(0.75).rename("ap_q3"))
-    table = table.join(grouped.size().rename("n_heads")).reset_index()
+    table = table.join(grouped.size().rename("n_heads")).reset_index().assign(layer=np.nan, head=np.nan)
+    shown = _shown(study)
+    heads = frame[frame["model"] == shown][["model", "q_bucket", "place", "ap", "layer", "head"]]
+    table = pd.concat([table, heads], ignore_index=True)
     order = {run.label: i for i, run in enumerate(study.runs)}
     table = table.sort_values(["model", "q_bucket"], key=lambda c: c.map(order) if c.name == "model" else c)
     labels = {run.label: (run.family, run.phase or "", is_checkpoint(run)) for run in study.runs}
@@ -56,14 +59,22 @@ def prepare_profile(study: Study) -> pd.DataFrame:
     return table.reset_index(drop=True)
 
 
+def _shown(study: Study) -> str:
+    """The run whose heads are drawn: the first model, or the last checkpoint."""
+    every = all(is_checkpoint(run) for run in study.runs)
+    return study.labels[-1] if every else study.labels[0]
+
+
 def draw_profile(data: pd.DataFrame) -> Drawing:
     """One run in three variants; next to it every run."""
     labels = list(dict.fromkeys(data["model"]))
     shown = labels[-1] if data["checkpoint"].all() else labels[0]
     figure = canvas(7.4 if len(labels) > 1 else 4.8, 3.2)
     axes = panels(figure, 1, 2 if len(labels) > 1 else 1, sharey=True)[0]
+    single, data = data[data["head"].notna()], data[data["head"].isna()]
     profile = data[data["model"] == shown]
-    axes[0].fill_between(profile["place"], profile["ap_q1"], profile["ap_q3"], color=INK, alpha=0.1, linewidth=0)
+    for _, head in single.groupby(["layer", "head"]):
+        axes[0].plot(head["place"], head["ap"], color=FAINT, alpha=0.35, linewidth=0.5)
     for name, (label, colour, line) in VARIANTS.items():
         if profile[name].notna().any():
             marker = "o" if line == "-" else None
@@ -100,7 +111,7 @@ def _every_run(axes: Axes, data: pd.DataFrame) -> None:
 
 def say_profile(data: pd.DataFrame) -> list[str]:
     """From the beginning to the end of the window, and how the variants differ."""
-    sentences = []
+    sentences, data = [], data[data["head"].isna()]
     for model, profile in data.groupby("model", sort=False):
         first, last = profile.iloc[0], profile.iloc[-1]
         variants = [
@@ -134,7 +145,7 @@ def draw_pairs(data: pd.DataFrame) -> Drawing:
     columns = [name for name in ("ap", "ap_published") if name in data]
     figure = canvas(3.6 * len(columns) + 0.5, 3.2)
     axes = panels(figure, 1, len(columns), sharey=True)[0]
-    norm = Normalize(0, 1)
+    norm = Normalize(float(data[columns].min().min()), max(float(data[columns].max().max()), 1e-6))
     image = None
     for cell, column in zip(axes, columns, strict=True):
         table = data.pivot(index="inter_key", columns="key_to_query", values=column).sort_index(ascending=True)
@@ -192,8 +203,9 @@ def draw_training(data: pd.DataFrame) -> Drawing:
     figure = canvas(6.6, 3.4)
     axes = figure.subplots()
     ends = spread([float(data[name].iloc[-1]) for name in OVER_TRAINING], 0.06)
+    axes.fill_between(data["order"], data["ap_first20"], data["ap_last20"], color=FAINT, alpha=0.2, linewidth=0)
     for (name, (label, colour)), height in zip(OVER_TRAINING.items(), ends, strict=True):
-        band(axes, data, name, colour, "-", label, height, band=name == "ap_overall")
+        band(axes, data, name, colour, "-", label, height, band=False)
     axes.set(ylim=(0, 1), ylabel="attention plasticity, mean over heads")
     time_axis(axes, data)
     _windows(axes, data["window"].tolist())
@@ -229,7 +241,7 @@ PROFILE_FIGURE = Figure(
     "Plasticity along the window",
     "How often a query could turn the order of two earlier keys, 4p(1 − p) averaged over pairs of keys and heads, "
     "against where in the window the query stands. Beside the exact value: with the queries of a bucket turned to one "
-    "place, and by the published model of queries. The band holds the middle half of the heads.",
+    "place, and by the published model of queries. Thin lines are heads.",
     prepare_profile,
     draw_profile,
     say_profile,
@@ -246,8 +258,8 @@ PAIRS = Figure(
 TRAINING = Figure(
     "plasticity/05_over_training",
     "Plasticity over training",
-    "Mean plasticity over heads at each checkpoint: over the window, in its first fifth and in its last. The band is "
-    "one standard deviation over heads. Where windows differ they stand below.",
+    "Mean plasticity over heads at each checkpoint: over the window, in its first fifth and in its last; what lies "
+    "between is filled. Where windows differ they stand below.",
     prepare_training,
     draw_training,
     say_training,

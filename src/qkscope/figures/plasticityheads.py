@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import mean_over_heads, rank_correlation
 from qkscope.analyses.components import TAXONOMY
-from qkscope.figures.depth import DEPTH_BINS, NOPE, by_depth, two_maps
+from qkscope.figures.depth import NOPE, by_depth, two_maps, where
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.select import models, rows
 from qkscope.figures.style import CLASSES, canvas, error_bars, grid
@@ -38,11 +38,12 @@ def draw_plasticity_classes(data: pd.DataFrame) -> Drawing:
     kinds = [kind for kind in TAXONOMY if (data["taxonomy"] == kind).any()]
     figure = canvas(6.6, 3.2)
     axes = figure.subplots()
-    rng = np.random.default_rng(0)
     for x, kind in enumerate(kinds):
-        heads = data[data["taxonomy"] == kind]
-        axes.scatter(x + rng.uniform(-0.28, 0.28, len(heads)), heads["ap_overall"], s=7, color=CLASSES[kind],
-                     alpha=0.65, linewidths=0, rasterized=True)  # fmt: skip
+        heads = data[data["taxonomy"] == kind].sort_values("ap_overall")
+        # From the lowest to the highest: where a point stands within its column says its rank, and nothing by chance.
+        across = np.linspace(-0.28, 0.28, len(heads)) if len(heads) > 1 else np.zeros(1)
+        axes.scatter(x + across, heads["ap_overall"], s=7, color=CLASSES[kind], alpha=0.75, linewidths=0,
+                     rasterized=True)  # fmt: skip
         mean = mean_over_heads(heads, ["ap_overall"])
         error_bars(axes, [x + 0.38], [mean["ap_overall"]], [mean["ap_overall_low"]], [mean["ap_overall_high"]])
     counts = data["taxonomy"].value_counts()
@@ -111,16 +112,14 @@ def say_drop(data: pd.DataFrame) -> list[str]:
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     low = deep.loc[deep["ap_overall"].idxmin()]
-    sentences = [
-        f"Lowest: {low['ap_overall']:.2f} in {low['model']} at depth bin {int(low['bin']) + 1} of {DEPTH_BINS}."
-    ]
+    sentences = [f"Lowest: {low['ap_overall']:.2f} in {low['model']} at {where(low)}."]
     falls = deep.dropna(subset=["ap_drop"])
     if len(falls):
         largest = falls.loc[falls["ap_drop"].idxmax()]
         mean = float(np.average(falls["ap_drop"], weights=falls["n_heads"]))
         sentences.append(
             f"Over all heads it falls by {mean:+.3f} along the window, most ({largest['ap_drop']:+.2f}) in "
-            f"{largest['model']} at depth bin {int(largest['bin']) + 1}."
+            f"{largest['model']} at {where(largest)}."
         )
     return sentences
 

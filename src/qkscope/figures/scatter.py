@@ -32,8 +32,13 @@ def draw_scatter(data: pd.DataFrame) -> Drawing:
         heads = data[data["family"] == family]
         axes.scatter(heads["r_q"], heads["r_k"], s=size, color=colour, marker=marker, alpha=0.65, linewidths=0,
                      label=f"{shortened(family) or 'all'} ({len(heads):,})", rasterized=len(data) > 500)  # fmt: skip
-    for y, left, right in ((0.85, "k-positional", "position-\ndominated"), (0.0, "content-\nfocused", "q-positional"),
+    lowest = min(float(data["r_k"].min()), -0.1) - 0.05
+    axes.set_ylim(-1.0 if lowest < -0.5 else lowest, 1.0)  # without discordant heads, no room for them
+    for y, left, right in ((0.85, "k-positional", "position-\ndominated"), (0.5, "mixed", "mixed"),
+                           (0.0, "content-\nfocused", "q-positional"), (-0.5, "mixed", "mixed"),
                            (-0.85, "k-positional,\ndiscordant", "position-dominated,\ndiscordant")):  # fmt: skip
+        if y < axes.get_ylim()[0]:
+            continue
         axes.annotate(left, (-0.1, y), ha="right", va="center", fontsize=7, color=FAINT, annotation_clip=False,
                       xytext=(-36, 0), textcoords="offset points")  # fmt: skip
         axes.annotate(right, (1.0, y), ha="left", va="center", fontsize=7, color=FAINT, annotation_clip=False,

@@ -24,7 +24,8 @@ def band(
     """A line over the checkpoints, labelled at its end; the band is one standard deviation over heads."""
     x, value, sd = (data[column].to_numpy(float) for column in ("order", name, f"{name}_sd"))
     if band:
-        axes.fill_between(x, value - sd, value + sd, color=colour, alpha=0.13, linewidth=0)
+        low, high = np.clip([value - sd, value + sd], -1.0, 1.0)  # a correlation, or a share
+        axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
     axes.plot(x, value, color=colour, linestyle=line, marker="o", markersize=3)
     axes.annotate(label, (x[-1], at), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
                   fontsize=8, annotation_clip=False)  # fmt: skip
@@ -63,16 +64,10 @@ def time_axis(axes: Axes, data: pd.DataFrame) -> None:
 
 
 def ticks(axes: Axes, data: pd.DataFrame) -> None:
-    """One tick per checkpoint, with its name."""
-    names = [shortened(name, 24) for name in data["model"]]
+    """One tick per checkpoint, with its step, or else its name."""
+    if data["step"].notna().all() and data["step"].is_unique:
+        names = [f"{step:,.0f}" if step < 10_000 else f"{step / 1000:,.0f}k" for step in data["step"]]
+        axes.set_xlabel("training step")
+    else:
+        names = [shortened(name, 24) for name in data["model"]]
     axes.set_xticks(data["order"], names, rotation=40, ha="right", rotation_mode="anchor", fontsize=6.5)
-
-
-def phase_key(axes: Axes, colours: dict[str, str]) -> None:
-    """A legend of the phases' colours in an empty cell."""
-    axes.axis("off")
-    axes.text(0.14, 0.62, "median over heads, bars:\nmiddle half of the heads", fontsize=7, color=FAINT, va="bottom",
-              transform=axes.transAxes)  # fmt: skip
-    marks = [axes.plot([], [], linestyle="none", marker="o", markersize=4.5, color=colour, label=shortened(phase))[0]
-             for phase, colour in colours.items()]  # fmt: skip
-    axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(0.06, 0.6), title="", alignment="left")

@@ -47,6 +47,7 @@ def draw_signal(data: pd.DataFrame) -> Drawing:
     for name, colour in (("followed_r_q", Q), ("followed_abs_r_k", K)):
         if name in data and (data["already_pc0"] < 1).any():
             axes.plot(data["order"], data[name], color=colour, linestyle=":", linewidth=1.1)
+            axes.set_title("dotted: along what is PC0 at the last checkpoint", fontsize=7, loc="right", pad=16)
     lines = (("r_q", Q, "-", "r_q"), ("r_k", K, "-", "r_k"), ("abs_r_k", K, "--", "|r_k|"))
     ends = spread([float(data[name].iloc[-1]) for name, *_ in lines], 0.075)
     for (name, colour, line, label), height in zip(lines, ends, strict=True):

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.figure import Figure
 from qkscope.figures.select import checkpoints, rows, timeline
-from qkscope.figures.style import canvas, grid, panels, phase_colours
-from qkscope.figures.timeaxis import phase_key, ticks
+from qkscope.figures.style import canvas, grid, panels, phase_colours, shortened
+from qkscope.figures.timeaxis import ticks
 from qkscope.study.study import Study
 
 TRAJECTORY = {
@@ -20,6 +20,7 @@ TRAJECTORY = {
     "plane_var_fraction": "plane_var_fraction",
     "bias_strength": "bias per token (score)",
     "bias_window": "bias per window (score)",
+    "decay": "decay: logits per doubling of distance",
 }
 DECOMPOSITION = {
     "mu_q_a": "mu_q_a (vector units)",
@@ -27,17 +28,19 @@ DECOMPOSITION = {
     "alpha_k_window": "alpha_k per window",
     "bias_strength": "bias per token (score)",
     "bias_window": "bias per window (score)",
+    "decay": "decay: logits per doubling of distance",
 }
+"""Columns and their titles; the last needs no window, and is at the window of comparison."""
 
 
 def prepare_trajectory(study: Study) -> pd.DataFrame:
     """Median and quartiles over heads of the rotation model's headline columns."""
-    return _quartiles(study, list(TRAJECTORY))
+    return _quartiles(study, [name for name in TRAJECTORY if name != "decay"])
 
 
 def prepare_decomposition(study: Study) -> pd.DataFrame:
     """Median and quartiles over heads of the two factors of the bias, and of the bias."""
-    return _quartiles(study, list(DECOMPOSITION))
+    return _quartiles(study, [name for name in DECOMPOSITION if name != "decay"])
 
 
 def draw_trajectory(data: pd.DataFrame) -> Drawing:
@@ -53,14 +56,14 @@ def draw_decomposition(data: pd.DataFrame) -> Drawing:
 def say_trajectory(data: pd.DataFrame) -> list[str]:
     """From first to last, and the change when the window changes."""
     first, last = data.iloc[0], data.iloc[-1]
-    changes = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in TRAJECTORY)
+    changes = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in TRAJECTORY if name != "decay")
     return [f"Medians from {first['model']} to {last['model']}: {changes}.", *_over_windows(data, ["bias"])]
 
 
 def say_decomposition(data: pd.DataFrame) -> list[str]:
     """Which factor changes the bias."""
     first, last = data.iloc[0], data.iloc[-1]
-    changes = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in DECOMPOSITION)
+    changes = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in DECOMPOSITION if name != "decay")
     return [f"Medians from {first['model']} to {last['model']}: {changes}.", *_over_windows(data, ["alpha_k", "bias"])]
 
 
@@ -127,31 +130,28 @@ def _compared(study: Study) -> pd.DataFrame:
 
 
 def _decay(study: Study) -> pd.DataFrame:
-    """Median decay over heads: at the window of comparison, where runs were captured there."""
-    frame = study.compared.tables.get("heads")
+    """Median and quartiles over heads of decay: at the window of comparison, where runs were captured there."""
+    frame, names = study.compared.tables.get("heads"), ["decay_q1", "decay", "decay_q3"]
     if frame is None or "decay" not in frame:
-        return pd.DataFrame(columns=["decay"], dtype=float)
-    return frame.groupby("model")[["decay"]].median()
+        return pd.DataFrame(columns=names, dtype=float)
+    quartiles = frame.groupby("model")["decay"].quantile(np.array([0.25, 0.5, 0.75])).unstack()
+    return quartiles.set_axis(names, axis=1)
 
 
 def _draw_quartiles(data: pd.DataFrame, names: dict[str, str]) -> Drawing:
-    figure = canvas(8.4, 4.9)
+    figure = canvas(8.4, 5.2)
     axes = panels(figure, 2, 3, sharex=True)
     colours = phase_colours(data["phase"].tolist())
-    x = data["order"].to_numpy()
-    for cell, (column, title) in zip(axes.flat, names.items(), strict=False):
-        cell.plot(x, data[column], color="#b9b9b9", linewidth=1.0, zorder=1)
+    shown = {name: title for name, title in names.items() if data[name].notna().any()}
+    for cell, (column, title) in zip(axes.flat, shown.items(), strict=False):
+        cell.plot(data["order"], data[column], color="#b9b9b9", linewidth=1.0, zorder=1)
         for phase, colour in colours.items():
-            checkpoints_of_phase = data[data["phase"] == phase]
-            order = checkpoints_of_phase["order"].to_numpy()
+            rows_of_phase = data[data["phase"] == phase]
+            order = rows_of_phase["order"].to_numpy()
             cell.vlines(
-                order,
-                checkpoints_of_phase[f"{column}_q1"],
-                checkpoints_of_phase[f"{column}_q3"],
-                color=colour,
-                linewidth=1.6,
+                order, rows_of_phase[f"{column}_q1"], rows_of_phase[f"{column}_q3"], color=colour, linewidth=1.6
             )
-            cell.plot(order, checkpoints_of_phase[column], linestyle="none", marker="o", markersize=4.5, color=colour)
+            cell.plot(order, rows_of_phase[column], linestyle="none", marker="o", markersize=4.5, color=colour)
         cell.set_title(title)
         lowest = float(np.nanmin(data[f"{column}_q1"])) if data[f"{column}_q1"].notna().any() else 0.0
         if lowest >= 0:
@@ -160,9 +160,16 @@ def _draw_quartiles(data: pd.DataFrame, names: dict[str, str]) -> Drawing:
             cell.axhline(0, color="#777777", linewidth=0.7)
         ticks(cell, data)
         grid(cell)
-    for cell in list(axes.flat)[: len(names)][:3]:
-        cell.tick_params(axis="x", labelbottom=cell is axes[0, 2])
-    phase_key(axes[1, 2], colours)
+    for cell in list(axes.flat)[len(shown) :]:
+        cell.set_visible(False)
+    for cell in axes[0]:
+        cell.set_xlabel("")
+        cell.tick_params(axis="x", labelbottom=cell is axes[0, 2] and len(shown) < 6)
+    marks = [
+        axes[0, 0].plot([], [], linestyle="none", marker="o", markersize=4.5, color=colour, label=shortened(phase))[0]
+        for phase, colour in colours.items()
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks))
     return figure
 
 
