@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY, taxonomy
+from qkscope.results.passage import passages_bytes
 from qkscope.results.points import points_bytes
 from qkscope.study.study import Entry, Study, build
 
@@ -102,7 +103,24 @@ def write_model(
     if points:
         (folder / "points.parquet").write_bytes(points_bytes(folder, make_points(index.head(points), window, rng)))
         planes(index.head(points), rng).to_parquet(folder / "planes.parquet", index=False)
+        (folder / "passage.parquet").write_bytes(passages_bytes(folder, make_passage(index.head(points), rng)))
     return folder
+
+
+PASSAGE = ("The", " light", "</script>", " & ", "\n", "<b>", " again", " the", " light", " out", " there", ".")
+"""Tokens of a made-up passage, some of them hostile."""
+
+
+def make_passage(index: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    """Scores of every pair of tokens, at random, the position term falling with the distance."""
+    query, key = np.tril_indices(len(PASSAGE))
+    rows = pd.DataFrame({"q_token": query, "k_token": key, "text": [PASSAGE[i] for i in key], "unit": 0.25})
+    frames = []
+    for head in index.itertuples():
+        terms = {term: rng.integers(-40, 40, len(rows)) for term in ("key", "query", "content")}
+        named = {"model": head.model, "layer": head.layer, "head": head.head}
+        frames.append(rows.assign(**named, position=60 - 8 * (query - key), **terms))
+    return pd.concat(frames, ignore_index=True)
 
 
 def pair_rows(model: str, family: str, layers: int, window: int) -> pd.DataFrame:

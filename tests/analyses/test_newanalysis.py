@@ -103,7 +103,7 @@ def test_the_command_line_knows_it(place, alone):
 def test_the_explorer_colours_heads_by_it(place, tables):
     run(place, "view", str(tables), "--no-open", "-o", "explorer.html")
     page = (place / "explorer.html").read_text()
-    assert re.search(r'{"column": ?"norm_r_q", ?"unit": ?"correlation", ?"meaning": ?"[^"]*", ?"signed": ?true}', page)
+    assert re.search(r'{"column": ?"norm_r_q", ?"unit": ?"correlation", ?"meaning": ?"[^"]*", ?"signed": ?true,', page)
 
 
 def test_a_report_reads_a_folder_that_holds_nothing_else(place, alone):

@@ -8,13 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
+import pandas as pd
 import pytest
 from playwright.sync_api import Page, expect
 
+from qkscope.heads import TERMS
 from qkscope.report.write import write_report
 from qkscope.study.study import Entry, build
 from tests.browser.chromium import PROGRAM, launch
-from tests.studies import write_model
+from tests.studies import PASSAGE, write_model
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> & $co"
 SHOTS = Path(os.environ.get("QKSCOPE_SCREENSHOTS", Path(__file__).parents[2] / "test-artefacts" / "screenshots"))
@@ -441,3 +444,77 @@ def test_a_link_that_names_nothing_says_so(tab, pages):
 def test_a_head_without_points_says_how_to_get_them(tab, pages):
     tab.goto((pages / "explorer.html").as_uri() + "#l07h07;run=step-1")
     expect(tab.locator("#clouds")).to_contain_text("qkscope view")
+
+
+# ---- the text ------------------------------------------------------------------------------------
+
+
+def passage_of(pages: Path, head: tuple[int, int], query: int) -> pd.DataFrame:
+    """The four terms of one query of the page's run “base”, in logits above the mean of its later keys."""
+    table = pd.read_parquet(pages.parent / "base" / "passage.parquet")
+    rows = table[(table["layer"] == head[0]) & (table["head"] == head[1]) & (table["q_token"] == query)]
+    rows = rows.sort_values("k_token").set_index("k_token")
+    terms = rows[list(TERMS)].mul(rows["unit"], axis=0)
+    return terms - terms[4 if len(terms) > 8 else 0 :].mean()
+
+
+def test_a_text_is_coloured_by_what_a_query_scores(tab, pages):
+    tab.goto((pages / "explorer.html").as_uri() + "#l01h02;run=base;text=10,score")
+    tokens = tab.locator("#text .token")
+    expect(tokens).to_have_count(len(PASSAGE))
+    expect(tokens.nth(2)).to_have_text("</script>")
+    expect(tokens.nth(10)).to_have_attribute("aria-pressed", "true")
+    terms = passage_of(pages, (1, 2), 10)
+    score = terms.sum(axis=1)
+    best = score[:-1].sort_values(ascending=False, kind="stable")
+    shown = tab.locator("#text .line .sum").all_inner_texts()
+    assert [float(text.replace("−", "-")) for text in shown] == pytest.approx(best.head(6).tolist(), abs=0.5)
+    said = tab.locator("#text [data-part=said]").inner_text()
+    rest = slice(4, None)
+    shares = {term: float((terms[term][rest] * score[rest]).sum() / (score[rest] ** 2).sum()) for term in TERMS}
+    assert sum(shares.values()) == pytest.approx(1)
+    for term, share in shares.items():
+        # Rounding as the page does: to the nearest, ties upwards.
+        assert f"{term} {int(np.floor(100 * share + 0.5))}%".replace(" -0%", " 0%") in said.replace(" -0%", " 0%")
+    tab.screenshot(path=_made(SHOTS) / "text.png")
+
+
+def test_a_text_is_read_with_mouse_and_keyboard_and_stays_in_the_link(tab, pages):
+    tab.goto((pages / "explorer.html").as_uri() + "#l01h02;run=base")
+    tokens = tab.locator("#text .token")
+    expect(tokens.last).to_have_attribute("aria-pressed", "true")
+    tokens.nth(6).click()
+    expect(tokens.nth(6)).to_have_attribute("aria-pressed", "true")
+    assert tokens.nth(7).evaluate("x => x.classList.contains('later')"), "later tokens have no score"
+    tab.keyboard.press("ArrowRight")
+    expect(tokens.nth(7)).to_have_attribute("aria-pressed", "true")
+    assert tab.locator("#name").inner_text().endswith("l01h02"), "arrows in the text leave the head alone"
+    tab.get_by_role("button", name="position", exact=True).click()
+    assert "text=7,position" in tab.url
+    colours = tokens.nth(3).evaluate("x => getComputedStyle(x).backgroundColor")
+    tab.reload()
+    expect(tokens.nth(7)).to_have_attribute("aria-pressed", "true")
+    assert tokens.nth(3).evaluate("x => getComputedStyle(x).backgroundColor") == colours
+    tab.keyboard.press("ArrowDown")
+    expect(tab.locator("#name")).to_contain_text("l02h02")
+    expect(tokens.nth(7)).to_have_attribute("aria-pressed", "true")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_text_fits(tab, pages, width):
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.goto((pages / "explorer.html").as_uri() + "#l01h02;run=base")
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    text = tab.locator("#text .reading")
+    assert text.evaluate("x => x.scrollWidth <= x.clientWidth + 1")
+
+
+def test_a_run_without_a_passage_has_no_text(tab, pages):
+    tab.goto((pages / "explorer.html").as_uri() + "#l01h02;run=step-1")
+    expect(tab.locator("#name")).to_contain_text("step-1")
+    expect(tab.locator("#text")).to_be_hidden()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -27,6 +27,7 @@ from qkscope.files.inprogress import (
 from qkscope.files.layerfiles import layer_file, write_layer
 from qkscope.files.locks import being_read, held
 from qkscope.files.parts import THREADS, Parts
+from qkscope.files.passage import PASSAGE_ENTRY, PASSAGE_FILE
 from qkscope.files.runfolder import LEFT_OUT, MANIFEST, MOMENTS, PROGRESS, RunFolder
 
 OnLayer = Callable[[int, int], None]
@@ -105,6 +106,8 @@ def _merge(shares: list[Parts], output: Path, partial: bool, on_done: OnLayer | 
                 raise CaptureError(f"{output} contains shards that are in none of these folders; choose another folder")
             for share in shares:
                 _take_over(share, state)
+        if PASSAGE_ENTRY in manifest and not state.finished:
+            _copy(shares[0].folder / PASSAGE_FILE, output / PASSAGE_FILE)
         if not missing:
             assemble(state, on_done)
     return missing
@@ -126,17 +129,27 @@ def _take_over(share: Parts, state: CaptureInProgress) -> None:
     """Copy the kept vectors and then the parts of a share; those already copied are skipped."""
     state.kept.mkdir(exist_ok=True)
     for name in share.note.kept:
-        if not (state.kept / name).exists():
-            with atomic_path(state.kept / name) as temporary:
-                shutil.copyfile(share.folder / KEPT_FOLDER / name, temporary)
+        _copy(share.folder / KEPT_FOLDER / name, state.kept / name)
     for span in sorted(share.notes):
         if span.first not in state.parts.done:
             state.parts.add(span, share.layers(span), share.notes[span])
 
 
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file of a share, unless it is there."""
+    if target.exists():
+        return
+    if not source.is_file():
+        raise DatasetError(f"{source} is missing; rerun its job")
+    with atomic_path(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
 def _write_moments(state: CaptureInProgress) -> None:
     folder = state.folder / MOMENTS
     folder.mkdir(exist_ok=True)
+    for path in folder.glob(".*"):  # what a process that was killed while it wrote has left, under any name
+        path.unlink()
 
     def write(number: int) -> None:
         total = state.parts.total(number)

@@ -28,6 +28,7 @@ from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.errors import CaptureError
+from qkscope.files.passage import Vectors
 
 LONG = 8192
 """Beyond this length, a model that would build a T × T mask is prefilled in chunks instead."""
@@ -103,6 +104,24 @@ class Measurement:
             kept = kept_vectors(labels, sums)
         check_finite(moments, shard)
         return ShardSums(moments, kept, left_out, self.report.digest, losses.of)
+
+    def passage(self, ids: np.ndarray) -> dict[int, Vectors]:
+        """Queries and keys of the chosen heads at every token of a short text, by layer."""
+        for restore in self.forget:
+            restore()
+        vectors: dict[int, Vectors] = {}
+
+        def keep(attention: Attention) -> None:
+            layer = self.layers.get(attention.layer)
+            if layer is not None:
+                chosen = self._chosen(attention, layer)
+                q, k = (x[0].transpose(0, 1).float().cpu().numpy() for x in (chosen.q, chosen.k))
+                vectors[attention.layer] = (q, k)
+
+        tokens = torch.from_numpy(np.clip(ids[: self.longest], 0, self.vocabulary - 1))[None]
+        with torch.no_grad(), watching(self.model, keep, modules=self.attentions):
+            self._decode(tokens, None, None, 0)
+        return vectors
 
     def _empty_sums(self, plan: Plan, layer: Layer) -> LayerSums:
         reach = ReachSums(plan, layer.query_heads) if self.options.reach_queries else None

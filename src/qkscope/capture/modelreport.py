@@ -9,6 +9,7 @@ from typing import Any
 
 from qkscope.capture.vectors import KeptVectors
 from qkscope.core.layermoments import LayerMoments
+from qkscope.files.passage import Vectors
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,14 @@ class ModelReport:
     device: str
     """The CPU, or the name of the GPU and how its sums are formed."""
     versions: dict[str, str]
+    passage: dict[int, Vectors] = field(default_factory=dict)
+    """Queries and keys of the passage by layer; only the first replica reads it."""
 
     @property
     def digest(self) -> str:
-        """Identifies the whole report."""
-        return hashlib.sha256(json.dumps(vars(self), sort_keys=True, default=str).encode()).hexdigest()
+        """Identifies the model, wherever it runs."""
+        said = {name: value for name, value in vars(self).items() if name != "passage"}
+        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

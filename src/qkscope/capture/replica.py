@@ -27,6 +27,8 @@ class Replica:
     options: CaptureOptions
     gate: np.ndarray
     """Tokens of the first document, for the parity check."""
+    passage: np.ndarray | None = None
+    """Tokens whose vectors are part of the report."""
     keep_going: bool = False
     on_documents: Callable[[Shard, int], None] | None = None
     """Called after every batch of documents, in this process only."""
@@ -41,7 +43,8 @@ class Replica:
         if self._measurement is None:
             self._measurement = Measurement(self._model(), self.gate, self.options)
         if shard is None:
-            return self._measurement.report
+            passage = {} if self.passage is None else self._measurement.passage(self.passage)
+            return replace(self._measurement.report, passage=passage)
         listener = self.on_documents
         return self._measurement.shard(
             shard,

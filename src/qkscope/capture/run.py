@@ -22,6 +22,7 @@ from qkscope.capture.manifest import manifest
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.models import check_tokens, resolved_device
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, Progress
+from qkscope.capture.passage import Passage
 from qkscope.capture.replica import Replica
 from qkscope.capture.shards import Shard, kept_tokens, per_shard
 from qkscope.capture.texts import Document
@@ -33,6 +34,7 @@ from qkscope.files.inprogress import CaptureInProgress, check_capture_folder
 from qkscope.files.locks import held
 from qkscope.files.manifest import problem
 from qkscope.files.parts import LeftOutDocument, Note, Span
+from qkscope.files.passage import PASSAGE_ENTRY, write_passage
 
 _log = logging.getLogger("qkscope")
 
@@ -47,11 +49,12 @@ def capture(
     options: CaptureOptions,
     about: dict[str, Any],
     execution: ExecutionOptions | None = None,
+    passage: Passage | None = None,
 ) -> Path:
     """Measure the model on these documents; ``about`` states where the model comes from, for the manifest.
 
     The model is a loaded one, or the options by which workers load it. Documents without two tokens after
-    ``skip_first`` are left out and counted in the manifest.
+    ``skip_first`` are left out and counted in the manifest. Of a ``passage``, a short text, all vectors are kept.
     """
     execution = execution or ExecutionOptions()
     check_capture_folder(folder)
@@ -61,8 +64,9 @@ def capture(
     device = model.device.type if isinstance(model, PreTrainedModel) else resolved_device(model.device)
     longest = min(max(map(len, ids)), options.window or 2**31)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
+    passage = None if passage is None or options.pre_rope else passage.cut(longest)
     gate = ids[usable[0]][: min(PARITY_TOKENS, options.window or PARITY_TOKENS)]
-    replica = Replica(model, options, gate, execution.keep_going)
+    replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
     job_shards = range(in_all) if execution.share is None else execution.share.shards(in_all)
     with held(folder), pool(replica, execution.place(device), len(job_shards), per_worker=1) as workers:
@@ -72,6 +76,8 @@ def capture(
         cut_ids, options = [ids[number][:window] for number in usable], replace(options, window=window)
         run_manifest = manifest(report, [documents[number] for number in usable], cut_ids, options, about)
         run_manifest["documents_too_short"] = len(ids) - len(usable)
+        if passage is not None:
+            run_manifest[PASSAGE_ENTRY] = {"tokens": list(passage.cut(report.longest).tokens)}
         _check(run_manifest, cut_ids, report)
         state = CaptureInProgress(folder, run_manifest)
         if not execution.resume:
@@ -80,6 +86,8 @@ def capture(
         for line in state.damaged:
             _log.warning("%s; its shards are measured again", line)
         if not state.finished:
+            if passage is not None:
+                write_passage(folder, report.passage)
             job = _Job(
                 state, report, cut_ids, [documents[number].name for number in usable], options, execution, job_shards
             )

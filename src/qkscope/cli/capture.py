@@ -87,6 +87,7 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
     from qkscope.capture import models
     from qkscope.capture import run as running
     from qkscope.capture.bos import find_bos, tokenize
+    from qkscope.capture.passage import bundled_passage
     from qkscope.capture.texts import read_documents
     from qkscope.files.atomic import check_writable
     from qkscope.files.inprogress import check_capture_folder
@@ -111,7 +112,8 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
     with documents_done() as on_progress:
         execution = replace(execution, on_progress=on_progress)
         source = replace(model, threads=execution.threads(model.threads))
-        folder = running.capture(source, documents, ids, output, options, about, execution)
+        passage = bundled_passage(tokenizer, bos)
+        folder = running.capture(source, documents, ids, output, options, about, execution, passage)
     log.info("done in %.0f s", time.monotonic() - started)
     return said_of(folder)
 

@@ -12,12 +12,15 @@ import typer
 from qkscope.cli.capture import need_torch
 from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, progress, set_up_logging
+from qkscope.cli.ending import clickable, say_findings, show
+from qkscope.cli.report import OpenPage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qkscope.capture.bos import Bos
     from qkscope.capture.options import ModelOptions
+    from qkscope.capture.passage import Passage
     from qkscope.capture.texts import Document
     from qkscope.extras.family import Checkpoint
     from qkscope.study.study import Study
@@ -31,6 +34,7 @@ def demo_command(
     planted: Annotated[
         bool, typer.Option("--planted", help="48 heads of known truth instead of a model; needs no torch.")
     ] = False,
+    open_page: OpenPage = False,
     workers: WorkersOption = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -46,11 +50,12 @@ def demo_command(
         started = time.monotonic()
         study = _planted(output, workers) if planted else _family(output, fast, workers)
         _report(study, output / "report", workers)
-        if not quiet:
-            _say(study)
+        say_findings(study, quiet=quiet)
         log.info("done in %.0f s", time.monotonic() - started)
         for name in (REPORT, EXPLORER):
-            typer.echo(f"{Path(name).stem}: {(output / 'report' / name).resolve()}")
+            typer.echo(f"{Path(name).stem}: {clickable(output / 'report' / name)}")
+        if open_page:
+            show(output / "report" / REPORT)
 
 
 def _family(output: Path, fast: bool, workers: int | None) -> Study:
@@ -109,16 +114,17 @@ def _source(checkpoint: Checkpoint) -> ModelOptions:
     return ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
 
 
-def _tokens(source: ModelOptions, paths: list[Path]) -> tuple[list[Document], list[Any], Bos]:
-    """Texts, their tokens, and how they begin."""
+def _tokens(source: ModelOptions, paths: list[Path]) -> tuple[list[Document], list[Any], Bos, Passage]:
+    """Texts, their tokens, how they begin, and the bundled passage."""
     from qkscope.capture import models
     from qkscope.capture.bos import find_bos, tokenize
+    from qkscope.capture.passage import bundled_passage
     from qkscope.capture.texts import read_documents
 
     documents = read_documents([str(path) for path in paths], "text", None)
     tokenizer_of_family = models.load_tokenizer(source)
     bos = find_bos(source, tokenizer_of_family)
-    return documents, tokenize(documents, tokenizer_of_family, bos), bos
+    return documents, tokenize(documents, tokenizer_of_family, bos), bos, bundled_passage(tokenizer_of_family, bos)
 
 
 def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
@@ -127,11 +133,12 @@ def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
     from qkscope.extras.family import some_texts
 
     source = _source(checkpoint)
-    documents, ids, bos = _tokens(source, some_texts(checkpoint.documents))
+    documents, ids, bos, passage = _tokens(source, some_texts(checkpoint.documents))
     options = CaptureOptions(window=checkpoint.window, sample=sample)
     about = {"id": checkpoint.name, "revision": None, "config_overrides": None, "bos": bos.as_dict()}
     with documents_done() as on_progress:
-        return run.capture(source, documents, ids, output, options, about, ExecutionOptions(on_progress=on_progress))
+        execution = ExecutionOptions(on_progress=on_progress)
+        return run.capture(source, documents, ids, output, options, about, execution, passage)
 
 
 def _planted(output: Path, workers: int | None) -> Study:
@@ -151,14 +158,3 @@ def _report(study: Study, folder: Path, workers: int | None) -> None:
 
     with counted("figures") as on_figures:
         write_report(study, folder, command="qkscope demo", workers=workers, on_figures=on_figures)
-
-
-def _say(study: Study) -> None:
-    """The finding, in the terminal."""
-    from qkscope.report.front import front
-
-    first = front(study)
-    numbers = "; ".join(f"{tile.number} {tile.label}" for tile in first.tiles)
-    typer.echo(first.sentence)
-    if first.tiles:
-        typer.echo(f"{first.of}: {numbers}.")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, progress, set_up_logging
+from qkscope.cli.ending import clickable, say_findings, show
 
 Given = Annotated[
     list[str],
     typer.Argument(help="A study file (.yaml), or runs, datasets and results folders; each is one model or more."),
 ]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open the report in the browser.")]
 
 
 def report_command(
@@ -25,6 +26,10 @@ def report_command(
     no_points: Annotated[
         bool, typer.Option("--no-points", help="Leave out the vectors of heads: no collages, smaller pages.")
     ] = False,
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Print the report to report.pdf too, by an installed Chromium or Chrome.")
+    ] = False,
+    open_page: OpenPage = False,
     workers: WorkersOption = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -32,24 +37,31 @@ def report_command(
     """Draw all figures and write report.html and explorer.html, each one file that opens from disk."""
     from qkscope.files.atomic import check_writable
     from qkscope.report.gather import gather, sources
-    from qkscope.report.write import EXPLORER, REPORT, TABLES_FOLDER, check_pages, write_report
+    from qkscope.report.pdf import browser, print_page
+    from qkscope.report.write import EXPLORER, PDF, REPORT, TABLES_FOLDER, check_pages, write_report
 
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         check_writable(output)
         check_pages(output / REPORT, output / EXPLORER)
+        printer = browser() if pdf else None
         found = sources(given)
         with progress() as on_done:
             study = gather(found, output / TABLES_FOLDER, points=not no_points, workers=workers, on_done=on_done)
         log.info("%s: %s", "1 run" if len(study.runs) == 1 else f"{len(study.runs)} runs", ", ".join(study.labels))
         with counted("figures") as on_figures:
             skipped = write_report(study, output, command=_command(), workers=workers, on_figures=on_figures)
+        if printer is not None:
+            print_page(printer, output / REPORT, output / PDF)
         for figure in skipped:
             log.info("left out %s: %s", figure.name, figure.reason)
+        say_findings(study, quiet=quiet)
         log.info("wrote in %.1f s:", time.monotonic() - started)
-        for name in (REPORT, EXPLORER):
-            typer.echo(str((output / name).resolve()))
+        for name in (REPORT, EXPLORER, *([PDF] if pdf else [])):
+            typer.echo(clickable(output / name))
+        if open_page:
+            show(output / REPORT)
 
 
 def view_command(
@@ -73,9 +85,9 @@ def view_command(
         with progress() as on_done:
             study = gather(found, output.with_suffix(".tables"), workers=workers, on_done=on_done)
         write_explorer(study, output)
-        typer.echo(str(output.resolve()))
-        if not no_open and not webbrowser.open(output.resolve().as_uri()):
-            log.info("no browser was found; open the file yourself")
+        typer.echo(clickable(output))
+        if not no_open:
+            show(output)
 
 
 def _command() -> str:

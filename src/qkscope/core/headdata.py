@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.reach import HeadReach
 from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Pair
 from qkscope.heads import HeadId
+
+
+class PassageVectors(NamedTuple):
+    """Queries and keys of every token of a short text, which begins at position 0."""
+
+    tokens: tuple[str, ...]
+    q: Float[np.ndarray, "tokens d"]
+    k: Float[np.ndarray, "tokens d"]
 
 
 class HeadData(NamedTuple):
@@ -27,3 +38,5 @@ class HeadData(NamedTuple):
     """Whether its layer has no rotary encoding; None: unknown."""
     reach: HeadReach | None = None
     """Attention weights of some queries by distance."""
+    passage: PassageVectors | None = None
+    """A short text, whole, if it was asked for."""

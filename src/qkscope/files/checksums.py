@@ -12,7 +12,7 @@ from qkscope.files.atomic import write_together
 from qkscope.files.readers import check_regular, read_text
 
 CHECKSUMS = "checksums.json"
-_RUN_ENTRIES = ("run.json", "moments", "sample", "vectors")
+_RUN_ENTRIES = ("run.json", "moments", "passage.safetensors", "sample", "vectors")
 """Files and folders that belong to a run; tables computed from it do not."""
 
 

@@ -23,11 +23,14 @@ from qkscope.files.checksums import CHECKSUMS
 from qkscope.files.locks import HOLDER
 from qkscope.files.manifest import problem
 from qkscope.files.parts import PARTS, Parts
+from qkscope.files.passage import PASSAGE_FILE
 from qkscope.files.readers import read_text
 from qkscope.files.runfolder import FORMAT, LEFT_OUT, LOSS, MANIFEST, MOMENTS, ONE_BY_ONE, PROGRESS, SAMPLE
 
 KEPT_FOLDER, VECTORS_FOLDER = "kept", "vectors"
-_FILES = re.compile(r"(run|progress|checksums|holder|dataset)\.json|data\.parquet|(layer|shard)-\d+\.safetensors")
+_FILES = re.compile(
+    r"(run|progress|checksums|holder|dataset)\.json|data\.parquet|((layer|shard)-\d+|passage)\.safetensors"
+)
 """Names of the files that a capture writes."""
 
 
@@ -75,7 +78,7 @@ class CaptureInProgress:
             if (self.folder / name).is_symlink():
                 raise DatasetError(f"{self.folder / name} is a symbolic link, which a capture never creates; remove it")
             shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in (PROGRESS, CHECKSUMS):
+        for name in (PROGRESS, CHECKSUMS, PASSAGE_FILE):
             (self.folder / name).unlink(missing_ok=True)
 
     def finish(self, left_out: list[dict[str, Any]], one_by_one: list[int], loss: dict[str, Any] | None) -> None:
@@ -93,7 +96,8 @@ class CaptureInProgress:
 
     def _refuse_remains(self) -> None:
         """Raise an error if a run without its manifest is left: it is neither resumed nor mixed into another run."""
-        remains = [name for name in (MOMENTS, SAMPLE, VECTORS_FOLDER, CHECKSUMS) if (self.folder / name).exists()]
+        names = (MOMENTS, SAMPLE, VECTORS_FOLDER, PASSAGE_FILE, CHECKSUMS)
+        remains = [name for name in names if (self.folder / name).exists()]
         if remains:
             raise DatasetError(
                 f"{self.folder} contains a run without its manifest ({', '.join(remains)}); choose another folder, or "
@@ -115,7 +119,7 @@ def check_capture_folder(folder: Path) -> None:
         raise DatasetError(f"{folder} is not a folder")
     folders, files = (
         (PARTS, KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER, "tables"),
-        (MANIFEST, PROGRESS, CHECKSUMS, HOLDER),
+        (MANIFEST, PROGRESS, CHECKSUMS, PASSAGE_FILE, HOLDER),
     )
     has_run = (folder / PROGRESS).exists() or (folder / MANIFEST).exists() or (folder / CHECKSUMS).exists()
     foreign = []

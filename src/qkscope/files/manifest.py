@@ -72,6 +72,12 @@ class LeftOutEntry(_Entry):
     document: Annotated[int, Field(ge=0, strict=True)]
 
 
+class PassageEntry(_Entry):
+    """The tokens of the passage."""
+
+    tokens: Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=1, max_length=4096)]
+
+
 class RunManifest(_Entry):
     """A whole manifest."""
 
@@ -83,6 +89,7 @@ class RunManifest(_Entry):
     options: OptionsEntry
     documents: list[DocumentEntry]
     left_out: list[LeftOutEntry] = []
+    passage: PassageEntry | None = None
     layers: Annotated[list[LayerEntry], Field(min_length=1, max_length=10_000)]
 
 

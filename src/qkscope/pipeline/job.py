@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from qkscope.analyses.analysis import Analysis
 from qkscope.analyses.options import AnalysisOptions, PcaOptions, PointOptions, RotationOptions
+from qkscope.analyses.passage import PASSAGE_ANALYSIS
 from qkscope.analyses.points import POINTS_ANALYSIS
 from qkscope.analyses.tables import Tables
 from qkscope.config import Config
@@ -130,5 +131,5 @@ class Task:
 
 
 def with_points(analyses: tuple[Analysis, ...], job: Job) -> tuple[Analysis, ...]:
-    """The analyses, and the points for figures if the job requests them."""
-    return analyses if job.points is None else (*analyses, POINTS_ANALYSIS)
+    """The analyses and, if the job requests points for figures, those and the passage."""
+    return analyses if job.points is None else (*analyses, POINTS_ANALYSIS, PASSAGE_ANALYSIS)

@@ -63,6 +63,7 @@ def _reading(task: Task, analyses: tuple[Analysis, ...]) -> Reading:
         sample=PLANE_ROWS if job.points is None else max(PLANE_ROWS, job.points.rows),
         buckets=(job.buckets or N_BUCKETS) if any(analysis.buckets for analysis in analyses) else 0,
         rotary=any(analysis.rotary for analysis in analyses),
+        passage=job.points is not None,
     )
 
 

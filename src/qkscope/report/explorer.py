@@ -13,6 +13,7 @@ from qkscope.figures.figure import NotApplicable
 from qkscope.figures.hero import compared_runs, strongest_head
 from qkscope.report.heads import head_frame, metrics, numbers
 from qkscope.report.page import render
+from qkscope.report.passage import passage_tokens, passages
 from qkscope.report.points import COMPLEMENT_AXES, packed, rows_per_kind
 from qkscope.study.study import Study, StudyRun
 
@@ -27,8 +28,13 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
     columns = [metric.column for metric in shown_metrics]
     by_run = {run.label: frame[frame["model"] == run.label].reset_index(drop=True) for run in study.runs}
     points = _points(study, by_run)
+    texts = _texts(study, by_run)
     data = {
-        "runs": [_run(run, by_run[run.label], columns, _last_position(study, run)) for run in study.runs],
+        "runs": [
+            _run(run, by_run[run.label], columns, _last_position(study, run))
+            | {"tokens": passage_tokens(study, run.label)}
+            for run in study.runs
+        ],
         "metrics": [vars(metric) for metric in shown_metrics],
         "start": _start(study),
         "preferred": [*FIRST_METRICS, "effect_position", "reach90", "ap_overall", "position_share"],
@@ -44,6 +50,7 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
         title=study.title or (study.labels[0] if len(study.runs) == 1 else f"{len(study.runs)} runs"),
         data=data,
         points=points,
+        texts=texts,
         report=report,
         version=__version__,
         plotly=plotly_js(),
@@ -152,3 +159,18 @@ def _points(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, st
             if points_of_head is not None and n_rows:
                 elements.append((f"points-{r}-{i}", packed(points_of_head, _last_position(study, run), n_rows)))
     return elements
+
+
+def _texts(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
+    """(element id, base64) of each head that has a passage: ``text-RUN-HEAD`` by their numbers in the page."""
+    heads = {
+        label: list(zip(frame["layer"].astype(int), frame["head"].astype(int), strict=True))
+        for label, frame in by_run.items()
+    }
+    packed_heads = passages(study, heads)
+    return [
+        (f"text-{r}-{i}", text)
+        for r, label in enumerate(study.labels)
+        for i, key in enumerate(heads[label])
+        if (text := packed_heads.get((label, *key))) is not None
+    ]

@@ -16,7 +16,7 @@ WIDE = ("pc0", "pc1", "a", "b")
 """Columns stored with 16 bits."""
 COMPLEMENT_AXES = 12
 """Coordinates of the complement, stored with 8 bits each: six planes."""
-BUDGET = 28_000_000
+BUDGET = 13_000_000
 """Maximum number of characters for the points of all heads of a page."""
 MOST_ROWS = 300
 """Points of each kind per head, at most."""

@@ -20,7 +20,7 @@ from qkscope.results.derived import run_row
 from qkscope.results.schema import SUMMED_UP, column_names
 from qkscope.study.study import Study
 
-REPORT, EXPLORER, FIGURES, TABLES_FOLDER = "report.html", "explorer.html", "figures", "tables"
+REPORT, EXPLORER, PDF, FIGURES, TABLES_FOLDER = "report.html", "explorer.html", "report.pdf", "figures", "tables"
 RUNS, TRACKS = "runs.csv", "tracks.csv"
 GENERATOR = b'<meta name="generator" content="qkscope">'
 """In the head of every page that qkscope writes."""

@@ -20,6 +20,7 @@ from qkscope.errors import TableError
 from qkscope.files.atomic import check_writable, locked, remove_leftovers
 from qkscope.results.axes import AXES_FILE, axes_bytes, read_axes
 from qkscope.results.derived import derived_tables
+from qkscope.results.passage import PASSAGES_FILE, passages_bytes, read_passages
 from qkscope.results.points import POINTS_FILE, points_bytes, read_points
 from qkscope.results.schema import TABLES
 from qkscope.results.summary import SUMMARY, ModelResults, read_summary, updated_summary
@@ -27,7 +28,7 @@ from qkscope.results.tables import read_table, write_tables
 
 _OURS = re.compile(
     "|".join(re.escape(name) for table in TABLES for name in (f"{table}.csv", f"{table}.parquet"))
-    + "|".join(["", *map(re.escape, (AXES_FILE, POINTS_FILE, SUMMARY))])
+    + "|".join(["", *map(re.escape, (AXES_FILE, POINTS_FILE, PASSAGES_FILE, SUMMARY))])
 )
 """Names of the files that qkscope writes into a results folder."""
 
@@ -41,6 +42,7 @@ def check_results_folder(folder: Path) -> None:
         read_table(folder, name)
     read_axes(folder)
     read_points(folder)
+    read_passages(folder)
     read_summary(folder)
 
 
@@ -103,9 +105,13 @@ def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: li
 
 
 def _vectors(folder: Path, results: Sequence[ModelResults]) -> dict[str, bytes]:
-    """Points and axes, if there are any: they are not tables and have their own files."""
+    """Points, axes and passages, if there are any: they are not tables and have their own files."""
     files: dict[str, bytes] = {}
-    for name, file, content in (("points", POINTS_FILE, points_bytes), ("axes", AXES_FILE, axes_bytes)):
+    for name, file, content in (
+        ("points", POINTS_FILE, points_bytes),
+        ("axes", AXES_FILE, axes_bytes),
+        ("passage", PASSAGES_FILE, passages_bytes),
+    ):
         frames = [result.tables.frames[name] for result in results if name in result.tables.frames]
         files |= {file: content(folder, pd.concat(frames, ignore_index=True))} if frames else {}
     return files

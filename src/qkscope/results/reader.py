@@ -16,11 +16,12 @@ from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
 from qkscope.files.readers import UNREADABLE, read_frame, read_text
 from qkscope.results.axes import read_axes
+from qkscope.results.passage import read_passages
 from qkscope.results.points import read_points
 from qkscope.results.schema import KEYS, MEASURED, TABLES
 from qkscope.results.summary import SUMMARY
 
-VECTOR_FILES = ("points", "axes")
+VECTOR_FILES = ("points", "axes", "passage")
 """Files of a results folder that are not tables."""
 INDICES = tuple(
     dict.fromkeys(column.name for table in DECLARED_TABLES for column in TABLES[table] if column.unit == "index")
@@ -64,7 +65,7 @@ def read_folder(path: Path) -> Folder:
         raise TableError(
             f"{path} contains none of {', '.join(f'{name}.csv' for name in DECLARED_TABLES)}; analyse a run first"
         )
-    vectors = {"points": read_points(path), "axes": read_axes(path)}
+    vectors = {"points": read_points(path), "axes": read_axes(path), "passage": read_passages(path)}
     vector_files = {name: frame for name, frame in vectors.items() if frame is not None}
     return Folder(path, tables | vector_files, _summary(path))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from qkscope.core.headdata import HeadData
+from qkscope.core.headdata import HeadData, PassageVectors
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.reach import HeadReach, bin_starts, query_positions
@@ -20,6 +20,7 @@ from qkscope.core.sample import ordered_sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.files.dataset import Dataset
 from qkscope.files.layerfiles import layer_file
+from qkscope.files.passage import read_passage
 from qkscope.files.runfolder import LEFT_OUT, LOSS, MOMENTS, SAMPLE, RunFolder
 from qkscope.heads import HeadId
 from qkscope.runs.loading import read_head
@@ -99,8 +100,16 @@ class CapturedSource:
             )
             notes = vars(self.layer_notes(head))
             reach = self._reach(moments, query)
-            loaded.append(HeadData(head, self.key_head(head), head_moments, vectors, rotary, **notes, reach=reach))
+            passage = self._passage(head, query, key) if reading.passage else None
+            loaded.append(
+                HeadData(
+                    head, self.key_head(head), head_moments, vectors, rotary, **notes, reach=reach, passage=passage
+                )
+            )
         return loaded, failed
+
+    def _passage(self, head: HeadId, query: int, key: int) -> PassageVectors | None:
+        return read_passage(self.run.folder, self.run.manifest, head.layer, query, key)
 
     def _reach(self, moments: LayerMoments, query: int) -> HeadReach | None:
         """The attention weights of a query head by distance, with the positions of the queries they are of."""

@@ -28,6 +28,8 @@ class Reading:
     """Also compute moments of the queries in this many position buckets."""
     rotary: bool = False
     """Also compute means with the rotation undone, if the rotary encoding is known."""
+    passage: bool = False
+    """Also the vectors of the run's passage, if it has one."""
     skip_first: int = 0
     """Leave out the rows at positions below this one, such as attention sinks."""
 

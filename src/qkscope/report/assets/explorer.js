@@ -5,7 +5,7 @@
   const $ = (id) => document.getElementById(id);
   const pad = (n) => String(n).padStart(2, "0");
   const nameOf = (layer, head) => `l${pad(layer)}h${pad(head)}`;
-  const state = { run: 0, other: null, metric: 0, head: null, box: null, find: "", down: true };
+  const state = { run: 0, other: null, metric: 0, head: null, box: null, find: "", down: true, text: {} };
   const numberOf = new Map(data.metrics.map((metric, m) => [metric.column, m]));
   const indexOf = data.runs.map((run) => new Map(run.layer.map((layer, i) => [nameOf(layer, run.head[i]), i])));
 
@@ -445,6 +445,10 @@
     top.append(head); body.append(...rows);
     $("numbers").replaceChildren(top, body);
   }
+  function drawText(i) {
+    const run = data.runs[state.run], script = i === undefined ? null : $(`text-${state.run}-${i}`);
+    textView.draw($("text"), script, run.tokens, state.text, (chosen) => { state.text = chosen; remember(); drawText(i); });
+  }
   function drawHead() {
     const none = state.head === null;
     $("nothing").hidden = !none; $("chosen").hidden = none;
@@ -460,6 +464,7 @@
       if (run.flags.length && run.flags[i]) notes.push(`flags: ${run.flags[i]}`);
     }
     $("about").textContent = notes.join(" · ");
+    drawText(i);
     drawClouds();
     drawNumbers();
   }
@@ -493,13 +498,14 @@
     choose(nameOf(layer, heads[Math.max(0, Math.min(heads.length - 1, here + right))]));
   }
 
-  // ---- links: #l05h13;run=…;vs=…;metric=…;box=…;find=… -----------------------------------------
+  // ---- links: #l05h13;run=…;vs=…;metric=…;box=…;text=…;find=… -----------------------------------
 
   function remember() {
     const parts = [state.head || "", `run=${encodeURIComponent(data.runs[state.run].label)}`];
     if (state.other !== null) parts.push(`vs=${encodeURIComponent(data.runs[state.other].label)}`);
     if (data.metrics[state.metric]) parts.push(`metric=${data.metrics[state.metric].column}`);
     if (state.box) parts.push(`box=${state.box.join(",")}`);
+    if (state.text.query !== undefined) parts.push(`text=${state.text.query},${state.text.term}`);
     if (state.find.trim()) parts.push(`find=${encodeURIComponent(state.find.trim())}`);
     history.replaceState(null, "", `#${parts.join(";")}`);
   }
@@ -510,7 +516,7 @@
     const find = (label) => { const r = data.runs.findIndex((run) => run.label === label); if (r < 0) missing.push(`run ${label}`); return r < 0 ? null : r; };
     const opening = location.hash.length < 2;
     state.run = data.start.run; state.other = opening ? data.start.other : null; state.metric = numberOf.get(data.first) ?? 0;
-    state.head = opening ? data.start.head : null; state.box = null; state.find = "";
+    state.head = opening ? data.start.head : null; state.box = null; state.find = ""; state.text = {};
     for (const part of rest) {
       const [key, text] = part.split("=");
       let said = "";
@@ -520,6 +526,7 @@
       if (key === "metric") { if (numberOf.has(said)) state.metric = numberOf.get(said); else missing.push(`number ${said}`); }
       if (key === "box") { const box = said.split(",").map(Number); if (box.length === 4 && box.every(Number.isFinite)) state.box = box; }
       if (key === "find") state.find = said;
+      if (key === "text") { const [query, term] = said.split(","); if (/^\d{1,4}$/.test(query)) state.text = { query: Number(query), term }; }
     }
     if (/^l\d+h\d+$/.test(head) && data.runs.some((_, r) => indexOf[r].has(head))) state.head = head;
     else if (head) missing.push(`head ${head.slice(0, 40)}`);

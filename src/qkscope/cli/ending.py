@@ -1,0 +1,40 @@
+"""How commands that write pages end: what was found, where the pages are, and the browser if it is wanted."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from qkscope.cli.common import log
+
+if TYPE_CHECKING:
+    from qkscope.study.study import Study
+
+
+def say_findings(study: Study, *, quiet: bool = False) -> None:
+    """What the report's first screen says, in two lines."""
+    if quiet:
+        return
+    from qkscope.report.front import front
+
+    first = front(study)
+    numbers = "; ".join(f"{tile.number} {tile.label}" for tile in first.tiles)
+    for line in (first.sentence, f"{first.of}: {numbers}." if first.tiles else ""):
+        if line:
+            typer.echo(line)
+
+
+def clickable(path: Path) -> str:
+    """The whole path; in a terminal, as a link that opens it."""
+    there = path.resolve()
+    return f"\x1b]8;;{there.as_uri()}\x1b\\{there}\x1b]8;;\x1b\\" if sys.stdout.isatty() else str(there)
+
+
+def show(page: Path) -> None:
+    """Open a page in the browser."""
+    if not webbrowser.open(page.resolve().as_uri()):
+        log.info("no browser was found; open the file yourself")

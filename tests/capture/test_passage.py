@@ -1,0 +1,171 @@
+"""The passage of a run: what is kept of it, its scores in four terms, and files that were damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from qkscope.analyses.options import PointOptions
+from qkscope.capture.attention import watching
+from qkscope.capture.passage import PASSAGE, PASSAGE_TOKENS, Passage, bundled_passage
+from qkscope.cli.main import app
+from qkscope.extras.family import CHECKPOINTS, some_texts, tokenizer
+from qkscope.files.passage import PASSAGE_FILE
+from qkscope.heads import TERMS
+from qkscope.pipeline.python import tables
+from qkscope.results.passage import PASSAGES_FILE, passages_bytes, read_passages
+from qkscope.runs.run import open_run
+from tests.capture.families import build, families
+from tests.capture.test_run import do
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+TOKENS = Passage(np.arange(3, 43), tuple(f"t{i % 7}" for i in range(40)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A capture of a bundled checkpoint."""
+    folder, last = tmp_path_factory.mktemp("passage"), CHECKPOINTS[-1]
+    chosen = [argument for path in some_texts(2) for argument in ("--texts", str(path))]
+    command = ["capture", str(last.folder), "--tokenizer", str(tokenizer()), *chosen, "--window", "256", "--dtype"]
+    done = CliRunner().invoke(app, [*command, "float32", "--layers", "0,5", "-o", str(folder / "run"), "--quiet"])
+    assert done.exit_code == 0, done.output
+    return folder / "run"
+
+
+def test_the_passage_is_read_in_the_models_own_tokens(run):
+    from transformers import AutoTokenizer
+
+    passage = bundled_passage(AutoTokenizer.from_pretrained(tokenizer()))
+    assert len(passage.tokens) == PASSAGE_TOKENS
+    assert PASSAGE.startswith("".join(passage.tokens))
+    assert passage.tokens.count(" Monday") == 2 or "".join(passage.tokens).count("Monday") == 2, "it has a copy"
+    assert json.loads((run / "run.json").read_text())["passage"]["tokens"] == list(passage.tokens)
+
+
+@pytest.mark.parametrize("name", ["llama", "glm4", "gemma3", "deepseek-v3"])
+def test_the_vectors_that_are_kept_are_those_that_attend(name, ids, tmp_path):
+    from qkscope.capture import run as running
+    from qkscope.capture.options import CaptureOptions
+    from qkscope.capture.texts import Document
+
+    model, seen = build(families()[name]), {}
+    documents = [Document(f"d{i}", f"text {i}") for i in range(len(ids))]
+    folder = running.capture(model, documents, ids, tmp_path / "run", CaptureOptions(window=160), {"id": "tiny"},
+                             passage=TOKENS)  # fmt: skip
+    with torch.no_grad(), watching(model, lambda attention: seen.update({attention.layer: attention})):
+        model(torch.from_numpy(TOKENS.ids)[None])
+    kept = load_file(folder / PASSAGE_FILE)
+    assert len(kept) == 2 * len(seen)
+    for layer, attention in seen.items():
+        for kind, x in (("q", attention.q), ("k", attention.k)):
+            assert kept[f"{layer}.{kind}"].dtype == np.float16
+            np.testing.assert_allclose(kept[f"{layer}.{kind}"], x[0].transpose(0, 1).numpy(), rtol=2e-3, atol=2e-3)
+
+
+def test_the_four_terms_sum_to_the_score(run):
+    frame = tables(open_run(run), points=PointOptions(rows=50))["passage"]
+    assert set(frame["layer"]) == {0, 5}
+    one = frame[(frame["layer"] == 5) & (frame["head"] == 3)]
+    assert len(one) == PASSAGE_TOKENS * (PASSAGE_TOKENS + 1) // 2
+    vectors = load_file(run / PASSAGE_FILE)
+    q, k = (vectors[f"5.{kind}"].astype(float) for kind in "qk")
+    scaling = json.loads((run / "run.json").read_text())["layers"][1]["scaling"]
+    score = scaling * (q[:, 3] @ k[:, 3 // (q.shape[1] // k.shape[1])].T)[one["q_token"], one["k_token"]]
+    total = one[list(TERMS)].astype(float).sum(axis=1) * one["unit"]
+    assert (np.abs(total - score) <= 2.001 * one["unit"]).all(), "half a level for each of four terms"
+    levels = one[list(TERMS)].abs().groupby(one["q_token"]).max().max(axis=1)
+    assert (levels == 127).all(), "each query uses all of its eight bits"
+    # The position term knows nothing but the distance.
+    position = one["position"] * one["unit"]
+    by_distance = position.groupby(one["q_token"] - one["k_token"])
+    assert (by_distance.max() - by_distance.min()).max() <= 2 * one["unit"].max()
+
+
+def test_what_is_captured_before_the_rotation_has_no_passage(model, ids, tmp_path):
+    from qkscope.capture import run as running
+    from qkscope.capture.options import CaptureOptions
+    from qkscope.capture.texts import Document
+
+    documents = [Document(f"d{i}", f"text {i}") for i in range(len(ids))]
+    options = CaptureOptions(window=160, pre_rope=True)
+    folder = running.capture(model, documents, ids, tmp_path / "run", options, {"id": "tiny"}, passage=TOKENS)
+    assert not (folder / PASSAGE_FILE).exists()
+    assert "passage" not in json.loads((folder / "run.json").read_text())
+
+
+def test_a_passage_is_cut_to_what_documents_have(model, tmp_path):
+    from qkscope.capture import run as running
+    from qkscope.capture.options import CaptureOptions
+    from qkscope.capture.texts import Document
+
+    short = [np.arange(3, 20), np.arange(30, 47)]
+    documents = [Document(f"d{i}", f"text {i}") for i in range(2)]
+    folder = running.capture(model, documents, short, tmp_path / "run", CaptureOptions(), {"id": "t"}, passage=TOKENS)
+    assert len(json.loads((folder / "run.json").read_text())["passage"]["tokens"]) == 17
+    assert len(load_file(folder / PASSAGE_FILE)["0.q"]) == 17
+
+
+def test_a_run_without_a_passage_is_analysed_as_before(model, ids, tmp_path):
+    folder = do(model, ids, tmp_path / "run")
+    assert not (folder / PASSAGE_FILE).exists()
+    assert "passage" not in tables(open_run(folder), points=PointOptions(rows=50))
+
+
+def _without(tensors):
+    del tensors["5.k"]
+
+
+def _short(tensors):
+    tensors["5.q"] = tensors["5.q"][:7].copy()
+
+
+def _flat(tensors):
+    tensors["5.q"] = tensors["5.q"][0].copy()
+
+
+def _not_finite(tensors):
+    tensors["5.q"][0, 0, 0] = np.nan
+
+
+@pytest.mark.parametrize("damage", [_without, _short, _flat, _not_finite, None])
+def test_a_damaged_passage_names_its_file(run, tmp_path, damage):
+    copy = shutil.copytree(run, tmp_path / "run")
+    if damage is None:
+        (copy / PASSAGE_FILE).unlink()
+    else:
+        tensors = {name: value.copy() for name, value in load_file(copy / PASSAGE_FILE).items()}
+        damage(tensors)
+        save_file(tensors, copy / PASSAGE_FILE)
+    done = CliRunner().invoke(app, ["view", str(copy), "-o", str(tmp_path / "x.html"), "--no-open", "--workers", "1"])
+    assert PASSAGE_FILE in done.output.replace("\n", ""), done.output
+    assert "Traceback" not in done.output
+
+
+def test_tables_of_passages_are_replaced_by_model_and_checked(tmp_path):
+    rows = pd.DataFrame({"layer": 0, "head": 0, "q_token": [0, 1, 1], "k_token": [0, 0, 1], "text": list("aab"),
+                         "unit": 0.5, **dict.fromkeys(TERMS, 3)})  # fmt: skip
+    (tmp_path / PASSAGES_FILE).write_bytes(passages_bytes(tmp_path, rows.assign(model="a")))
+    (tmp_path / PASSAGES_FILE).write_bytes(passages_bytes(tmp_path, rows.assign(model="b")))
+    (tmp_path / PASSAGES_FILE).write_bytes(passages_bytes(tmp_path, rows.assign(model="a", unit=0.25)))
+    frame = read_passages(tmp_path)
+    assert frame is not None
+    assert frame.groupby("model")["unit"].first().to_dict() == {"a": 0.25, "b": 0.5}
+    assert len(frame) == 6
+    for wrong, said in (
+        (rows.drop(columns="unit"), "has no column model, unit"),
+        (rows.assign(model="a", unit=np.nan), "expected finite numbers"),
+        (rows.assign(model="a", key="x"), "expected finite numbers"),
+        (rows.assign(model="a", q_token=2**20), "below 4096"),
+    ):
+        wrong.to_parquet(tmp_path / PASSAGES_FILE)
+        with pytest.raises(Exception, match=said):
+            read_passages(tmp_path)
