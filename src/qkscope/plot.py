@@ -17,6 +17,7 @@ from qkscope.analyses.options import PointOptions
 from qkscope.engine import HERE
 from qkscope.errors import ConfigError
 from qkscope.figures import collagedata, collages
+from qkscope.figures.card import draw_card, prepare_card
 from qkscope.figures.style import house_style
 from qkscope.heads import choose_heads
 from qkscope.pipeline.analyze import analyze
@@ -26,7 +27,7 @@ from qkscope.runs.selection import Selection
 from qkscope.study.study import Study, StudyRun
 
 _Heads = Sequence[tuple[int, int]]
-MOST_POINTS = 8000
+MOST_POINTS, CARD_POINTS = 8000, 1200
 """Points of each kind per head, at most."""
 
 
@@ -65,18 +66,28 @@ def complement(
     return complement_figure(study, chosen, scaled_positions=scaled_positions)
 
 
+def card(run: Run, head: tuple[int, int]) -> Figure:
+    """One head on a card of 1200 × 630 pixels: queries and keys, distance curve, four terms, a sentence."""
+    analyses = ("rotation", "position", "distance", "scores")
+    study = heads_study(Job(run), [head], analyses, PointOptions(axes=0, rows=CARD_POINTS), intervals=True)
+    with house_style():
+        return draw_card(prepare_card(study, head))
+
+
 def draw_heads(run: Run, seed: int = 42) -> list[tuple[int, int]]:
     """The four heads that the published collages show for this seed."""
     return choose_heads([(head.layer, head.head) for head in run.heads], seed)
 
 
-def heads_study(job: Job, heads: _Heads, analyses: Sequence[str], points: PointOptions) -> Study:
+def heads_study(
+    job: Job, heads: _Heads, analyses: Sequence[str], points: PointOptions, *, intervals: bool = False
+) -> Study:
     """Tables and points of a few heads of a run."""
     missing = [head for head in heads if head not in {(h.layer, h.head) for h in job.run.heads}]
     if missing:
         raise ConfigError(f"{job.run.model} has no head l{missing[0][0]:02d}h{missing[0][1]:02d}")
     job = replace(job, selection=Selection(exactly=frozenset(heads)), points=points)
-    (outcome,) = analyze([job], analyses, place=HERE, intervals=False, strict=True)
+    (outcome,) = analyze([job], analyses, place=HERE, intervals=intervals, strict=True)
     return Study((StudyRun(job.run.model, job.run.family, window=job.run.source.window),), outcome.tables.frames)
 
 

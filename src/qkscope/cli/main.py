@@ -8,6 +8,7 @@ import typer
 
 from qkscope.cli.analyze import AnalyzeCommand, analyze_command
 from qkscope.cli.capture import capture_command, plan_command
+from qkscope.cli.card import card_command
 from qkscope.cli.checks import doctor_command, verify_command
 from qkscope.cli.common import Version
 from qkscope.cli.demo import demo_command
@@ -37,6 +38,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     merge_command: "qkscope merge runs/share-* -o runs/smollm2",
     report_command: "qkscope report study.yaml -o report",
     view_command: "qkscope view runs/base runs/tuned",
+    card_command: "qkscope card runs/smollm2 l07h00 -o card.png",
     effects_command: "qkscope effects HuggingFaceTB/SmolLM2-135M runs/smollm2 --texts other-books/ -o results/smollm2",
     reach_command: "qkscope reach runs/smollm2 --cut 256 --keep 0.5 -o reach/smollm2",
     verify_command: "qkscope verify runs/smollm2 --tables results/smollm2",

@@ -1,0 +1,168 @@
+"""A card of one head, 1200 × 630: its clouds with their drift, its distance curve, its four terms, one sentence."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure as Drawing
+
+from qkscope.figures.collagedata import drift
+from qkscope.figures.collages import draw_cloud, draw_drifts
+from qkscope.figures.figure import NotApplicable
+from qkscope.figures.scoreterms import TERM_COLOURS
+from qkscope.figures.style import K, Q, canvas, grid, shortened
+from qkscope.heads import TERMS
+from qkscope.study.study import Study
+
+CARD_DPI = 100
+_SIZE = (12.0, 6.3)
+
+
+def prepare_card(study: Study, head: tuple[int, int]) -> pd.DataFrame:
+    """Points, curve and shares of a head of a study of one run, told apart by ``part``, and the sentence about it."""
+    label = study.labels[0]
+    parts = [part for part in (_cloud(study, head), _curve(study, head), _terms(study, head)) if part is not None]
+    if not parts:
+        raise NotApplicable(f"nothing is known about head l{head[0]:02d}h{head[1]:02d} of {label}")
+    data = pd.concat(parts, ignore_index=True)
+    return data.assign(model=label, layer=head[0], head=head[1], window=study.runs[0].window, sentence=say(study, head))
+
+
+def say(study: Study, head: tuple[int, int]) -> str:
+    """What its scores are made of, and how they go with distance; each only as far as its interval says."""
+    sentences = [text for text in (_made_of(study, head), _with_distance(study, head)) if text]
+    if not sentences:
+        row = _row(study, "rotated", head)
+        if row is not None and not math.isnan(row["r_q_a"]):
+            sentences = [f"Along the axis of drift its queries follow position with r = {row['r_q_a']:.2f}, its keys "
+                         f"with {row['r_k_a']:.2f}."]  # fmt: skip
+    return " ".join(sentences)
+
+
+def _made_of(study: Study, head: tuple[int, int]) -> str:
+    row = _row(study, "scores", head)
+    if row is None or math.isnan(row["score_position"]):
+        return ""
+    first, second = sorted(TERMS, key=lambda term: -row[f"score_{term}"])[:2]
+    shares = [row[f"score_{term}"] for term in (first, second)]
+    low, high = row.get(f"score_{first}_low", math.nan), row.get(f"score_{second}_high", math.nan)
+    if not math.isnan(low) and not math.isnan(high) and low > high:
+        part = "Most" if low > 0.5 else "The largest part"
+        return f"{part} of what varies in its scores is {first} ({shares[0]:.0%}; {second} {shares[1]:.0%})."
+    return f"What varies in its scores is {first} ({shares[0]:.0%}) and {second} ({shares[1]:.0%}) about as much."
+
+
+def _with_distance(study: Study, head: tuple[int, int]) -> str:
+    row = _row(study, "position", head)
+    if row is None or math.isnan(row["decay"]):
+        return ""
+    low, high = (row.get(f"decay_{end}", math.nan) for end in ("low", "high"))
+    if low > 0 or high < 0:
+        course = "falls" if low > 0 else "rises"
+        return f"Its mean score {course} by {abs(row['decay']):.2g} logits with every doubling of the distance."
+    return "Its mean score does not change with distance beyond its interval."
+
+
+def draw_card(data: pd.DataFrame) -> Drawing:
+    """Title and sentence above, the parts there are below."""
+    figure = canvas(*_SIZE)
+    figure.set_layout_engine("constrained", rect=(0.012, 0.05, 0.976, 0.72), w_pad=0.18)
+    first = data.iloc[0]
+    window = "" if pd.isna(first["window"]) else f"   window {int(first['window']):,}"
+    figure.text(0.025, 0.925, f"layer {int(first['layer'])}, head {int(first['head'])}", fontsize=25, weight="bold")
+    name = f"{shortened(str(first['model']), 48)}{window}"
+    figure.text(0.975, 0.925, name, fontsize=13, ha="right", color="#555")
+    figure.text(0.025, 0.885, textwrap.fill(str(first["sentence"]), 104), fontsize=14, va="top")
+    figure.text(0.975, 0.018, "qkscope", fontsize=11, ha="right", color="#888")
+    drawn = {"cloud": _draw_cloud, "curve": _draw_curve, "terms": _draw_terms}
+    there = [part for part in drawn if (data["part"] == part).any()]
+    cells = figure.subplots(1, len(there), squeeze=False, width_ratios=[1.15 if p == "cloud" else 1 for p in there])[0]
+    for part, cell in zip(there, cells, strict=True):
+        drawn[part](cell, data[data["part"] == part])
+        cell.set_title(cell.get_title("left"), fontsize=13)
+        cell.tick_params(labelsize=10)
+        for axis in (cell.xaxis, cell.yaxis):
+            axis.label.set_fontsize(11)
+    return figure
+
+
+def _draw_cloud(axes: Axes, cloud: pd.DataFrame) -> None:
+    draw_cloud(axes, cloud, Normalize(0, max(float(cloud["position"].max()), 1.0)), 9.0)
+    draw_drifts(axes, cloud)
+    axes.set(xticks=[], yticks=[], xlabel="axis of drift", ylabel="axis of separation")
+    axes.set_title("queries and keys, pale to strong with position")
+    for kind, colour, name in (("q", Q, "queries"), ("k", K, "keys")):
+        own = cloud[cloud["kind"] == kind]
+        above = float(own["y"].mean()) > float(cloud.loc[cloud["kind"].isin(["q", "k"]), "y"].mean())
+        edge = own["y"].min() if above else own["y"].max()
+        axes.annotate(name, (own["x"].mean(), edge), (0, -6 if above else 6), textcoords="offset points", fontsize=12,
+                      color=colour, weight="bold", ha="center", va="top" if above else "bottom")  # fmt: skip
+
+
+def _draw_curve(axes: Axes, curve: pd.DataFrame) -> None:
+    axes.plot(curve["distance"], curve["measured"], "o", color="#222", markersize=4.5, label="measured")
+    axes.plot(curve["distance"], curve["predicted"], color="#d2691e", linewidth=2, label="predicted from means")
+    axes.set(xscale="log", xlabel="distance to the key (tokens)", ylabel="mean score (logits)")
+    axes.set_title("score by distance")
+    axes.legend(fontsize=10)
+    grid(axes)
+
+
+def _draw_terms(axes: Axes, terms: pd.DataFrame) -> None:
+    """A bar for each term, with its interval."""
+    shares = terms.set_index("term").reindex(TERMS)
+    at = np.arange(len(TERMS))[::-1]
+    axes.barh(at, shares["share"], color=[TERM_COLOURS[term] for term in TERMS], height=0.62)
+    ends = np.clip([shares["share"] - shares["low"], shares["high"] - shares["share"]], 0, None)
+    axes.errorbar(shares["share"], at, xerr=ends, fmt="none", color="#222", linewidth=1.4)
+    most = float(np.nanmax([shares["share"], shares["high"]]))
+    for y, share, end in zip(at, shares["share"], shares["high"].fillna(shares["share"]), strict=True):
+        axes.text(max(share, end) + 0.02 * most, y, f"{share:.0%}", va="center", fontsize=12)
+    axes.set_yticks(at, list(TERMS), fontsize=12)
+    axes.set_xlim(min(0, float(shares["share"].min())), 1.22 * most)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.set_title("what varies in its scores")
+
+
+def _row(study: Study, table: str, head: tuple[int, int]) -> pd.Series | None:
+    frame = study.tables.get(table)
+    own = None if frame is None else frame[(frame["layer"] == head[0]) & (frame["head"] == head[1])]
+    return None if own is None or own.empty else own.iloc[0]
+
+
+def _cloud(study: Study, head: tuple[int, int]) -> pd.DataFrame | None:
+    points = study.table("points", "a", "b")
+    if points is None:
+        return None
+    own = points[(points["layer"] == head[0]) & (points["head"] == head[1])]
+    cloud = own[["kind", "position"]].assign(x=own["a"], y=own["b"]).dropna(subset=["x"])
+    if cloud.empty:
+        return None
+    return pd.concat([cloud, *(drift(cloud[cloud["kind"] == kind], kind) for kind in "qk")]).assign(part="cloud")
+
+
+def _curve(study: Study, head: tuple[int, int]) -> pd.DataFrame | None:
+    curves = study.table("distance", "distance_low", "distance_high", "measured", "predicted")
+    own = None if curves is None else curves[(curves["layer"] == head[0]) & (curves["head"] == head[1])]
+    if own is None or own.empty:
+        return None
+    distance = np.sqrt(own["distance_low"] * own["distance_high"])
+    return own[["measured", "predicted"]].assign(distance=distance, part="curve")
+
+
+def _terms(study: Study, head: tuple[int, int]) -> pd.DataFrame | None:
+    row = _row(study, "scores", head)
+    if row is None or math.isnan(row["score_position"]):
+        return None
+    rows = [
+        {"term": term, "share": row[f"score_{term}"]}
+        | {end: row.get(f"score_{term}_{end}", math.nan) for end in ("low", "high")}
+        for term in TERMS
+    ]
+    return pd.DataFrame(rows).assign(part="terms")
