@@ -215,16 +215,44 @@ def test_of_checkpoints_alone_the_last_one_stands_for_the_model():
 
 def test_shares_of_variance_add_up():
     rows = [{"head": h, "var_frac_a": 0.1, "var_frac_b": 0.3 * h} for h in range(2)]
-    data = drift.prepare_variance(study(rows, "rotated"))
+    other = {"model": "other", "var_frac_a": 0.4, "var_frac_b": 0.3}
+    with pytest.raises(NotApplicable, match="nothing to put beside it"):
+        drift.prepare_variance(study(rows, "rotated"))
+    data = drift.prepare_variance(study([{"model": "m"} | row for row in rows] + [other], "rotated"))
     assert data.loc[0, ["var_frac_a", "var_frac_b", "complement"]].tolist() == pytest.approx([0.1, 0.15, 0.75])
     assert data.loc[0, "b_over_a"] == 0.5
 
 
 def test_slope_ratios_are_medians_of_absolute_values_and_leave_out_what_does_not_drift():
     rows = [{"head": h, "alpha_q": q, "alpha_k": k} for h, (q, k) in enumerate([(1, -2), (-1, 3), (1, 10), (0, 1)])]
-    data = drift.prepare_slopes(study(rows, "rotated"))
+    other = {"model": "other", "head": 0, "alpha_q": 1, "alpha_k": 1}
+    data = drift.prepare_slopes(study([{"model": "m"} | row for row in rows] + [other], "rotated"))
     assert data.loc[0, "slope_ratio"] == 3
     assert data.loc[0, "n_heads"] == 3
+
+
+def test_of_one_model_its_checkpoints_stand_side_by_side():
+    rows = [
+        {
+            "model": f"c{i}",
+            "head": h,
+            "k_head": h,
+            "r_q_a": 0.2 + 0.1 * i,
+            "r_k_a": 0.9,
+            "bias_strength": 1.0,
+            "window": 10.0,
+        }
+        for i in range(3)
+        for h in range(4)
+    ]
+    trained = study(rows, "rotated", runs=[StudyRun(f"c{i}", phase="p", step=float(i)) for i in range(3)])
+    data = drift.prepare_bars(trained)
+    assert data["model"].tolist() == ["c0", "c1", "c2"]
+    assert "in 3 of 3 checkpoints, queries in 0: in the last one r_q_a 0.400, r_k_a 0.900" in drift.say_bars(data)[0]
+    assert depth.ROTATION_BY_DEPTH.prepare(trained)["model"].unique().tolist() == ["c0", "c1", "c2"]
+    components = study([{"r_q": 0.5, "r_k": 0.5, "model": f"c{i}"} for i in range(3)], runs=list(trained.runs))
+    with pytest.raises(NotApplicable, match="the figures of training show its checkpoints"):
+        depth.R_Q.prepare(components)
 
 
 def test_simpsons_paradox_is_visible_and_said():

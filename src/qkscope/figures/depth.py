@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
 from qkscope.figures.figure import Figure, NotApplicable
-from qkscope.figures.select import checkpoints, models, rows, with_window
+from qkscope.figures.select import checkpoints, models_alone, rows, side_by_side, with_window
 from qkscope.figures.style import FAINT, NOT_THERE, canvas, panels, shortened
 from qkscope.study.study import Study, StudyRun
 
@@ -120,7 +120,7 @@ def say_component(data: pd.DataFrame) -> list[str]:
 
 def prepare_rotation(study: Study) -> pd.DataFrame:
     """|r_k_a| and the recency bias per window."""
-    frame = with_window(study, rows(study, models(study), "rotated", "r_k_a", "bias_strength"))
+    frame = with_window(study, rows(study, side_by_side(study)[0], "rotated", "r_k_a", "bias_strength"))
     if frame["bias_window"].isna().all():
         raise NotApplicable("the window is not known; state it in the study file")
     return by_depth(frame.assign(abs_r_k_a=frame["r_k_a"].abs()), study, ["abs_r_k_a", "bias_window"])
@@ -207,8 +207,8 @@ def _component(name: str, title: str, column: str, runs: Runs, who: str) -> Figu
     return Figure(name, title, shows, prepare_component(column, runs), draw_component, say_component)
 
 
-R_Q = _component("qk-pca/03_layer_heatmap_rq", "Queries and position, by depth", "r_q", models, "model")
-R_K = _component("qk-pca/04_layer_heatmap_rk", "Keys and position, by depth", "r_k", models, "model")
+R_Q = _component("qk-pca/03_layer_heatmap_rq", "Queries and position, by depth", "r_q", models_alone, "model")
+R_K = _component("qk-pca/04_layer_heatmap_rk", "Keys and position, by depth", "r_k", models_alone, "model")
 R_Q_TRAINING = _component(
     "qk-pca/10_checkpoint_heatmap_rq", "Queries and position, by depth over training", "r_q", checkpoints, "checkpoint"
 )

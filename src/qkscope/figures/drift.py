@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,14 +11,15 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import mean_over_heads, median_over_heads
 from qkscope.figures.figure import Figure
-from qkscope.figures.select import models, rows
+from qkscope.figures.select import rows, several
 from qkscope.figures.style import K, Q, canvas, error_bars, family_look, grid, shortened
 from qkscope.study.study import Study
 
 
 def prepare_bars(study: Study) -> pd.DataFrame:
     """Mean r_q_a and r_k_a of each model."""
-    return _by_model(rows(study, models(study), "rotated", "r_q_a", "r_k_a"), ["r_q_a", "r_k_a"])
+    runs, what = several(study)
+    return _by_model(rows(study, runs, "rotated", "r_q_a", "r_k_a"), ["r_q_a", "r_k_a"]).assign(what=what)
 
 
 def draw_bars(data: pd.DataFrame) -> Drawing:
@@ -40,20 +43,20 @@ def say_bars(data: pd.DataFrame) -> list[str]:
     """In how many models keys lead."""
     keys = int((data["r_k_a_low"] > data["r_q_a_high"]).sum())
     queries = int((data["r_q_a_low"] > data["r_k_a_high"]).sum())
-    weights = data["n_heads"]
+    where, mean = _pooled(data)
     return [
         f"On axis a keys follow position more closely than queries, beyond the intervals, in {keys} of {len(data)} "
-        f"{'models' if len(data) > 1 else 'model'}, queries in {queries}: over all heads r_q_a "
-        f"{np.average(data['r_q_a'], weights=weights):.3f}, r_k_a {np.average(data['r_k_a'], weights=weights):.3f}."
+        f"{data['what'].iloc[0]}, queries in {queries}: {where} r_q_a {mean('r_q_a'):.3f}, r_k_a {mean('r_k_a'):.3f}."
     ]
 
 
 def prepare_variance(study: Study) -> pd.DataFrame:
     """Mean shares of the pooled variance on a, on b and off both."""
-    frame = rows(study, models(study), "rotated", "var_frac_a", "var_frac_b")
+    runs, what = several(study)
+    frame = rows(study, runs, "rotated", "var_frac_a", "var_frac_b")
     frame = frame.assign(complement=1 - frame["var_frac_a"] - frame["var_frac_b"])
-    return _by_model(frame.assign(b_over_a=(frame["var_frac_b"] > frame["var_frac_a"]).astype(float)),
-                     ["var_frac_a", "var_frac_b", "complement", "b_over_a"])  # fmt: skip
+    frame = frame.assign(b_over_a=(frame["var_frac_b"] > frame["var_frac_a"]).astype(float))
+    return _by_model(frame, ["var_frac_a", "var_frac_b", "complement", "b_over_a"]).assign(what=what)
 
 
 def draw_variance(data: pd.DataFrame) -> Drawing:
@@ -80,26 +83,26 @@ def draw_variance(data: pd.DataFrame) -> Drawing:
 
 def say_variance(data: pd.DataFrame) -> list[str]:
     """The plane's share over all heads, and which axis has more variance."""
-    weights = data["n_heads"]
-    plane = np.average(1 - data["complement"], weights=weights)
-    b_over_a = np.average(data["b_over_a"], weights=weights)
+    where, mean = _pooled(data)
     return [
-        f"The plane of a and b holds {plane:.1%} of the pooled variance over all heads "
-        f"({(1 - data['complement']).min():.0%} to {(1 - data['complement']).max():.0%} by model).",
-        f"Axis b holds more of it than axis a in {b_over_a:.0%} of heads.",
+        f"The plane of a and b holds {1 - mean('complement'):.1%} of the pooled variance {where} "
+        f"({(1 - data['complement']).min():.0%} to {(1 - data['complement']).max():.0%} by "
+        f"{data['what'].iloc[0].removesuffix('s')}).",
+        f"Axis b holds more of it than axis a in {mean('b_over_a'):.0%} of heads.",
     ]
 
 
 def prepare_slopes(study: Study) -> pd.DataFrame:
     """Median of |alpha_k| / |alpha_q| of each model."""
-    frame = rows(study, models(study), "rotated", "alpha_q", "alpha_k")
+    runs, what = several(study)
+    frame = rows(study, runs, "rotated", "alpha_q", "alpha_k")
     frame = frame[frame["alpha_q"] != 0]
     frame = frame.assign(slope_ratio=frame["alpha_k"].abs() / frame["alpha_q"].abs())
     medians = [
         _labels(heads) | median_over_heads(heads, "slope_ratio") | {"pooled": float(frame["slope_ratio"].median())}
         for _, heads in frame.groupby("model", sort=False)
     ]
-    return pd.DataFrame(medians)
+    return pd.DataFrame(medians).assign(what=what)
 
 
 def draw_slopes(data: pd.DataFrame) -> Drawing:
@@ -128,11 +131,21 @@ def draw_slopes(data: pd.DataFrame) -> Drawing:
 def say_slopes(data: pd.DataFrame) -> list[str]:
     """All heads together, and the range over models."""
     faster, slower = int((data["slope_ratio_low"] > 1).sum()), int((data["slope_ratio_high"] < 1).sum())
+    trained = data["what"].iloc[0] == "checkpoints"
+    where = "In the last checkpoint" if trained else "Over all heads"
+    median = data["slope_ratio"].iloc[-1] if trained else data["pooled"].iloc[0]
     return [
-        f"Over all heads the median ratio is {data['pooled'].iloc[0]:.2f}; keys drift faster than queries, beyond the "
-        f"interval, in {faster} of {len(data)} {'models' if len(data) > 1 else 'model'}, more slowly in {slower} "
+        f"{where} the median ratio is {median:.2f}; keys drift faster than queries, beyond the interval, in {faster} "
+        f"of {len(data)} {data['what'].iloc[0]}, more slowly in {slower} "
         f"({data['slope_ratio'].min():.2f} to {data['slope_ratio'].max():.2f})."
     ]
+
+
+def _pooled(data: pd.DataFrame) -> tuple[str, Callable[[str], float]]:
+    """Where a mean is taken, in words, and the mean: over the heads of all models, or of the last checkpoint."""
+    if data["what"].iloc[0] == "checkpoints":
+        return "in the last one", lambda column: float(data[column].iloc[-1])
+    return "over all heads", lambda column: float(np.average(data[column], weights=data["n_heads"]))
 
 
 def _by_model(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:

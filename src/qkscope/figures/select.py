@@ -15,6 +15,28 @@ def models(study: Study) -> list[StudyRun]:
     return compared or list(study.runs[-1:])
 
 
+def side_by_side(study: Study) -> tuple[list[StudyRun], str]:
+    """The models or, of one model alone, its checkpoints if there are any; and what they are."""
+    compared = models(study)
+    ordered = [run for run in study.runs if is_checkpoint(run)]
+    return (ordered, "checkpoints") if len(compared) == 1 and len(ordered) > 1 else (compared, "models")
+
+
+def several(study: Study) -> tuple[list[StudyRun], str]:
+    """What stands side by side; ``NotApplicable`` for a single run, whose numbers are in the tables."""
+    runs, what = side_by_side(study)
+    if len(runs) < 2:
+        raise NotApplicable("there is one run, so there is nothing to put beside it; its numbers are in the table")
+    return runs, what
+
+
+def models_alone(study: Study) -> list[StudyRun]:
+    """The models; ``NotApplicable`` if there is one that has checkpoints, which other figures show."""
+    if side_by_side(study)[1] == "checkpoints":
+        raise NotApplicable("there is one model; the figures of training show its checkpoints")
+    return models(study)
+
+
 def checkpoints(study: Study) -> list[StudyRun]:
     """The runs that are training checkpoints; ``NotApplicable`` if there are fewer than two."""
     ordered = [run for run in study.runs if is_checkpoint(run)]

@@ -117,7 +117,7 @@ def _followed(study: Study) -> FrontFinding | None:
     return FrontFinding(
         f"{axes_title(study)}: along the axis of drift they correlate with it at {shown(k.value)} (keys) and "
         f"{shown(q.value)} (queries).",
-        sure, "qk-rotation/02_rq_rk_drift_bars", "axes",
+        sure, "qk-rotation/01_ab_plane_collage", "axes",
     )  # fmt: skip
 
 

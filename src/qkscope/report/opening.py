@@ -137,7 +137,8 @@ def _rings(study: Study) -> tuple[str, str]:
     size = f" What turns is {share.text(percent=True)} of the variance off a and b." if share else ""
     return (
         "What is in the rest?",
-        f"Rotation: {planes.text()} of at most 30 planes turn with position beyond chance{closely}.{size}",
+        f"Rotation: {planes.text()} of at most 30 planes turn with position beyond chance, a count that "
+        f"grows with the number of documents{closely}.{size}",
     )
 
 
