@@ -10,7 +10,7 @@ export OPENBLAS_NUM_THREADS = 1
 # Tests start clusters of Ray on this machine, which report nothing to anyone.
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test bench
+.PHONY: demo test bench docs
 
 demo: .venv/installed-capture
 	$(BIN)/qkscope demo -o demo
@@ -24,6 +24,15 @@ test: .venv/installed-dev
 
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks
+
+docs: .venv/installed-docs demo/report/explorer.html
+	$(BIN)/python -m tools.site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m tools.site --check
+
+# What the site shows of a demo: the one that is there, else a short one (about a minute and a half).
+demo/report/explorer.html: | .venv/installed-capture
+	$(BIN)/qkscope demo --fast -o demo
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -47,3 +56,8 @@ bench: .venv/installed-dev
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[dev,capture,gguf,ray]'
 	@touch .venv/installed .venv/installed-capture $@
+
+.venv/installed-docs: .venv/installed-capture
+	@echo "installing what builds the documentation into .venv (about half a minute)"
+	$(PIP) --editable '.[docs]'
+	@touch $@
