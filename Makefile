@@ -25,9 +25,10 @@ test: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks
 
+# Not --quiet: it hides warnings from --strict, too.
 docs: .venv/installed-docs demo/report/explorer.html
 	$(BIN)/python -m tools.site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m tools.site --check
 
 # What the site shows of a demo: the one that is there, else a short one (about a minute and a half).

@@ -82,5 +82,5 @@ def test_links_to_click_and_local_files_are_no_remote_references(tmp_path: Path)
 
 def test_warnings_of_the_build_are_errors():
     recipe = (site.ROOT / "Makefile").read_text().partition("\ndocs:")[2].partition("\n\n")[0]
-    assert "mkdocs build --strict" in recipe
+    assert "mkdocs build --strict\n" in recipe  # and no --quiet, which hides warnings from --strict
     assert "tools.site --check" in recipe
