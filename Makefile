@@ -31,9 +31,9 @@ docs: .venv/installed-docs demo/report/explorer.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m tools.site --check
 
-# What the site shows of a demo: the one that is there, else a short one (about a minute and a half).
+# What the site shows of a demo: the one that is there, else a new one (about four minutes).
 demo/report/explorer.html: | .venv/installed-capture
-	$(BIN)/qkscope demo --fast -o demo
+	$(BIN)/qkscope demo -o demo
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

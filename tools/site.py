@@ -40,7 +40,7 @@ API: dict[str, dict[str, tuple[str, ...]]] = {
         "Cause": ("effects",),
         "Errors and version": ("QkscopeError", "__version__"),
     },
-    "qkscope.plot": {"Pictures": ("pc_plane", "ab_plane", "complement", "draw_heads")},
+    "qkscope.plot": {"Pictures": ("pc_plane", "ab_plane", "complement", "card", "draw_heads")},
     "qkscope.intervene": {
         "Interventions": ("scaled", "windowed", "without_planes", "without_drift"),
         "Controls": ("random_planes",),
