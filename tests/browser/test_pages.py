@@ -11,6 +11,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from qkscope.heads import TERMS
@@ -513,6 +514,53 @@ def test_a_run_without_a_passage_has_no_text(tab, pages):
     tab.goto((pages / "explorer.html").as_uri() + "#l01h02;run=step-1")
     expect(tab.locator("#name")).to_contain_text("step-1")
     expect(tab.locator("#text")).to_be_hidden()
+
+
+# ---- for everybody -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "page", ["report.html", "explorer.html#l01h02;run=base", "explorer.html#l01h02;run=base;vs=step-1"]
+)
+def test_accessibility_rules_find_nothing_serious(tab, pages, page, scheme):
+    tab.emulate_media(color_scheme=scheme)
+    name, _, hash_part = page.partition("#")
+    tab.goto((pages / name).as_uri() + f"#{hash_part}" * bool(hash_part))
+    tab.wait_for_timeout(500)
+    found = Axe().run(tab).response["violations"]
+    assert [(rule["id"], rule["nodes"][0]["html"]) for rule in found if rule["impact"] in ("serious", "critical")] == []
+
+
+def focused(tab: Page, most: int) -> list[str]:
+    """What gets the focus one after the other, from the top of the page, by its id, data or class."""
+    name = "x => x.id || x.dataset.term || (x.dataset.token && 'token') || x.className || x.tagName"
+    seen = []
+    for _ in range(most):
+        tab.keyboard.press("Tab")
+        seen.append(tab.evaluate(f"({name})(document.activeElement)"))
+        if seen[-1] == "BODY":
+            break
+    return seen
+
+
+def test_the_keyboard_alone_reaches_every_control_of_the_explorer(tab, pages):
+    tab.goto((pages / "explorer.html").as_uri() + "#l01h02;run=base")
+    seen = focused(tab, 150)
+    for control in ("run", "play", "slider", "other", "metric", "find", "link", "png", "svg", "csv", "theme", "score",
+                    "position", "content", "token", "scroll list"):  # fmt: skip
+        assert control in seen, control
+    tab.keyboard.press("ArrowDown")
+    expect(tab.locator("#name")).to_contain_text("l02h02")
+
+
+def test_the_keyboard_alone_reaches_every_control_of_the_report(tab, pages):
+    tab.goto((pages / "report.html").as_uri())
+    seen = focused(tab, 500)
+    controls = "[...document.querySelectorAll('a[href], button, input, select')]"
+    assert tab.evaluate(f"{controls}.filter(x => x.tabIndex < 0).length") == 0
+    for control in ("tile", "card", "copy", "find", "run", "class", "download", "next"):
+        assert control in seen, control
 
 
 def _made(folder: Path) -> Path:

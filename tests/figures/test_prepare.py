@@ -1,8 +1,11 @@
 """The numbers that figures draw, against tables made by hand."""
 
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from qkscope.figures import (
     bias,
@@ -20,6 +23,8 @@ from qkscope.figures import (
 )
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import models
+from qkscope.figures.style import house_style
+from qkscope.figures.write import rendered
 from qkscope.heads import choose_heads
 from qkscope.study.study import Study, StudyRun
 from tests.studies import CHECKPOINTS, MODELS, published_shape
@@ -438,3 +443,18 @@ def test_the_audit_compares_formulas_head_by_head():
     assert data["bias_window"].tolist() == [1.0]
     assert "3 times the exact linear share in the median head of m" in formulas.say_audit(data)[0]
     formulas.draw_audit(data)
+
+
+def test_queries_and_keys_are_told_apart_in_greyscale():
+    """Relative luminance of the two fills of the picture itself."""
+    rows = [{"head": h, "k_head": h, "pc": pc, "r_q": 0.8, "r_k": 0.7, "explained_variance": 0.3}
+            for h in range(2) for pc in range(4)]  # fmt: skip
+    with house_style():
+        picture = rendered(components.draw_roles(components.prepare_roles(study(rows))), "png")
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).reshape(-1, 3)
+    colours, counts = np.unique(pixels, axis=0, return_counts=True)
+    coloured = np.ptp(colours.astype(int), axis=1) > 40
+    two = colours[coloured][np.argsort(counts[coloured])[-2:]] / 255
+    linear = np.where(two <= 0.04045, two / 12.92, ((two + 0.055) / 1.055) ** 2.4)
+    dark, light = sorted(linear @ [0.2126, 0.7152, 0.0722])
+    assert (light + 0.05) / (dark + 0.05) > 3, two

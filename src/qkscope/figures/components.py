@@ -28,7 +28,7 @@ def draw_roles(data: pd.DataFrame) -> Drawing:
     axes = figure.subplots()
     x = np.arange(len(data))
     for offset, name, colour, label in ((-0.2, "r_q", Q, "queries, r_q"), (0.2, "r_k", K, "keys, r_k")):
-        axes.bar(x + offset, data[name], width=0.36, color=colour, alpha=0.85, label=label)
+        axes.bar(x + offset, data[name], width=0.36, color=colour, label=label)
         error_bars(axes, x + offset, data[name], data[f"{name}_low"], data[f"{name}_high"])
     axes.plot(x + 0.2, data["abs_r_k"], linestyle="none", marker="D", markersize=4, markerfacecolor="white",
               color=K, label="keys, |r_k|")  # fmt: skip

@@ -28,7 +28,7 @@ def draw_bars(data: pd.DataFrame) -> Drawing:
     axes = figure.subplots()
     x = np.arange(len(data))
     for offset, name, colour, label in ((-0.2, "r_q_a", Q, "queries, r_q_a"), (0.2, "r_k_a", K, "keys, r_k_a")):
-        axes.bar(x + offset, data[name], width=0.36, color=colour, alpha=0.85, label=label)
+        axes.bar(x + offset, data[name], width=0.36, color=colour, label=label)
         error_bars(axes, x + offset, data[name], data[f"{name}_low"], data[f"{name}_high"])
     axes.axhline(0, color="#555555", linewidth=0.7)
     axes.set_ylabel("mean correlation with position on a")

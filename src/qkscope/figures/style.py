@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-Q, K = "#4a98d3", "#a3142a"
+Q, K = "#5ba7dd", "#981428"
 """Queries are blue and keys are red, everywhere; without colours queries are the lighter ones."""
 INK, FAINT = "#222222", "#8a8a8a"
 FAMILIES = ["#e69f00", "#009e73", "#7b5aa6", "#56b4e9", "#8c6d1f", "#cc79a7", "#4d4d4d", "#a6761d"]
