@@ -37,7 +37,7 @@ def documents_done() -> Iterator[Callable[[Progress], None]]:
         TextColumn("documents {task.fields[documents]}"),
         BarColumn(),
         TextColumn("{task.fields[rate]:,.0f} tokens/s"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
         console=Console(stderr=True),
     )
     with bar:

@@ -68,6 +68,21 @@ def set_up_logging(*, quiet: bool, verbose: bool) -> None:
     log.handlers[:] = [handler]
     log.setLevel(level)
     log.propagate = False
+    requests = logging.getLogger("huggingface_hub.utils._http")
+    requests.filters[:] = [] if verbose else [_OneLine()]
+
+
+class _OneLine(logging.Filter):
+    """The Hub's client repeats itself while it tries again; this says so once."""
+
+    said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop the record; the first one that tells of another attempt is put in our words."""
+        if "Retrying" in record.getMessage() and not self.said:
+            self.said = True
+            log.info("the Hub does not answer; trying again for half a minute")
+        return False
 
 
 @contextmanager
@@ -187,7 +202,7 @@ def _bar(what: str) -> Iterator[Callable[[int, int, list[Failure]], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         rate,
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
         console=Console(stderr=True),
     )
     start = time.monotonic()

@@ -1,0 +1,84 @@
+"""What commands say while they work and when they end."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import re
+
+import pytest
+
+from qkscope.cli.captureprogress import documents_done
+from qkscope.cli.common import counted, log, set_up_logging
+from qkscope.cli.ending import clickable, say_findings
+from qkscope.study.study import Entry, build
+from tests.studies import write_model
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal that keeps what is written to it."""
+    import rich.console
+
+    text, real, clock = io.StringIO(), rich.console.Console, itertools.count(0.0, 7.0)
+    monkeypatch.setattr("qkscope.cli.common.bars", lambda: True)
+    monkeypatch.setattr("qkscope.cli.captureprogress.bars", lambda: True)
+    monkeypatch.setattr(
+        "rich.console.Console", lambda **_: real(file=text, force_terminal=True, get_time=lambda: next(clock))
+    )
+    return text
+
+
+def _last_line(terminal: io.StringIO) -> str:
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    return [line for line in re.split(r"[\r\n]+", plain) if line.strip()][-1]
+
+
+def test_a_finished_bar_shows_how_long_it_took(terminal):
+    with counted("figures") as on_done:
+        on_done(1, 2)
+        on_done(2, 2)
+    assert "2/2" in _last_line(terminal)
+    assert re.search(r"0:00:(0[1-9]|[1-5]\d)|0:0[1-9]", _last_line(terminal)), _last_line(terminal)
+
+
+def test_a_finished_capture_shows_how_long_it_took(terminal):
+    from qkscope.capture.options import Progress
+
+    with documents_done() as on_progress:
+        on_progress(Progress(1, 2, 50, 100, 0))
+        on_progress(Progress(2, 2, 100, 100, 0))
+    assert "documents 2/2" in _last_line(terminal)
+    assert re.search(r"0:00:(0[1-9]|[1-5]\d)|0:0[1-9]", _last_line(terminal)), _last_line(terminal)
+
+
+def test_the_hub_that_does_not_answer_is_told_once(capsys):
+    requests = logging.getLogger("huggingface_hub.utils._http")
+    set_up_logging(quiet=False, verbose=False)
+    for attempt in range(1, 6):
+        requests.warning("'Name or service not known' thrown while requesting HEAD https://somewhere")
+        requests.warning("Retrying in 8s [Retry %d/5].", attempt)
+    said = capsys.readouterr().err
+    assert said == "the Hub does not answer; trying again for half a minute\n"
+    set_up_logging(quiet=False, verbose=True)
+    assert requests.filters == []
+    set_up_logging(quiet=True, verbose=False)
+    requests.warning("Retrying in 8s [Retry 1/5].")
+    assert capsys.readouterr().err == ""
+    requests.filters.clear()
+    log.handlers.clear()
+
+
+def test_the_end_is_two_lines_and_paths_are_links_on_a_terminal(tmp_path, capsys, monkeypatch):
+    study = build([Entry(write_model(tmp_path / "m", "m", layers=2, heads=4))])
+    say_findings(study)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("m, window 4,096: ")
+    say_findings(study, quiet=True)
+    assert capsys.readouterr().out == ""
+    page = tmp_path / "a page.html"
+    assert clickable(page) == str(page)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert clickable(page) == f"\x1b]8;;{page.as_uri()}\x1b\\{page}\x1b]8;;\x1b\\"
