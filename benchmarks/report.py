@@ -1,7 +1,7 @@
 """How long the figures, the report and the explorer of a study of the published size take, and how large they get.
 
-11 models × 300 heads and 10 checkpoints × 300 heads of made-up numbers; then an explorer of 1,000 heads with points,
-and, where Chromium is installed, how long a head's panel takes to open in it.
+11 models × 300 heads and 10 checkpoints × 300 heads of made-up numbers; then an explorer of 1,000 heads with points
+and a passage of 64 tokens each, and, where Chromium is installed, how long a head's panel takes to open in it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 from tests.browser.chromium import launch
-from tests.studies import published_shape, write_model
+from tests.studies import make_passage, published_shape, write_model
 
+from qkscope.capture.passage import PASSAGE_TOKENS
 from qkscope.figures.write import write_figures
 from qkscope.report.explorer import explorer_html
 from qkscope.report.report import report_html
+from qkscope.results.passage import PASSAGES_FILE, passages_bytes
 from qkscope.study.study import Entry, build
 
 CLICKS = 30
@@ -48,6 +52,9 @@ def published(folder: Path, workers: int) -> None:
 
 def explorer(folder: Path) -> None:
     results = write_model(folder / "wide", "a thousand heads", layers=25, heads=1000, points=1000)
+    heads = pd.read_parquet(results / "heads.parquet")[["model", "layer", "head"]]
+    passage = make_passage(heads, np.random.default_rng(0), [f" token {i}" for i in range(PASSAGE_TOKENS)])
+    (results / PASSAGES_FILE).write_bytes(passages_bytes(results, passage))
     study = build([Entry(results)])
     started = time.perf_counter()
     page = explorer_html(study)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -111,15 +112,15 @@ PASSAGE = ("The", " light", "</script>", " & ", "\n", "<b>", " again", " the", "
 """Tokens of a made-up passage, some of them hostile."""
 
 
-def make_passage(index: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+def make_passage(index: pd.DataFrame, rng: np.random.Generator, tokens: Sequence[str] = PASSAGE) -> pd.DataFrame:
     """Scores of every pair of tokens, at random, the position term falling with the distance."""
-    query, key = np.tril_indices(len(PASSAGE))
-    rows = pd.DataFrame({"q_token": query, "k_token": key, "text": [PASSAGE[i] for i in key], "unit": 0.25})
+    query, key = np.tril_indices(len(tokens))
+    rows = pd.DataFrame({"q_token": query, "k_token": key, "text": [tokens[i] for i in key], "unit": 0.25})
     frames = []
     for head in index.itertuples():
         terms = {term: rng.integers(-40, 40, len(rows)) for term in ("key", "query", "content")}
         named = {"model": head.model, "layer": head.layer, "head": head.head}
-        frames.append(rows.assign(**named, position=60 - 8 * (query - key), **terms))
+        frames.append(rows.assign(**named, position=np.maximum(60 - 8 * (query - key), -120), **terms))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -108,3 +108,14 @@ def test_the_notebook_runs(tmp_path: Path):
     printed = "".join(o.get("text", "") for c in executed.cells for o in c.get("outputs", []))
     assert "heads favour later keys" in printed
     assert (tmp_path / "first_look.png").stat().st_size > 10_000
+
+
+def test_pictures_of_pages_are_those_of_the_pages_of_today():
+    """They are drawn by ``python -m tools.screenshots``, which records what they were drawn with."""
+    from PIL import Image
+
+    from tools.screenshots import DRAWN_WITH, IMAGES, NAMES, pages_digest
+
+    for name in NAMES:
+        with Image.open(IMAGES / f"{name}.png") as picture:
+            assert picture.info.get(DRAWN_WITH) == pages_digest(), f"{name}.png is stale: python -m tools.screenshots"

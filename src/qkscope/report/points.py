@@ -16,7 +16,7 @@ WIDE = ("pc0", "pc1", "a", "b")
 """Columns stored with 16 bits."""
 COMPLEMENT_AXES = 12
 """Coordinates of the complement, stored with 8 bits each: six planes."""
-BUDGET = 13_000_000
+BUDGET = 11_500_000
 """Maximum number of characters for the points of all heads of a page."""
 MOST_ROWS = 300
 """Points of each kind per head, at most."""
@@ -26,7 +26,7 @@ def rows_per_kind(n_heads: int) -> int:
     """The largest number of points of each kind per head that keeps the page within its budget.
 
     >>> rows_per_kind(100), rows_per_kind(1000), rows_per_kind(3000)
-    (300, 300, 156)
+    (300, 193, 62)
     """
     per_row = 2 * (1 + len(WIDE)) + COMPLEMENT_AXES
     room = (BUDGET * 3 // 4) // max(n_heads, 1) - 4 * 2 * (len(WIDE) + COMPLEMENT_AXES) - 4
