@@ -113,7 +113,6 @@ def test_the_notebook_runs(tmp_path: Path):
 def test_pictures_of_pages_are_those_of_the_pages_of_today():
     """They are drawn by ``python -m tools.screenshots``, which records what they were drawn with."""
     from PIL import Image
-
     from tools.screenshots import DRAWN_WITH, IMAGES, NAMES, pages_digest
 
     for name in NAMES:

@@ -4,12 +4,14 @@ Every attention class of transformers looks up its attention function by name on
 ``ALL_ATTENTION_FUNCTIONS`` of its module, or as the module's global ``eager_attention_forward``. While a model is
 watched, that name refers to a wrapper that passes the arguments on to a callback and then calls the original. Nothing
 else changes: masks are built for the same name, outputs are bit-identical, and leaving the context undoes everything.
-The module's ``apply_rotary*`` functions are wrapped the same way; they show which layers rotate, and by which angles.
+The module's ``apply_…rotary…`` functions are wrapped the same way; they show which tensors are rotated, and by which
+angles. What is rotated and then attends is the layer's own; other rotated tensors, as those of an indexer, are not.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,17 +26,34 @@ from transformers import PreTrainedModel
 from qkscope.errors import CaptureError
 
 _CROSS = {"cross_attention_states", "encoder_hidden_states", "key_value_states"}
+_ROTARY = re.compile(r"apply_\w*(rotary|rope)")
+_REGISTRY = {"ALL_ATTENTION_FUNCTIONS", "eager_attention_forward"}
+_COMPARED = 16
+"""Tokens by which rotated tensors are told apart."""
+
+
+@dataclass(frozen=True)
+class _Turned:
+    """A tensor before and after a model's rotary function, and the angles."""
+
+    before: torch.Tensor
+    after: torch.Tensor
+    angles: tuple[torch.Tensor, ...]
+    """(cos, sin), or one complex tensor."""
 
 
 @dataclass(frozen=True)
 class _Rotary:
-    """One call of a model's rotary function: its inputs, its outputs and the angles."""
+    """How the queries of a call were rotated, and its keys if they were in the same pass."""
 
-    function: Callable[..., Any]
-    before: tuple[torch.Tensor, torch.Tensor]
-    after: tuple[torch.Tensor, torch.Tensor]
-    angles: tuple[torch.Tensor, ...]
-    """(cos, sin), or one complex tensor."""
+    q: _Turned
+    k: _Turned | None
+    """None: the keys come from an earlier layer."""
+
+    @property
+    def angles(self) -> tuple[torch.Tensor, ...]:
+        """Those of the queries."""
+        return self.q.angles
 
 
 @dataclass(frozen=True)
@@ -80,14 +99,14 @@ def watching(
     Compiled models run uncompiled within the context.
     """
     modules = modules or self_attentions(model)
-    watch = _Watch({id(module) for module in modules}, on_attention, on_output, rewrite)
+    watch = _Watch({id(module): number for number, module in numbered(modules)}, on_attention, on_output, rewrite)
     with ExitStack() as replacements:
         replacements.enter_context(torch.compiler.set_stance("force_eager"))
         for source_module in [sys.modules[name] for name in dict.fromkeys(type(m).__module__ for m in modules)]:
             names = {implementation(module) for module in modules if type(module).__module__ == source_module.__name__}
             for name in names:
                 replacements.enter_context(_replace_attention(source_module, name, watch))
-            for function in [name for name in vars(source_module) if name.startswith("apply_rotary")]:
+            for function in [name for name in vars(source_module) if _ROTARY.match(name)]:
                 replacements.enter_context(_replaced(source_module, function, watch.rotary_function))
         yield
 
@@ -95,17 +114,28 @@ def watching(
 def self_attentions(model: nn.Module) -> list[nn.Module]:
     """The self-attention modules of the text decoder, by layer; an error if none of them can be watched."""
     decoder = backbone(model)
-    by_layer = {_layer(module): module for module in decoder.modules() if _is_self_attention(module)}
-    n_layers = getattr(decoder.config, "num_hidden_layers", None)
+    by_layer: dict[int, nn.Module] = {}
+    for number, module in numbered([module for module in decoder.modules() if _is_self_attention(module)]):
+        by_layer.setdefault(number, module)  # attention to an encoder comes after that to the text itself
     if not by_layer:
-        suspects = {
-            type(module).__name__ for module in decoder.modules() if type(module).__name__.endswith("Attention")
-        }
-        raise CaptureError(
-            f"{type(model).__name__} cannot be captured: its attention ({', '.join(sorted(suspects)) or 'none found'}) "
-            f"does not go through transformers' attention registry (expected {n_layers} layers that do)"
-        )
+        raise CaptureError(f"{type(model).__name__} cannot be captured: {_why_not(decoder)}")
     return [by_layer[layer] for layer in sorted(by_layer)]
+
+
+def numbered(modules: list[nn.Module]) -> Iterator[tuple[int, nn.Module]]:
+    """Attention modules with the number of their layer: their own or, if they do not know it, in order."""
+    for n, module in enumerate(modules):
+        own: Any = getattr(module, "layer_idx", None)
+        yield (own if isinstance(own, int) else n), module
+
+
+def _why_not(decoder: nn.Module) -> str:
+    """The reason why no module of a model can be watched."""
+    suspects = [module for module in decoder.modules() if re.search(r"Attention|MLA|Attn", type(module).__name__)]
+    if not suspects:
+        return "it has no attention layers"
+    names = ", ".join(sorted({type(module).__name__ for module in suspects}))
+    return f"its attention ({names}) computes by itself, without the attention functions of transformers"
 
 
 def backbone(model: nn.Module) -> PreTrainedModel:
@@ -123,29 +153,30 @@ def implementation(module: nn.Module) -> str:
     return str(config._attn_implementation or "eager")
 
 
-def _layer(module: nn.Module) -> int:
-    index: Any = module.layer_idx
-    return int(index)
-
-
 def _is_self_attention(module: nn.Module) -> bool:
+    if not hasattr(module, "config") or getattr(module, "is_cross_attention", False) or not _through_registry(module):
+        return False
+    parameters = inspect.signature(type(module).forward).parameters
+    return not any(parameters[name].default is inspect.Parameter.empty for name in _CROSS & set(parameters))
+
+
+def _through_registry(module: nn.Module) -> bool:
+    """Whether the forward function of a module looks its attention function up."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     source_module = sys.modules.get(type(module).__module__)
-    if not isinstance(getattr(module, "layer_idx", None), int) or not hasattr(source_module, "ALL_ATTENTION_FUNCTIONS"):
-        return False
-    if not hasattr(module, "config") or getattr(module, "is_cross_attention", False):
-        return False
-    forward = type(module).forward
-    return "Attention" in type(module).__name__ and not _CROSS & set(inspect.signature(forward).parameters)
+    return (
+        code is not None and bool(_REGISTRY & set(code.co_names)) and hasattr(source_module, "ALL_ATTENTION_FUNCTIONS")
+    )
 
 
 class _Watch:
-    """What the wrappers share: the watched modules, the callbacks, and the last rotary call."""
+    """What the wrappers share: layers of watched modules, callbacks, and what was rotated since the last attention."""
 
     def __init__(
-        self, modules: set[int], on_attention: OnAttention, on_output: OnOutput | None, rewrite: Rewrite | None
+        self, modules: dict[int, int], on_attention: OnAttention, on_output: OnOutput | None, rewrite: Rewrite | None
     ) -> None:
         self.modules, self.on_attention, self.on_output, self.rewrite = modules, on_attention, on_output, rewrite
-        self.rotary: _Rotary | None = None
+        self.turned: list[_Turned] = []
 
     def attention_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The wrapper that replaces an attention function."""
@@ -154,8 +185,9 @@ class _Watch:
         def wrapper(module: nn.Module, query: torch.Tensor, key: torch.Tensor, *args: Any, **options: Any) -> Any:
             if id(module) not in self.modules:
                 return original(module, query, key, *args, **options)
-            rotary, self.rotary = self.rotary, None
-            attention = _attention_call(module, query, key, rotary, args, options)
+            turned, self.turned = self.turned, []
+            layer, rotary = self.modules[id(module)], _rotary(query, key, turned)
+            attention = _attention_call(layer, module, query, key, rotary, args, options)
             self.on_attention(attention)
             instead = None if self.rewrite is None else self.rewrite(attention)
             result = original(module, query, key, *args, **options) if instead is None else instead(original)
@@ -169,19 +201,57 @@ class _Watch:
         """The wrapper that replaces a rotary function."""
 
         @wraps(original)
-        def wrapper(q: torch.Tensor, k: torch.Tensor, *args: Any, **options: Any) -> Any:
-            result = original(q, k, *args, **options)
-            arguments = [*args, *options.values()]
-            angles = tuple(
-                argument for argument in arguments if isinstance(argument, torch.Tensor) and not _is_integer(argument)
-            )
-            self.rotary = _Rotary(original, (q, k), (result[0], result[1]), angles)
+        def wrapper(*args: Any, **options: Any) -> Any:
+            result = original(*args, **options)
+            after = [result] if isinstance(result, torch.Tensor) else [x for x in result if _is_real(x)]
+            given = [x for x in (*args, *options.values()) if _is_real(x)]
+            before, angles = given[: len(after)], tuple(given[len(after) :])
+            self.turned += [_Turned(x, y, angles) for x, y in zip(before, after, strict=False)]
             return result
 
         return wrapper
 
 
+def _rotary(query: torch.Tensor, key: torch.Tensor, turned: list[_Turned]) -> _Rotary | None:
+    """Which of the rotated tensors attend here; None if the queries are not among them."""
+    q = _own(query, turned)
+    return None if q is None else _Rotary(q, _own(key[..., -query.shape[-2] :, :], turned, shared=True))
+
+
+def _own(x: torch.Tensor, turned: list[_Turned], *, shared: bool = False) -> _Turned | None:
+    """The rotated tensor that x, (B, H, T, d), is or contains; one head for all of them if ``shared``."""
+    heads, tokens, d = x.shape[1:]
+    allowed = {heads, 1} if shared else {heads}
+    fitting = [
+        one
+        for one in turned
+        if one.after.ndim == 4
+        and one.after.shape[-1] <= d
+        and any(one.after.shape[a] in allowed and one.after.shape[b] == tokens for a, b in ((1, 2), (2, 1)))
+    ]
+    same = [one for one in fitting if one.after.data_ptr() == x.data_ptr()]
+    if same:
+        return same[-1]
+    if len(fitting) < 2:
+        return fitting[0] if fitting else None
+    return max(fitting, key=lambda one: alike(x, one.after))
+
+
+def alike(x: torch.Tensor, after: torch.Tensor) -> float:
+    """Mean cosine of the first tokens of x, (B, H, T, d), with a rotated tensor, in its first or last coordinates."""
+    size, few = after.shape[-1], slice(0, min(_COMPARED, x.shape[2]))
+    parts = [after] if after.shape[2] == x.shape[2] else []
+    parts += [after.transpose(1, 2)] if after.shape[1] == x.shape[2] else []
+    places = [x[:1, :, few, :size]] + ([x[:1, :, few, -size:]] if size < x.shape[-1] else [])
+    return max(
+        float(nn.functional.cosine_similarity(place.float(), part[:1, :, few].float(), dim=-1).mean())
+        for place in places
+        for part in parts
+    )
+
+
 def _attention_call(
+    layer: int,
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -192,7 +262,7 @@ def _attention_call(
     scaling = options.get("scaling")
     window = options.get("sliding_window", getattr(module, "sliding_window", None))
     return Attention(
-        layer=_layer(module),
+        layer=layer,
         module=module,
         q=query.detach(),
         # With a cache, the keys of earlier tokens come first; those of this call's tokens are the last ones.
@@ -235,5 +305,6 @@ def _replaced(
         setattr(module, name, original)
 
 
-def _is_integer(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
+def _is_real(value: object) -> bool:
+    """Whether it is a tensor of real or complex numbers, not of indices."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

@@ -130,13 +130,12 @@ class Measurement:
     # ---- description of the model ---------------------------------------------------------------
 
     def _report(self) -> ModelReport:
-        config, device = self.decoder.config, _input_device(self.decoder)
-        n_q = int(config.num_attention_heads)
+        device = _input_device(self.decoder)
         packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         return ModelReport(
             models.describe_model(self.model),
             [_plain(layer.as_dict()) for layer in self.layers.values()],
-            n_q // int(getattr(config, "num_key_value_heads", None) or n_q),
+            self.q_per_kv,
             self.longest,
             self.vocabulary,
             torch.get_num_threads() if device.type == "cpu" else None,
@@ -159,6 +158,7 @@ class Measurement:
             advice = "try --dtype bfloat16, --device balanced or fewer --workers"
             raise CaptureError(f"out of memory after the model was loaded ({error.reason}); {advice}") from None
         candidates = embeddings(self.model)
+        attentions = self._with_keys_of_tokens(attentions)
         layers = {
             attention.layer: describe_layer(attention, self.decoder, candidates, self.options)
             for attention in attentions
@@ -174,7 +174,23 @@ class Measurement:
             raise CaptureError(
                 "none of the chosen layers has full attention; choose others or drop --full-attention-only"
             )
+        self.q_per_kv = _agreed(
+            {attention.layer: attention.q_per_kv for attention in attentions if attention.layer in chosen}
+        )
         return {layer: layers[layer] for layer in sorted(chosen)}
+
+    def _with_keys_of_tokens(self, attentions: list[Attention]) -> list[Attention]:
+        """The calls whose keys are those of single tokens; an error if others are asked for."""
+        usual = [a for a in attentions if a.call[0][2].shape[2] == a.q.shape[2]]
+        other = {a.layer for a in attentions} - {a.layer for a in usual}
+        wanted = other if self.options.layers is None else other & set(self.options.layers)
+        if wanted:
+            rest = ",".join(str(attention.layer) for attention in usual)
+            raise CaptureError(
+                f"layer {min(wanted)} attends to keys that are not those of single tokens, such as compressed ones; "
+                + (f"choose others: --layers {rest}" if rest else "the model cannot be captured")
+            )
+        return usual
 
     def _output_head(self, gate: np.ndarray) -> OutputHead | None:
         """How the model computes logits; None if that cannot be told, and then no loss is recorded."""
@@ -267,10 +283,13 @@ class Measurement:
         """The call with only the chosen heads, before the rotation if ``pre_rope``."""
         q, k = attention.q, attention.k
         if self.options.pre_rope and attention.rotary is not None:
-            if attention.rotary.before[0].shape[-1] != q.shape[-1]:
-                reason = "rotates only some coordinates of its vectors, which --pre-rope does not support"
-                raise CaptureError(f"layer {attention.layer} {reason}; leave out --pre-rope, or choose other --layers")
-            q, k = (by_heads(part, now) for part, now in zip(attention.rotary.before, (q, k), strict=True))
+            turned_q, turned_k = attention.rotary.q.before, attention.rotary.k
+            reason = "rotates only some coordinates of its vectors" if turned_q.shape[-1] != q.shape[-1] else ""
+            reason = reason or ("reads the keys of an earlier layer" if turned_k is None else "")
+            if turned_k is None or reason:
+                advice = "leave out --pre-rope, or choose other --layers"
+                raise CaptureError(f"layer {attention.layer} {reason}, which --pre-rope does not support; {advice}")
+            q, k = by_heads(turned_q, q), by_heads(turned_k.before, k)
         if self.options.heads is None:
             return replace(attention, q=q, k=k)
         return replace(attention, q=q[:, list(layer.query_heads)], k=k[:, list(layer.key_heads)])
@@ -278,6 +297,19 @@ class Measurement:
 
 _Angle = tuple[torch.Tensor, torch.Tensor]
 _Angles = dict[Embedding, _Angle]
+
+
+def _agreed(q_per_kv: dict[int, int]) -> int:
+    """Query heads per key head of all these layers; an error says which layers agree."""
+    first = next(iter(q_per_kv.values()))
+    same = [layer for layer, number in q_per_kv.items() if number == first]
+    if len(same) < len(q_per_kv):
+        listed = ", ".join(map(str, sorted(set(q_per_kv.values()))))
+        raise CaptureError(
+            f"layers differ in query heads per key head ({listed}), and a run has one number; capture layers that "
+            f"agree, such as --layers {','.join(map(str, same))}"
+        )
+    return first
 
 
 def _empty_cache() -> None:

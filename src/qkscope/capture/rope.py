@@ -16,10 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from qkscope.capture.attention import Attention, backbone
+from qkscope.capture.attention import Attention, alike, backbone
 from qkscope.errors import CaptureError
 
 _Layout = Literal["half", "interleaved"]
+_SAME = 0.5
+"""Mean cosine of what attends with what was rotated; less than 1 where it is normalised in between."""
 _TOLERANCE = 2e-2
 """Largest relative error at which a hypothesis about the rotation is accepted; bf16 needs that much."""
 
@@ -126,7 +128,9 @@ def describe_rope(
     """The rotary encoding of a layer from one call of its attention; None if it has none."""
     if attention.rotary is None:
         return None
-    before, after = (by_heads(part, attention.q) for part in (attention.rotary.before[0], attention.rotary.after[0]))
+    if alike(attention.q, attention.rotary.q.after) < _SAME:
+        return None  # what was rotated is not what attends
+    before, after = (by_heads(part, attention.q) for part in (attention.rotary.q.before, attention.rotary.q.after))
     embedding = _used(attention, positions, candidates)
     cos, sin = embedding.angles(positions)
     layout, sign = _layout(before, after, cos, sin, f"layer {attention.layer}")
@@ -156,7 +160,7 @@ def temperature(attention: Attention, rope: LayerRope) -> torch.Tensor | None:
     """Factor (B, T) on the queries of each position after the rotation; None if the layer applies none."""
     if not rope.temperature or attention.rotary is None:
         return None
-    after = by_heads(attention.rotary.after[0], attention.q)[:, 0].float()
+    after = by_heads(attention.rotary.q.after, attention.q)[:, 0].float()
     q = attention.q[:, 0, :, rope.start : rope.start + after.shape[-1]].float()
     return _factor(q, after)
 
@@ -166,7 +170,8 @@ def _embeddings(decoder: nn.Module, types: list[str]) -> Iterator[Embedding]:
         if not type(module).__name__.endswith("RotaryEmbedding"):
             continue
         if "layer_type" in inspect.signature(type(module).forward).parameters:
-            yield from (Embedding(module, kind) for kind in types)
+            known = getattr(module, "rope_type", None)
+            yield from (Embedding(module, kind) for kind in (sorted(known) if isinstance(known, dict) else types))
         else:
             yield Embedding(module)
 

@@ -55,7 +55,9 @@ def mask_of(attention: Attention, row: int, columns: torch.Tensor) -> torch.Tens
     _, query, key = attention.call[0][:3]
     keys, mask = key.shape[2], own_mask(attention)
     if mask is not None:
-        part = mask[min(row, len(mask) - 1)].index_select(1, columns)[..., :keys]
+        of_row = mask[min(row, len(mask) - 1)]
+        of_row = of_row.expand(-1, query.shape[2], -1) if of_row.shape[1] == 1 else of_row
+        part = of_row.index_select(1, columns)[..., :keys]
         return torch.zeros_like(part, dtype=torch.float32).masked_fill(~part, -torch.inf) if _is_bool(part) else part
     query_at = (columns + keys - query.shape[2])[:, None]
     key_at = torch.arange(keys, device=columns.device)

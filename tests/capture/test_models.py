@@ -1,0 +1,114 @@
+"""Over forty families, tiny and random: what is captured, what in part, what is refused and for which reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tools.families import IDENTITY, Outcome, built, page, tried
+
+from qkscope.capture.measure import Measurement
+from qkscope.capture.options import CaptureOptions
+from qkscope.errors import CaptureError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+GATE = np.random.default_rng(0).integers(3, 90, 120)
+SUPPORTED = (
+    "apertus", "arcee", "bart", "bert", "biogpt", "bitnet", "cohere", "deepseek_v3", "deepseek_v32", "ernie4_5",
+    "exaone4", "gemma3n_text", "gemma4_text", "glm4_moe", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_oss", "granite",
+    "jetmoe", "llama4_text", "longcat_flash", "nanochat", "nemotron", "olmoe", "opt", "persimmon", "phi", "qwen3_moe",
+    "stablelm", "starcoder2",
+)  # fmt: skip
+PARTLY = {"bamba": (2, 4), "jamba": (2, 4), "qwen3_next": (1, 4)}
+REFUSED = {
+    "bloom": "its attention (BloomAttention) computes by itself, without the attention functions of transformers",
+    "deepseek_v4": "layer 3 attends to keys that are not those of single tokens, such as compressed ones",
+    "diffllama": "layer 0 attends 2 times in one pass (two maps per layer, or layers that are used again)",
+    "inkling_text": "its scores are not products of queries and keys alone",
+    "mamba": "MambaForCausalLM cannot be captured: it has no attention layers",
+    "mimo_v2_flash": "layers differ in query heads per key head (1, 2), and a run has one number",
+}
+ENCODERS = ("modernbert", "eurobert", "distilbert")
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_every_layer_is_captured_and_four_terms_sum_to_the_score(name):
+    outcome = tried(name)
+    assert (outcome.kind, outcome.why) == ("supported", "")
+    assert outcome.captured == outcome.layers
+    assert outcome.identity is not None
+    assert outcome.identity < IDENTITY
+
+
+@pytest.mark.parametrize("name", PARTLY)
+def test_of_hybrids_the_layers_with_attention_are_captured(name):
+    outcome = tried(name)
+    assert (outcome.kind, (outcome.captured, outcome.layers)) == ("partly", PARTLY[name])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_refused_for_its_reason(name):
+    outcome = tried(name)
+    assert outcome.kind == "refused", outcome.why
+    assert REFUSED[name] in outcome.why
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_are_refused_as_encoders(name):
+    outcome = tried(name, encoder=True)
+    assert outcome.kind == "refused", outcome.why
+    assert "layer 0 also attends to later tokens, as encoders do" in outcome.why
+
+
+def test_layers_that_are_used_again_are_refused():
+    assert "layer 0 attends 4 times in one pass" in tried("albert", encoder=True).why
+
+
+@pytest.mark.parametrize(
+    ("name", "planes", "start"),
+    [("gemma3n_text", 8, 0), ("gemma4_text", 8, 0), ("deepseek_v32", 4, 16), ("glm_moe_dsa", 4, 16)],
+)
+def test_the_rotation_is_that_of_what_attends(name, planes, start):
+    """Of functions that rotate one tensor at a time, and beside an indexer that rotates its own vectors."""
+    layers = Measurement(built(name), GATE, CaptureOptions(window=128)).layers
+    assert len(layers) == 4
+    for layer in layers.values():
+        assert layer.rope is not None
+        assert layer.rope.planes in (planes, planes // 2, layer.d // 2)
+        assert layer.rope.start == start
+
+
+def test_models_without_rotary_encoding_have_none():
+    layers = Measurement(built("gpt2"), GATE, CaptureOptions(window=128)).layers
+    assert [layer.rope for layer in layers.values()] == [None] * 4
+
+
+def test_layers_that_do_not_agree_can_be_captured_in_turn():
+    model = built("mimo_v2_flash")
+    with pytest.raises(CaptureError, match=r"capture layers that agree, such as --layers 0$"):
+        Measurement(model, GATE, CaptureOptions(window=128))
+    assert list(Measurement(model, GATE, CaptureOptions(window=128, layers=(0,))).layers) == [0]
+    rest = Measurement(model, GATE, CaptureOptions(window=128, layers=(1, 2, 3)))
+    assert (list(rest.layers), rest.q_per_kv) == ([1, 2, 3], 1)
+
+
+def test_compressed_keys_are_refused_only_where_they_are_asked_for():
+    model = built("deepseek_v4")
+    with pytest.raises(CaptureError, match="not a known rotation of planes"):
+        Measurement(model, GATE, CaptureOptions(window=128, layers=(0, 2)))
+    with pytest.raises(CaptureError, match="layer 3 attends to keys that are not those of single tokens"):
+        Measurement(model, GATE, CaptureOptions(window=128, layers=(3,)))
+
+
+def test_the_page_lists_each_where_it_belongs():
+    text = page(
+        [
+            Outcome("b", "supported", layers=4, captured=4, rotary=4, identity=1e-7),
+            Outcome("a", "supported", layers=2, captured=2),
+            Outcome("h", "partly", "1 of its 4 layers", 4, 1, 1, 2e-7),
+            Outcome("r", "refused", "because | of"),
+        ]
+    )
+    assert "2 supported, 1 in part, 1 refused, 0 not built here, 0 failed." in text
+    assert text.index("| `a` | 2 | – | – |") < text.index("| `b` | 4 | 4 | 1e-07 |")
+    assert "| `h` | 1 of 4 | 1 | 2e-07 | 1 of its 4 layers |" in text
+    assert "| `r` | because \\| of |" in text
