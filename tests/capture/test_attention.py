@@ -124,7 +124,7 @@ def test_undoing_the_rotation_gives_the_vectors_before_it(name, attention):
         cos, sin = described.embedding.angles(positions)
         unit = torch.complex(cos, sin) / described.attention_factor
         after = planes_of(call.k, described.planes, described.layout, described.start)
-        before = call.rotary.before[1]
+        before = call.rotary.k.before
         before = before if before.shape[1] == call.k.shape[1] or before.shape[1] == 1 else before.transpose(1, 2)
         undone = (after * unit.conj() / described.attention_factor).abs()
         source = "interleaved" if name in ("deepseek-v3", "glm4", "cohere2", "llama4") else "half"

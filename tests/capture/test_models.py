@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tools.families import IDENTITY, Outcome, built, page, tried
+from tools.families import UNDONE, Outcome, built, page, tried
 
 from qkscope.capture.measure import Measurement
 from qkscope.capture.options import CaptureOptions
@@ -31,12 +31,12 @@ ENCODERS = ("modernbert", "eurobert", "distilbert")
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_every_layer_is_captured_and_four_terms_sum_to_the_score(name):
+def test_every_layer_is_captured_and_its_rotation_is_known(name):
     outcome = tried(name)
     assert (outcome.kind, outcome.why) == ("supported", "")
     assert outcome.captured == outcome.layers
-    assert outcome.identity is not None
-    assert outcome.identity < IDENTITY
+    assert (outcome.undone is None) == (outcome.rotary == 0)
+    assert outcome.undone is None or outcome.undone < UNDONE
 
 
 @pytest.mark.parametrize("name", PARTLY)
@@ -102,7 +102,7 @@ def test_compressed_keys_are_refused_only_where_they_are_asked_for():
 def test_the_page_lists_each_where_it_belongs():
     text = page(
         [
-            Outcome("b", "supported", layers=4, captured=4, rotary=4, identity=1e-7),
+            Outcome("b", "supported", layers=4, captured=4, rotary=4, undone=1e-7),
             Outcome("a", "supported", layers=2, captured=2),
             Outcome("h", "partly", "1 of its 4 layers", 4, 1, 1, 2e-7),
             Outcome("r", "refused", "because | of"),

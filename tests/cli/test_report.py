@@ -58,7 +58,7 @@ def test_a_report_of_a_dataset_holds_tables_figures_and_two_pages(dataset, tmp_p
         "runs.csv",
     }
     assert run("report", dataset, "-o", tmp_path / "report").exit_code == 0, "a report can be written again"
-    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 20
+    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 17
     points = pd.read_parquet(next((tmp_path / "report" / "tables").glob("*/points.parquet")))
     assert points.groupby(["layer", "head"]).ngroups == 8
     full = points.groupby(["layer", "head"])["svd_5"].count()
@@ -76,7 +76,8 @@ def test_a_study_file_orders_labels_and_phases(results, tmp_path):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     done = run("report", tmp_path / "study.yaml", "-o", tmp_path / "report")
     assert done.exit_code == 0, done.output
-    assert "left out qk-" not in done.output
+    left_out = {line.split()[2] for line in done.output.splitlines() if line.startswith("left out qk-")}
+    assert left_out == {"qk-pca/03_layer_heatmap_rq:", "qk-pca/04_layer_heatmap_rk:"}, "those of training show them"
     page = (tmp_path / "report" / "report.html").read_text()
     assert "<span>Two of one</span>" in page
     assert "From early to late" in page
@@ -124,8 +125,8 @@ def test_somebody_elses_csv_makes_a_report(tmp_path):
     frame.to_csv(tmp_path / "theirs" / "rotated.csv", index=False)
     done = run("report", tmp_path / "theirs", "-o", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "out" / "figures" / "qk-rotation" / "02_rq_rk_drift_bars" / "figure.svg").exists()
-    assert "there is no table with alpha_q, alpha_k (rotated.csv)" in done.output
+    assert (tmp_path / "out" / "figures" / "qk-rotation" / "04_bias_strength" / "figure.svg").exists()
+    assert "there is no table with bias_strength, separation_strength (rotated.csv)" in done.output
 
 
 def test_two_runs_of_one_name_need_labels(dataset, tmp_path):

@@ -156,8 +156,10 @@ def implementation(module: nn.Module) -> str:
 def _is_self_attention(module: nn.Module) -> bool:
     if not hasattr(module, "config") or getattr(module, "is_cross_attention", False) or not _through_registry(module):
         return False
+    # Attention that can take the states of an encoder may also do without; where it takes nothing else, it cannot.
     parameters = inspect.signature(type(module).forward).parameters
-    return not any(parameters[name].default is inspect.Parameter.empty for name in _CROSS & set(parameters))
+    required = {name for name in _CROSS & set(parameters) if parameters[name].default is inspect.Parameter.empty}
+    return not required and "cross_attention_states" not in parameters
 
 
 def _through_registry(module: nn.Module) -> bool:
