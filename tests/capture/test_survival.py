@@ -303,8 +303,11 @@ def test_a_model_that_leaves_no_room_says_so(model, ids, tmp_path, monkeypatch):
 def started(model_folder: Path, texts: Path, folder: Path) -> subprocess.Popen[str]:
     """A capture in a process of its own, once its first shard is done."""
     given = ["capture", model_folder, "--texts", texts, "--threads", 1, "--documents-per-shard", 1, "-o", folder]
+    # Shells start what runs in the background with SIGINT ignored, and processes inherit that.
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = f"{listening}; from qkscope.cli.main import run; run()"
     process = subprocess.Popen(
-        [sys.executable, "-m", "qkscope", *map(str, given)],
+        [sys.executable, "-c", command, *map(str, given)],
         env=os.environ | {"HF_HUB_OFFLINE": "1"}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while not list(folder.glob("parts/0*")) and process.poll() is None:
