@@ -168,8 +168,6 @@ def tried(name: str, *, encoder: bool = False) -> Outcome:
     """Build one model, capture it, check the four terms."""
     from qkscope.errors import QkscopeError
 
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
     try:
         model = built(name, encoder=encoder)
     except Exception as error:
@@ -299,6 +297,8 @@ def _quietly(name: str, encoder: bool) -> Outcome:
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     import torch
 
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     return tried(name, encoder=encoder)
 

@@ -32,11 +32,12 @@ ELSEWHERE = {
 """Pages whose source is not in docs/."""
 API: dict[str, dict[str, tuple[str, ...]]] = {
     "qkscope": {
-        "Open a run": ("open", "Run", "Head"),
+        "Open or make a run": ("open", "capture_model", "Run", "Head"),
         "Tables": (
             *("tables", "head_table", "pca", "rotation", "position"),
             *("planes", "distance", "scores", "reach", "plasticity"),
         ),
+        "Report": ("write_report",),
         "Cause": ("effects",),
         "Errors and version": ("QkscopeError", "__version__"),
     },

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qkscope.capture import intervene
     from qkscope.errors import QkscopeError
     from qkscope.extras.effects import effects
+    from qkscope.extras.inmemory import capture_model, write_report
     from qkscope.pipeline.python import (
         distance,
         head_table,
@@ -38,6 +39,7 @@ __all__ = [
     "QkscopeError",
     "Run",
     "__version__",
+    "capture_model",
     "distance",
     "effects",
     "head_table",
@@ -52,6 +54,7 @@ __all__ = [
     "rotation",
     "scores",
     "tables",
+    "write_report",
 ]
 
 # Looked up on first use, so that ``import qkscope`` stays fast.
@@ -59,6 +62,7 @@ _WHERE = {
     "Head": ("qkscope.runs.run", "Head"),
     "QkscopeError": ("qkscope.errors", "QkscopeError"),
     "Run": ("qkscope.runs.run", "Run"),
+    "capture_model": ("qkscope.extras.inmemory", "capture_model"),
     "distance": ("qkscope.pipeline.python", "distance"),
     "effects": ("qkscope.extras.effects", "effects"),
     "intervene": ("qkscope.capture.intervene", ""),
@@ -73,6 +77,7 @@ _WHERE = {
     "scores": ("qkscope.pipeline.python", "scores"),
     "rotation": ("qkscope.pipeline.python", "rotation"),
     "tables": ("qkscope.pipeline.python", "tables"),
+    "write_report": ("qkscope.extras.inmemory", "write_report"),
 }
 
 

@@ -15,7 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from qkscope.heads import TERMS
-from qkscope.report.write import write_report
+from qkscope.report.write import write_pages
 from qkscope.study.study import Entry, build
 from tests.browser.chromium import PROGRAM, launch
 from tests.studies import PASSAGE, write_model
@@ -39,7 +39,7 @@ def pages(tmp_path_factory) -> Path:
     for i, (phase, window) in enumerate((("short", 1024), ("short", 1024), ("long", 4096))):
         write_model(folder / f"c{i}", f"step-{i}", family="A", layers=8, heads=64, window=window, seed=i)
         entries.append(Entry(folder / f"c{i}", phase=phase, step=float(i)))
-    write_report(build(entries, "Browser test"), folder / "report", command="qkscope report study.yaml")
+    write_pages(build(entries, "Browser test"), folder / "report", command="qkscope report study.yaml")
     return folder / "report"
 
 

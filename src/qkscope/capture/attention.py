@@ -140,11 +140,22 @@ def _why_not(decoder: nn.Module) -> str:
 
 def backbone(model: nn.Module) -> PreTrainedModel:
     """The text decoder without its language-model head: the deepest model whose config is the text config."""
-    model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, PreTrainedModel):
-        raise CaptureError(f"expected a transformers model, got {type(model).__name__}")
+    model = plain_model(model)
     text = model.config.get_text_config(decoder=True)
     return [m for m in model.modules() if isinstance(m, PreTrainedModel) and m.config is text][-1]
+
+
+def plain_model(model: Any) -> PreTrainedModel:
+    """The transformers model inside what compiles it, adapts it (PEFT, with its adapters in place) or copies it."""
+    inner = model
+    while not isinstance(inner, PreTrainedModel):
+        if callable(base := getattr(inner, "get_base_model", None)):
+            inner = base()
+        elif isinstance(wrapped := getattr(inner, "_orig_mod", getattr(inner, "module", None)), nn.Module):
+            inner = wrapped
+        else:
+            raise CaptureError(f"expected a transformers model, got {type(model).__name__}")
+    return inner
 
 
 def implementation(module: nn.Module) -> str:

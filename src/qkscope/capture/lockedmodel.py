@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from qkscope.capture import models, parity
-from qkscope.capture.attention import backbone
+from qkscope.capture.attention import backbone, plain_model
 from qkscope.capture.layers import Layer, describe_layer
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.rope import LayerRope, embeddings
@@ -62,6 +62,7 @@ class LockedModel:
     @classmethod
     def of(cls, model: PreTrainedModel, run: Any) -> LockedModel:
         """``run`` is the folder of a captured run, or such a run opened; an error if it is not of this model."""
+        model = plain_model(model)
         locked = cls(model, _run_folder(run))
         manifest = locked.run.manifest
         if manifest["stage"] != "post-rope":

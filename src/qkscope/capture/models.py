@@ -133,9 +133,15 @@ def _digest(model: PreTrainedModel) -> str:
     for name, parameter in model.named_parameters():
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         if parameter.device.type != "meta":
-            flat = parameter.detach().flatten()
+            flat = _numbers(parameter).flatten()
             digest.update(flat[:: max(1, flat.numel() // 64)][:64].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _numbers(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The values of a parameter; those of a quantised one as they are computed with."""
+    values: torch.Tensor = parameter.detach()
+    return values.dequantize() if type(values) is not torch.Tensor and hasattr(values, "dequantize") else values
 
 
 def check_tokens(ids: Iterable[np.ndarray], vocabulary: int) -> None:

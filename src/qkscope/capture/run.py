@@ -18,6 +18,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from qkscope.capture.assemble import assemble
+from qkscope.capture.attention import plain_model
 from qkscope.capture.manifest import manifest
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.models import check_tokens, resolved_device
@@ -59,9 +60,9 @@ def capture(
     execution = execution or ExecutionOptions()
     check_capture_folder(folder)
     usable = _usable(ids, options.skip_first)
-    if isinstance(model, PreTrainedModel) and not execution.alone:
-        raise ConfigError("a loaded model cannot be sent to workers; pass ModelOptions instead")
-    device = model.device.type if isinstance(model, PreTrainedModel) else resolved_device(model.device)
+    if not isinstance(model, ModelOptions):
+        model = _ready(model, execution)
+    device = resolved_device(model.device) if isinstance(model, ModelOptions) else model.device.type
     longest = min(max(map(len, ids)), options.window or 2**31)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
     passage = None if passage is None or options.pre_rope else passage.cut(longest)
@@ -96,6 +97,18 @@ def capture(
         if execution.share is None:
             assemble(state, execution.on_writing)
     return folder
+
+
+def _ready(model: Any, execution: ExecutionOptions) -> PreTrainedModel:
+    """A loaded model as it is captured; errors say what has to be done first."""
+    plain = plain_model(model)
+    if not execution.alone:
+        raise ConfigError("a loaded model cannot be sent to workers; pass ModelOptions instead")
+    if plain.training:
+        raise CaptureError(
+            "the model is in training mode, in which dropout changes what it computes; call model.eval()"
+        )
+    return plain
 
 
 def _usable(ids: list[np.ndarray], skip_first: int) -> list[int]:

@@ -154,7 +154,7 @@ def _planted(output: Path, workers: int | None) -> Study:
 
 
 def _report(study: Study, folder: Path, workers: int | None) -> None:
-    from qkscope.report.write import write_report
+    from qkscope.report.write import write_pages
 
     with counted("figures") as on_figures:
-        write_report(study, folder, command="qkscope demo", workers=workers, on_figures=on_figures)
+        write_pages(study, folder, command="qkscope demo", workers=workers, on_figures=on_figures)

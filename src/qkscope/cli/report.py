@@ -38,7 +38,7 @@ def report_command(
     from qkscope.files.atomic import check_writable
     from qkscope.report.gather import gather, sources
     from qkscope.report.pdf import browser, print_page
-    from qkscope.report.write import EXPLORER, PDF, REPORT, TABLES_FOLDER, check_pages, write_report
+    from qkscope.report.write import EXPLORER, PDF, REPORT, TABLES_FOLDER, check_pages, write_pages
 
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
@@ -51,7 +51,7 @@ def report_command(
             study = gather(found, output / TABLES_FOLDER, points=not no_points, workers=workers, on_done=on_done)
         log.info("%s: %s", "1 run" if len(study.runs) == 1 else f"{len(study.runs)} runs", ", ".join(study.labels))
         with counted("figures") as on_figures:
-            skipped = write_report(study, output, command=_command(), workers=workers, on_figures=on_figures)
+            skipped = write_pages(study, output, command=_command(), workers=workers, on_figures=on_figures)
         if printer is not None:
             print_page(printer, output / REPORT, output / PDF)
         for figure in skipped:

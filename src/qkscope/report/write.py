@@ -45,7 +45,7 @@ def _is_ours(page: Path) -> bool:
     return GENERATOR in head or TITLE_END.search(head) is not None
 
 
-def write_report(
+def write_pages(
     study: Study,
     folder: Path,
     *,

@@ -1,0 +1,134 @@
+"""A model in memory: captured, analysed and reported from Python."""
+
+from __future__ import annotations
+
+import gc
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import qkscope
+from qkscope.capture.options import CaptureOptions
+from qkscope.errors import CaptureError, ConfigError
+from tests.capture.families import build, families
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+
+
+@pytest.fixture(scope="module")
+def ids() -> list[np.ndarray]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(3, 93, (150,), generator=generator).numpy() for _ in range(9)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build(families()["llama"])
+
+
+def test_a_run_in_memory_is_that_of_a_folder_and_goes_with_it(model, ids, tmp_path):
+    run = qkscope.capture_model(model, ids, window=128, name="tiny", progress=False)
+    assert repr(run) == "Run('tiny', 16 query heads in 4 layers)"
+    kept = qkscope.capture_model(model, ids, window=128, name="tiny", folder=tmp_path / "run", progress=False)
+    pd.testing.assert_frame_equal(qkscope.rotation(run), qkscope.rotation(kept))
+    folder = Path(str(run.source))
+    assert folder.exists()
+    del run
+    gc.collect()
+    assert not folder.exists(), "what nobody can see any more is removed"
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_copy_of_a_run_keeps_it(model, ids):
+    from dataclasses import replace
+
+    run = qkscope.capture_model(model, ids, window=128, progress=False)
+    other = replace(run, model="renamed")
+    del run
+    gc.collect()
+    assert len(qkscope.scores(other)) == 16
+
+
+def test_texts_need_a_tokenizer_and_have_a_passage():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from qkscope.extras.family import CHECKPOINTS, some_texts, tokenizer
+
+    loaded = AutoModelForCausalLM.from_pretrained(CHECKPOINTS[0].folder).eval()
+    texts = [path.read_text()[:4000] for path in some_texts(3)]
+    with pytest.raises(ConfigError, match="texts as strings need a tokenizer"):
+        qkscope.capture_model(loaded, texts, window=128)
+    run = qkscope.capture_model(
+        loaded, texts, AutoTokenizer.from_pretrained(tokenizer()), options=CaptureOptions(layers=(0, 1)), window=128
+    )
+    assert run.model == CHECKPOINTS[0].name
+    assert len(run.heads) == 8
+    assert (Path(str(run.source)) / "passage.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ("one text", "expected a list of texts"),
+        ([], "expected a list of texts"),
+        ([[1, 2], [[3, 4]]], r"expected token ids as one row of integers, got int64 of shape \(1, 2\)"),
+        ([[0.5, 1.5]], "expected token ids as one row of integers, got float64"),
+    ],
+)
+def test_bad_texts_are_told(model, texts, said):
+    with pytest.raises(ConfigError, match=said):
+        qkscope.capture_model(model, texts, progress=False)
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(model, ids, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(CaptureError, match="the tokenizer gives token 500"):
+        qkscope.capture_model(model, [*ids, np.array([5, 500] * 20)], window=128, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_of_runs(model, ids, tmp_path):
+    other = build(families()["qwen3"])
+    first, second = (qkscope.capture_model(m, ids, window=128, progress=False) for m in (model, other))
+    page = qkscope.write_report({"a llama": first, "a qwen": second}, tmp_path / "report", title="Two")
+    assert page == tmp_path / "report" / "report.html"
+    text = page.read_text()
+    assert "a llama" in text
+    assert "a qwen" in text
+    assert (tmp_path / "report" / "explorer.html").exists()
+    with pytest.raises(ConfigError, match="expected runs of different models"):
+        qkscope.write_report([first, first], tmp_path / "twice")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "report.html").write_text("mine")
+    with pytest.raises(qkscope.QkscopeError, match="was not written by qkscope"):
+        qkscope.write_report(first, tmp_path / "foreign")
+
+
+def test_readmes_snippet_runs_as_it_stands(tmp_path, monkeypatch):
+    """With a model made in memory in place of the one that it downloads, and its texts."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (snippet,) = [code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "capture_model" in code]
+    assert len(snippet.strip().splitlines()) < 10
+
+    import transformers
+
+    from qkscope.extras.family import CHECKPOINTS, some_texts, tokenizer
+
+    def model(_name):
+        return transformers.LlamaForCausalLM.from_pretrained(CHECKPOINTS[0].folder)
+
+    def tokens(_name):
+        return transformers.PreTrainedTokenizerFast.from_pretrained(tokenizer())
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", model)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", tokens)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    for path in some_texts(2):
+        (tmp_path / "books" / path.name).write_text(path.read_text()[:3000])
+    exec(compile(snippet, "README.md", "exec"), {})
+    assert (tmp_path / "report" / "report.html").exists()
