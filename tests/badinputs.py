@@ -805,6 +805,30 @@ CONFIGS = [
         "{place}/nowhere does not exist; give a dataset folder, a Hub id or an hf:// URL",
     ),
     error(
+        "a study file that is a named pipe",
+        lambda place: os.mkfifo(place / "s.yaml"),
+        ("report", "{place}/s.yaml", "-o", "{place}/report"),
+        "{place}/s.yaml cannot be read (it is not a regular file)",
+    ),
+    error(
+        "a study file that never ends",
+        lambda place: (place / "s.yaml").symlink_to("/dev/zero"),
+        ("report", "{place}/s.yaml", "-o", "{place}/report"),
+        "{place}/s.yaml cannot be read (it is not a regular file)",
+    ),
+    error(
+        "a study file of 17 MB",
+        lambda place: (place / "s.yaml").write_text("runs: [] #" + 17_000_000 * "x"),
+        ("report", "{place}/s.yaml", "-o", "{place}/report"),
+        "{place}/s.yaml cannot be read (it has more than 16,777,216 bytes)",
+    ),
+    error(
+        "a study file whose key would rename the terminal",
+        content("s.yaml", '"\\e]0;owned\\a": 1\nruns: [{path: x}]'),
+        ("report", "{place}/s.yaml", "-o", "{place}/report"),
+        "{place}/s.yaml: …\\x1b]0;owned\\x07…",
+    ),
+    error(
         "a study without runs",
         content("s.yaml", "runs: []"),
         ("report", "{place}/s.yaml", "-o", "{place}/report"),
@@ -1148,8 +1172,9 @@ INTRODUCTION = """# Errors on bad input
 
 Each of the {count} inputs below has a test (`tests/test_badinputs.py`) that checks the message and the exit code. A `…`
 stands for the words of a library. Exit codes: **0** success; **1** some heads failed and are named, all others were
-analysed and written; **2** nothing was done, and existing files are unchanged; **130** and **143** stopped by the user
-or the system.
+analysed and written; **2** nothing was done, and existing files are unchanged; **3** something that qkscope did not
+foresee: one line, with the file that holds the traceback; **130** and **143** stopped by the user or the system. Control
+characters in names are spelled out wherever they are printed.
 
 A head that fails does not affect the rows of other heads. If a message appears once per head, the first one is shown.
 

@@ -189,10 +189,16 @@ def load_study_config(path: Path) -> StudyConfig:
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
+MOST_CONFIG = 2**24
+"""Bytes of a config or study file, at most."""
 
 
 def _load(path: Path, model: type[_Model]) -> _Model:
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a regular file")  # a pipe would never end
+        if path.stat().st_size > MOST_CONFIG:
+            raise OSError(f"it has more than {MOST_CONFIG:,} bytes")
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from None

@@ -8,10 +8,12 @@ import logging
 import re
 
 import pytest
+from typer.testing import CliRunner
 
 from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import counted, log, set_up_logging
 from qkscope.cli.ending import clickable, say_findings
+from qkscope.cli.main import app
 from qkscope.study.study import Entry, build
 from tests.studies import write_model
 
@@ -82,3 +84,50 @@ def test_the_end_is_two_lines_and_paths_are_links_on_a_terminal(tmp_path, capsys
     assert clickable(page) == str(page)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert clickable(page) == f"\x1b]8;;{page.as_uri()}\x1b\\{page}\x1b]8;;\x1b\\"
+
+
+# ---- what nobody foresaw ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("of\na kind"), OSError("without a number")])
+def test_a_bug_is_one_line_with_its_own_code_and_a_file(tmp_path, monkeypatch, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("qkscope.report.gather.sources", fails)
+    done = CliRunner().invoke(app, ["report", "x", "-o", str(tmp_path / "report")])
+    assert done.exit_code == 3
+    (line,) = done.output.splitlines()
+    (file,) = tmp_path.glob("qkscope-*.txt")
+    reason = " ".join(str(error).split())
+    said = (
+        f"error: {type(error).__name__}, which qkscope did not foresee ({reason}); {file} says where, please report it"
+    )
+    assert line == said
+    assert "in fails" in file.read_text()
+    assert not (tmp_path / "report").exists()
+    told = CliRunner().invoke(app, ["report", "x", "-o", str(tmp_path / "report"), "--verbose"])
+    assert "Traceback (most recent call last)" in told.output
+
+
+def test_a_bug_with_nowhere_to_write_it_is_still_one_line(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("qkscope.report.gather.sources", fails)
+    done = CliRunner().invoke(app, ["report", "x", "-o", str(tmp_path / "report")])
+    assert done.exit_code == 3
+    said = "error: ZeroDivisionError, which qkscope did not foresee (no reason given)"
+    assert done.output == f"{said}; run it again with --verbose to see where\n"
+
+
+def test_nothing_that_is_printed_can_move_the_cursor(capsys, tmp_path):
+    hostile = "\x1b]0;owned\x07\x9b2J\u202eevil\ttab"
+    set_up_logging(quiet=False, verbose=False)
+    log.error("%s\n%s", hostile, "second line")
+    said = capsys.readouterr().err
+    assert said == "\\x1b]0;owned\\x07\\x9b2J\\x202eevil\ttab\nsecond line\n"
+    assert "\x1b" not in clickable(tmp_path / "a\x1b[2J.html")
+    log.handlers.clear()

@@ -8,8 +8,10 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qkscope")
 
-SOME_HEADS_FAILED = 1
-NOTHING_DONE = 2
+SOME_HEADS_FAILED, NOTHING_DONE, UNFORESEEN = 1, 2, 3
 SECONDS_BETWEEN_LINES = 5.0
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""All but tab and newline; also those that turn the direction of text."""
 
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="local: processes of this machine; ray: actors of Ray.")]
@@ -64,12 +67,25 @@ def set_up_logging(*, quiet: bool, verbose: bool) -> None:
     """Plain lines on standard error: errors only, the usual messages, or everything."""
     level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Printable("%(message)s"))
     log.handlers[:] = [handler]
     log.setLevel(level)
     log.propagate = False
     requests = logging.getLogger("huggingface_hub.utils._http")
     requests.filters[:] = [] if verbose else [_OneLine()]
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out: names of files, columns and models may hold any."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+class _Printable(logging.Formatter):
+    """Lines that cannot move the cursor, or rename the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message, and the traceback if there is one."""
+        return printable(super().format(record))
 
 
 class _OneLine(logging.Filter):
@@ -87,7 +103,7 @@ class _OneLine(logging.Filter):
 
 @contextmanager
 def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
-    """Turn our own errors, and those of the system, into one line and an exit code; bugs show their traceback.
+    """Turn every error into one line and an exit code; what nobody foresaw also into a file with its traceback.
 
     ``stopped`` is printed when the user, or the system, stops the command.
     """
@@ -100,15 +116,38 @@ def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
         raise typer.Exit(NOTHING_DONE) from None
     except OSError as error:
         if error.errno is None:
-            raise
+            raise _unforeseen(error) from None
         file_text = f" [{error.filename}]" if error.filename else ""
         advice = "free some space; " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         log.error("error: %s%s; %s%s", os.strerror(error.errno).lower(), file_text, advice, stopped)
         log.debug("", exc_info=error)
         raise typer.Exit(NOTHING_DONE) from None
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:
+        raise _unforeseen(error) from None
     except KeyboardInterrupt:
         log.error("stopped; %s", stopped)
         raise typer.Exit(128 + (signals or [signal.SIGINT])[0]) from None
+
+
+def _unforeseen(error: Exception) -> typer.Exit:
+    """Say that an error is a bug of ours; the exit that ends the command."""
+    log.debug("", exc_info=error)
+    log.error("error: %s", _kept_traceback(error))
+    return typer.Exit(UNFORESEEN)
+
+
+def _kept_traceback(error: Exception) -> str:
+    """Save the traceback of an error; what is said of it."""
+    reason = " ".join(str(error).split())[:200] or "no reason given"
+    said = f"{type(error).__name__}, which qkscope did not foresee ({reason})"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="qkscope-", suffix=".txt", delete=False, encoding="utf-8") as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError:
+        return f"{said}; run it again with --verbose to see where"
+    return f"{said}; {file.name} says where, please report it"
 
 
 @contextmanager

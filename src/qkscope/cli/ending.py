@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from qkscope.cli.common import log
+from qkscope.cli.common import log, printable
 
 if TYPE_CHECKING:
     from qkscope.study.study import Study
@@ -25,13 +25,14 @@ def say_findings(study: Study, *, quiet: bool = False) -> None:
     numbers = "; ".join(f"{tile.number} {tile.label}" for tile in first.tiles)
     for line in (first.sentence, f"{first.of}: {numbers}." if first.tiles else ""):
         if line:
-            typer.echo(line)
+            typer.echo(printable(line))
 
 
 def clickable(path: Path) -> str:
     """The whole path; in a terminal, as a link that opens it."""
     there = path.resolve()
-    return f"\x1b]8;;{there.as_uri()}\x1b\\{there}\x1b]8;;\x1b\\" if sys.stdout.isatty() else str(there)
+    shown = printable(str(there))
+    return f"\x1b]8;;{there.as_uri()}\x1b\\{shown}\x1b]8;;\x1b\\" if sys.stdout.isatty() else shown
 
 
 def show(page: Path) -> None:
