@@ -587,6 +587,11 @@ RUNS = [
         "cannot be read as a layer's moments (the shapes of q do not match: n (2, 8), mean (4, 8, 13), scatter (4, 8, 13, 13)); capture the run again",
     ),
     layer(
+        "a layer of 1.4 KB that asks for 149 GiB",
+        tensors(lambda t: {k: np.zeros((0, 10**10)) if k.endswith(".scatter") else v[:0] for k, v in t.items()}),
+        "cannot be read as a layer's moments (an array of shape (0, 10000000000) holds no triangles); capture the run again",
+    ),
+    layer(
         "a layer with a missing tensor",
         tensors(lambda t: {k: v for k, v in t.items() if k != "k.mean"}),
         "cannot be read as a layer's moments (…); capture the run again",

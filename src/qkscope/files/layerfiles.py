@@ -49,6 +49,8 @@ def read_layer(path: Path, *, buckets: bool = True) -> LayerMoments:
         later = [tensors.get(name) for name in _OPTIONAL]
     except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
+    except MemoryError:
+        raise DatasetError(f"{path} does not fit into memory; use fewer --workers, or another machine") from None
     return LayerMoments(by_kind["q"], by_kind["k"], by_kind.get("q_buckets"), q_cells, k_cells, *others, *later)
 
 
@@ -140,7 +142,10 @@ def _packed(scatter: Float[np.ndarray, "*batch z z"]) -> Float[np.ndarray, "*bat
 
 
 def _unpacked(packed: Float[np.ndarray, "*batch p"]) -> Float[np.ndarray, "*batch z z"]:
+    # Of an array without bytes, nothing bounds the other sizes.
     size = int((np.sqrt(8 * packed.shape[-1] + 1) - 1) / 2)
+    if not packed.size or size * (size + 1) // 2 != packed.shape[-1]:
+        raise ValueError(f"an array of shape {packed.shape} holds no triangles")
     return np.take(packed, _places(size), axis=-1).reshape(*packed.shape[:-1], size, size)
 
 
