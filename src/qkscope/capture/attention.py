@@ -28,6 +28,8 @@ from qkscope.errors import CaptureError
 _CROSS = {"cross_attention_states", "encoder_hidden_states", "key_value_states"}
 _ROTARY = re.compile(r"apply_\w*(rotary|rope)")
 _REGISTRY = {"ALL_ATTENTION_FUNCTIONS", "eager_attention_forward"}
+_KEPT = 8
+"""Rotated tensors that are kept until the next attention call, at most."""
 _COMPARED = 16
 """Tokens by which rotated tensors are told apart."""
 
@@ -219,7 +221,8 @@ class _Watch:
             after = [result] if isinstance(result, torch.Tensor) else [x for x in result if _is_real(x)]
             given = [x for x in (*args, *options.values()) if _is_real(x)]
             before, angles = given[: len(after)], tuple(given[len(after) :])
-            self.turned += [_Turned(x, y, angles) for x, y in zip(before, after, strict=False)]
+            turned = [_Turned(x, y, angles) for x, y in zip(before, after, strict=False)]
+            self.turned = [*self.turned, *turned][-_KEPT:]  # modules that are not watched may rotate, too
             return result
 
         return wrapper
