@@ -144,7 +144,7 @@ def _packed(scatter: Float[np.ndarray, "*batch z z"]) -> Float[np.ndarray, "*bat
 def _unpacked(packed: Float[np.ndarray, "*batch p"]) -> Float[np.ndarray, "*batch z z"]:
     # Of an array without bytes, nothing bounds the other sizes.
     size = int((np.sqrt(8 * packed.shape[-1] + 1) - 1) / 2)
-    if not packed.size or size * (size + 1) // 2 != packed.shape[-1]:
+    if not packed.size:
         raise ValueError(f"an array of shape {packed.shape} holds no triangles")
     return np.take(packed, _places(size), axis=-1).reshape(*packed.shape[:-1], size, size)
 
