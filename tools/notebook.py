@@ -62,6 +62,7 @@ CELLS = [
     (
         "code",
         "import matplotlib.pyplot as plt\nimport numpy as np\n\n"
+        "from qkscope.figures.style import CLASSES  # the colours of the report\n\n"
         "fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4), layout='constrained')\n"
         "for kind, colours in (('q', 'Blues'), ('k', 'Reds')):\n"
         "    points = head.projections(kind)\n"
@@ -77,11 +78,9 @@ CELLS = [
         "left.set(xlabel='axis a: drift with position', ylabel='axis b: queries apart from keys', "
         "title=f'head {head.id}: early to late')\n\n"
         "first = qkscope.pca(run).query('pc == 0')\n"
-        "names = sorted(first['taxonomy'].unique())\n"
-        "colour = dict(zip(names, ['#0072B2', '#999999', '#D55E00', '#CC79A7', '#009E73']))\n"
         "for kind, group in first.groupby('taxonomy'):\n"
         "    spread = np.abs(group[['r_q_low', 'r_q_high']].to_numpy().T - group['r_q'].to_numpy())\n"
-        "    right.errorbar(group['r_q'], group['r_k'], xerr=spread, fmt='o', ms=4, lw=0.8, color=colour[kind], "
+        "    right.errorbar(group['r_q'], group['r_k'], xerr=spread, fmt='o', ms=4, lw=0.8, color=CLASSES[kind], "
         "label=kind)\n"
         "for level in (0.3, 0.7):\n"
         "    right.axvline(level, color='0.85', lw=0.8, zorder=0)\n"
