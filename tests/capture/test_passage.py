@@ -163,7 +163,7 @@ def test_tables_of_passages_are_replaced_by_model_and_checked(tmp_path):
     for wrong, said in (
         (rows.drop(columns="unit"), "has no column model, unit"),
         (rows.assign(model="a", unit=np.nan), "expected finite numbers"),
-        (rows.assign(model="a", key="x"), "expected finite numbers"),
+        (rows.assign(model="a", key="x"), "column key must contain numbers"),
         (rows.assign(model="a", q_token=2**20), "below 4096"),
     ):
         wrong.to_parquet(tmp_path / PASSAGES_FILE)

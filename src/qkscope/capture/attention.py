@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from qkscope.capture.rotated import Rotary, Turned, is_real, rotary_of
 from qkscope.errors import CaptureError
 
 _CROSS = {"cross_attention_states", "encoder_hidden_states", "key_value_states"}
@@ -30,32 +31,6 @@ _ROTARY = re.compile(r"apply_\w*(rotary|rope)")
 _REGISTRY = {"ALL_ATTENTION_FUNCTIONS", "eager_attention_forward"}
 _KEPT = 8
 """Rotated tensors that are kept until the next attention call, at most."""
-_COMPARED = 16
-"""Tokens by which rotated tensors are told apart."""
-
-
-@dataclass(frozen=True)
-class _Turned:
-    """A tensor before and after a model's rotary function, and the angles."""
-
-    before: torch.Tensor
-    after: torch.Tensor
-    angles: tuple[torch.Tensor, ...]
-    """(cos, sin), or one complex tensor."""
-
-
-@dataclass(frozen=True)
-class _Rotary:
-    """How the queries of a call were rotated, and its keys if they were in the same pass."""
-
-    q: _Turned
-    k: _Turned | None
-    """None: the keys come from an earlier layer."""
-
-    @property
-    def angles(self) -> tuple[torch.Tensor, ...]:
-        """Those of the queries."""
-        return self.q.angles
 
 
 @dataclass(frozen=True)
@@ -68,7 +43,7 @@ class Attention:
     k: torch.Tensor
     scaling: float
     sliding_window: int | None
-    rotary: _Rotary | None
+    rotary: Rotary | None
     """None where the layer applies no rotary encoding (NoPE)."""
     call: tuple[tuple[Any, ...], dict[str, Any]]
     """All arguments of the attention function."""
@@ -191,7 +166,7 @@ class _Watch:
         self, modules: dict[int, int], on_attention: OnAttention, on_output: OnOutput | None, rewrite: Rewrite | None
     ) -> None:
         self.modules, self.on_attention, self.on_output, self.rewrite = modules, on_attention, on_output, rewrite
-        self.turned: list[_Turned] = []
+        self.turned: list[Turned] = []
 
     def attention_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The wrapper that replaces an attention function."""
@@ -201,7 +176,7 @@ class _Watch:
             if id(module) not in self.modules:
                 return original(module, query, key, *args, **options)
             turned, self.turned = self.turned, []
-            layer, rotary = self.modules[id(module)], _rotary(query, key, turned)
+            layer, rotary = self.modules[id(module)], rotary_of(query, key, turned)
             attention = _attention_call(layer, module, query, key, rotary, args, options)
             self.on_attention(attention)
             instead = None if self.rewrite is None else self.rewrite(attention)
@@ -218,52 +193,14 @@ class _Watch:
         @wraps(original)
         def wrapper(*args: Any, **options: Any) -> Any:
             result = original(*args, **options)
-            after = [result] if isinstance(result, torch.Tensor) else [x for x in result if _is_real(x)]
-            given = [x for x in (*args, *options.values()) if _is_real(x)]
+            after = [result] if isinstance(result, torch.Tensor) else [x for x in result if is_real(x)]
+            given = [x for x in (*args, *options.values()) if is_real(x)]
             before, angles = given[: len(after)], tuple(given[len(after) :])
-            turned = [_Turned(x, y, angles) for x, y in zip(before, after, strict=False)]
+            turned = [Turned(x, y, angles) for x, y in zip(before, after, strict=False)]
             self.turned = [*self.turned, *turned][-_KEPT:]  # modules that are not watched may rotate, too
             return result
 
         return wrapper
-
-
-def _rotary(query: torch.Tensor, key: torch.Tensor, turned: list[_Turned]) -> _Rotary | None:
-    """Which of the rotated tensors attend here; None if the queries are not among them."""
-    q = _own(query, turned)
-    return None if q is None else _Rotary(q, _own(key[..., -query.shape[-2] :, :], turned, shared=True))
-
-
-def _own(x: torch.Tensor, turned: list[_Turned], *, shared: bool = False) -> _Turned | None:
-    """The rotated tensor that x, (B, H, T, d), is or contains; one head for all of them if ``shared``."""
-    heads, tokens, d = x.shape[1:]
-    allowed = {heads, 1} if shared else {heads}
-    fitting = [
-        one
-        for one in turned
-        if one.after.ndim == 4
-        and one.after.shape[-1] <= d
-        and any(one.after.shape[a] in allowed and one.after.shape[b] == tokens for a, b in ((1, 2), (2, 1)))
-    ]
-    same = [one for one in fitting if one.after.data_ptr() == x.data_ptr()]
-    if same:
-        return same[-1]
-    if len(fitting) < 2:
-        return fitting[0] if fitting else None
-    return max(fitting, key=lambda one: alike(x, one.after))
-
-
-def alike(x: torch.Tensor, after: torch.Tensor) -> float:
-    """Mean cosine of the first tokens of x, (B, H, T, d), with a rotated tensor, in its first or last coordinates."""
-    size, few = after.shape[-1], slice(0, min(_COMPARED, x.shape[2]))
-    parts = [after] if after.shape[2] == x.shape[2] else []
-    parts += [after.transpose(1, 2)] if after.shape[1] == x.shape[2] else []
-    places = [x[:1, :, few, :size]] + ([x[:1, :, few, -size:]] if size < x.shape[-1] else [])
-    return max(
-        float(nn.functional.cosine_similarity(place.float(), part[:1, :, few].float(), dim=-1).mean())
-        for place in places
-        for part in parts
-    )
 
 
 def _attention_call(
@@ -271,7 +208,7 @@ def _attention_call(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
-    rotary: _Rotary | None,
+    rotary: Rotary | None,
     args: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Attention:
@@ -319,8 +256,3 @@ def _replaced(
         yield
     finally:
         setattr(module, name, original)
-
-
-def _is_real(value: object) -> bool:
-    """Whether it is a tensor of real or complex numbers, not of indices."""
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from qkscope.capture.attention import Attention, alike, backbone
+from qkscope.capture.attention import Attention, backbone
+from qkscope.capture.rotated import alike
 from qkscope.errors import CaptureError
 
 _Layout = Literal["half", "interleaved"]

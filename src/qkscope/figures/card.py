@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.collagedata import drift
 from qkscope.figures.collages import draw_cloud, draw_drifts
 from qkscope.figures.figure import NotApplicable
+from qkscope.figures.hero import cloud_of, curves_of
 from qkscope.figures.scoreterms import TERM_COLOURS
 from qkscope.figures.style import K, Q, canvas, grid, shortened
 from qkscope.heads import TERMS
@@ -26,7 +26,8 @@ _SIZE = (12.0, 6.3)
 def prepare_card(study: Study, head: tuple[int, int]) -> pd.DataFrame:
     """Points, curve and shares of a head of a study of one run, told apart by ``part``, and the sentence about it."""
     label = study.labels[0]
-    parts = [part for part in (_cloud(study, head), _curve(study, head), _terms(study, head)) if part is not None]
+    made = (cloud_of(study, label, *head), curves_of(study, [label], *head), _terms(study, head))
+    parts = [part for part in made if len(part)]
     if not parts:
         raise NotApplicable(f"nothing is known about head l{head[0]:02d}h{head[1]:02d} of {label}")
     data = pd.concat(parts, ignore_index=True)
@@ -136,30 +137,10 @@ def _row(study: Study, table: str, head: tuple[int, int]) -> pd.Series | None:
     return None if own is None or own.empty else own.iloc[0]
 
 
-def _cloud(study: Study, head: tuple[int, int]) -> pd.DataFrame | None:
-    points = study.table("points", "a", "b")
-    if points is None:
-        return None
-    own = points[(points["layer"] == head[0]) & (points["head"] == head[1])]
-    cloud = own[["kind", "position"]].assign(x=own["a"], y=own["b"]).dropna(subset=["x"])
-    if cloud.empty:
-        return None
-    return pd.concat([cloud, *(drift(cloud[cloud["kind"] == kind], kind) for kind in "qk")]).assign(part="cloud")
-
-
-def _curve(study: Study, head: tuple[int, int]) -> pd.DataFrame | None:
-    curves = study.table("distance", "distance_low", "distance_high", "measured", "predicted")
-    own = None if curves is None else curves[(curves["layer"] == head[0]) & (curves["head"] == head[1])]
-    if own is None or own.empty:
-        return None
-    distance = np.sqrt(own["distance_low"] * own["distance_high"])
-    return own[["measured", "predicted"]].assign(distance=distance, part="curve")
-
-
-def _terms(study: Study, head: tuple[int, int]) -> pd.DataFrame | None:
+def _terms(study: Study, head: tuple[int, int]) -> pd.DataFrame:
     row = _row(study, "scores", head)
     if row is None or math.isnan(row["score_position"]):
-        return None
+        return pd.DataFrame()
     rows = [
         {"term": term, "share": row[f"score_{term}"]}
         | {end: row.get(f"score_{term}_{end}", math.nan) for end in ("low", "high")}

@@ -54,20 +54,28 @@ def prepare_hero(study: Study) -> pd.DataFrame:
     maps = frame[frame["model"].isin(labels)][["model", "layer", "head"]].assign(value=frame[column], part="map")
     maps = maps.sort_values("model", key=lambda names: names.map(labels.index), kind="stable").assign(column=column)
     parts = [maps]
-    points = study.table("points", "a", "b")
-    if points is not None:
-        own = points[(points["model"] == last) & (points["layer"] == layer) & (points["head"] == head)]
-        cloud = own[["model", "layer", "head", "kind", "position"]].assign(x=own["a"], y=own["b"])
-        cloud = cloud.dropna(subset=["x"])
-        parts.append(pd.concat([cloud, *(drift(cloud[cloud["kind"] == kind], kind) for kind in "qk")]))
-        parts[-1] = parts[-1].assign(part="cloud")
-    curves = study.table("distance", "distance_low", "distance_high", "measured", "predicted")
-    if curves is not None:
-        own = curves[curves["model"].isin(labels) & (curves["layer"] == layer) & (curves["head"] == head)]
-        shown = own[["model", "layer", "head", "measured", "predicted"]]
-        distance = np.sqrt(own["distance_low"] * own["distance_high"])
-        parts.append(shown.assign(distance=distance, part="curve"))
+    parts += [part for part in (cloud_of(study, last, layer, head), curves_of(study, labels, layer, head)) if len(part)]
     return pd.concat(parts, ignore_index=True).assign(shown_layer=layer, shown_head=head)
+
+
+def cloud_of(study: Study, label: str, layer: int, head: int) -> pd.DataFrame:
+    """Points of a head on a and b, and how their means move; empty if there are none."""
+    points = study.table("points", "a", "b")
+    if points is None:
+        return pd.DataFrame()
+    own = points[(points["model"] == label) & (points["layer"] == layer) & (points["head"] == head)]
+    cloud = own[["model", "layer", "head", "kind", "position"]].assign(x=own["a"], y=own["b"]).dropna(subset=["x"])
+    return pd.concat([cloud, *(drift(cloud[cloud["kind"] == kind], kind) for kind in "qk")]).assign(part="cloud")
+
+
+def curves_of(study: Study, labels: list[str], layer: int, head: int) -> pd.DataFrame:
+    """Distance curves of a head in these runs; empty if there are none."""
+    curves = study.table("distance", "distance_low", "distance_high", "measured", "predicted")
+    if curves is None:
+        return pd.DataFrame()
+    own = curves[curves["model"].isin(labels) & (curves["layer"] == layer) & (curves["head"] == head)]
+    distance = np.sqrt(own["distance_low"] * own["distance_high"])
+    return own[["model", "layer", "head", "measured", "predicted"]].assign(distance=distance, part="curve")
 
 
 def draw_hero(data: pd.DataFrame) -> Drawing:

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.errors import TableError
-from qkscope.files.readers import read_frame
 from qkscope.heads import TERMS
+from qkscope.results.points import read_beside
 
 PASSAGES_FILE = "passage.parquet"
 _COLUMNS = ["model", "layer", "head", "q_token", "k_token", "text", "unit", *TERMS]
@@ -21,17 +21,10 @@ _LONGEST = 4096
 def read_passages(folder: Path) -> pd.DataFrame | None:
     """The passages of all models of a results folder, or None."""
     path = folder / PASSAGES_FILE
-    if not path.exists():
+    frame = read_beside(path, _COLUMNS)
+    if frame is None:
         return None
-    try:
-        frame = read_frame(path)
-    except TableError as error:
-        raise TableError(f"{path} cannot be read ({error}); move it away") from None
-    missing = [name for name in _COLUMNS if name not in frame]
-    if missing:
-        raise TableError(f"{path} has no column {', '.join(missing)}; it was not written by qkscope, move it away")
-    numbers = frame[[name for name in _COLUMNS if name not in ("model", "text")]]
-    if not all(pd.api.types.is_numeric_dtype(kind) for kind in numbers.dtypes) or not np.isfinite(numbers).all().all():
+    if not np.isfinite(frame[[name for name in _COLUMNS if name not in ("model", "text")]]).all().all():
         raise TableError(f"{path}: expected finite numbers; it was not written by qkscope, move it away")
     tokens = frame[["q_token", "k_token"]]
     if len(frame) and not ((tokens >= 0) & (tokens < _LONGEST)).all().all():

@@ -17,7 +17,7 @@ from qkscope.files.readers import read_frame
 
 POINTS_FILE = "points.parquet"
 POINT_KEYS = ["model", "layer", "head"]
-_OTHERS = ("model", "kind", "axis")
+_OTHERS = ("model", "kind", "axis", "text")
 """Columns that do not contain numbers."""
 _INDEX = [*POINT_KEYS, "kind", "example_id", "position"]
 
