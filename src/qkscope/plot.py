@@ -85,7 +85,9 @@ def heads_study(
     """Tables and points of a few heads of a run."""
     missing = [head for head in heads if head not in {(h.layer, h.head) for h in job.run.heads}]
     if missing:
-        raise ConfigError(f"{job.run.model} has no head l{missing[0][0]:02d}h{missing[0][1]:02d}")
+        (layer, head), first, last = missing[0], job.run.heads[0], job.run.heads[-1]
+        there = f"l{first.layer:02d}h{first.head:02d} to l{last.layer:02d}h{last.head:02d}"
+        raise ConfigError(f"{job.run.model} has no head l{layer:02d}h{head:02d}; its query heads are {there}")
     job = replace(job, selection=Selection(exactly=frozenset(heads)), points=points)
     (outcome,) = analyze([job], analyses, place=HERE, intervals=intervals, strict=True)
     return Study((StudyRun(job.run.model, job.run.family, window=job.run.source.window),), outcome.tables.frames)
