@@ -101,7 +101,7 @@ def _draw_cloud(axes: Axes, cloud: pd.DataFrame) -> None:
         own = cloud[cloud["kind"] == kind]
         above = float(own["y"].mean()) > float(cloud.loc[cloud["kind"].isin(["q", "k"]), "y"].mean())
         edge = own["y"].quantile(0.06 if above else 0.94)  # single points far away must not take the name along
-        axes.annotate(name, (own["x"].mean(), edge), (0, -6 if above else 6), textcoords="offset points", fontsize=12,
+        axes.annotate(name, (own["x"].mean(), edge), (0, -20 if above else 20), textcoords="offset points", fontsize=12,
                       color=colour, weight="bold", ha="center", va="top" if above else "bottom")  # fmt: skip
 
 
