@@ -17,7 +17,6 @@ from qkscope.analyses.causal import CausalBias, causal_bias
 from qkscope.analyses.components import components, head_variance
 from qkscope.analyses.distancecurve import distance_curve, score_pairs
 from qkscope.analyses.heldout import lda_accuracy
-from qkscope.analyses.keypairs import key_pairs
 from qkscope.analyses.meanfield import MeanField
 from qkscope.analyses.pairplasticity import along, plasticity_over_window, reversible, spread_along
 from qkscope.analyses.pca import HEADS_TABLE, QK_TABLE
@@ -35,6 +34,7 @@ from qkscope.core.headmoments import (
     group_moments,
     undone_sums,
 )
+from qkscope.core.keypairs import key_pairs
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Law, PlantedHead, Ring, plant
 from qkscope.core.rope import HeadRotary, Rope
@@ -117,7 +117,9 @@ def _ranges(seeds: range) -> dict[str, list[tuple[float, float, float]]]:
             "bias_causal_by_query": (_interval(moments, causal.by_query, Scale.LINEAR), truth.by_query[0]),
             "lda_accuracy": (_interval(moments, np.append(*line), Scale.PROPORTION), _line_truth(head, axes)),
         }
-        row = tables_of(head_data(moments, vectors=pair), "plasticity")["plasticity"].iloc[0]
+        row = tables_of(head_data(moments, vectors=pair, q_buckets=bucket_moments(head.q, WINDOW)), "plasticity")[
+            "plasticity"
+        ].iloc[0]
         found |= {name: ((row[f"{name}_low"], row[f"{name}_high"]), value) for name, value in _ap_truth(head).items()}
         for name, ((low, high), value) in found.items():
             ranges.setdefault(name, []).append((low, value, high))

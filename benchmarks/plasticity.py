@@ -11,9 +11,9 @@ import time
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from qkscope.analyses.keypairs import key_pairs
 from qkscope.analyses.pairplasticity import plasticity
 from qkscope.core.headmoments import BucketMeans
+from qkscope.core.keypairs import key_pairs
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Rows
 

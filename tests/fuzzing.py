@@ -39,7 +39,7 @@ from qkscope.results.folder import check_results_folder
 from qkscope.results.points import read_points
 from qkscope.results.reader import read_folder
 from tests.files.test_manifests import GOOD
-from tests.files.test_parts import MANIFEST, layer_moments
+from tests.files.test_parts import MANIFEST, finished_layer
 
 HEAD = HeadId(0, 0, "q")
 
@@ -116,7 +116,7 @@ def seeds(target: str) -> tuple[bytes, ...]:
     place = scratch() / "seeds"
     place.mkdir(exist_ok=True)
     if target == "layer":
-        write_layer(place / "layer", layer_moments(1))
+        write_layer(place / "layer", finished_layer(1))
         return ((place / "layer").read_bytes(),)
     if target in ("parquet",):
         write_rows(place / "rows", Rows(np.ones((5, 3), np.float32), np.arange(5), np.zeros(5, int)), sliding_window=4)

@@ -14,7 +14,7 @@ from qkscope.analyses.catalogue import named
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.tabulate import batch_of, tabulate
 from qkscope.core.headdata import HeadData
-from qkscope.core.headmoments import HeadMoments, bucket_moments, cell_means, group_moments
+from qkscope.core.headmoments import HeadMoments, cell_means, group_moments
 from qkscope.core.planted import PlantedHead, plant
 from qkscope.core.rows import Rows
 from qkscope.files.dataset import write_dataset
@@ -39,7 +39,6 @@ def one_head(q: Rows, k: Rows, window: int = 4096) -> HeadMoments:
         q=group_moments(q),
         k=group_moments(k),
         k_cells=cell_means(k, window),
-        q_buckets=bucket_moments(q, window),
         q_cells=cell_means(q, window),
         window=np.asarray(window),
         scaling=np.asarray(q.d**-0.5),

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.stats import ortho_group
 
-from qkscope.analyses.keypairs import key_pairs
 from qkscope.analyses.pairplasticity import (
     MIN_QUERIES,
     ap_fixed,
@@ -16,8 +15,10 @@ from qkscope.analyses.pairplasticity import (
     plasticity_over_window,
     reversible,
 )
+from qkscope.core.bucketspread import BucketSpread
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import BucketMeans, bucket_moments, cell_means, undone_sums
+from qkscope.core.keypairs import key_pairs
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
@@ -41,6 +42,11 @@ def law(mean: np.ndarray, cov: np.ndarray, position: float) -> Moments:
     return Moments(np.asarray(1e6), np.append(mean, position), scatter)
 
 
+def head_of(q: Rows, k: Rows) -> HeadData:
+    """A head as a dataset has it."""
+    return head_data(one_head(q, k, WINDOW), vectors=Pair(q, k), q_buckets=bucket_moments(q, WINDOW))
+
+
 def no_cells(d: int, heads: int = 1) -> BucketMeans:
     return BucketMeans(np.zeros((heads, 8, BUCKETS)), np.zeros((heads, 8, BUCKETS, d)), np.zeros((heads, 8, BUCKETS)))
 
@@ -50,7 +56,8 @@ def of_rows(q: Rows, keys: Rows):
     buckets, cells = bucket_moments(q, WINDOW), cell_means(q, WINDOW)
     total = Moments.from_rows(q.x, q.position)
     batch = [Moments.stack([buckets]), BucketMeans.stack([cells]), Moments.stack([total])]
-    return bucket_plasticity(*batch, pairs, WIDTH), pairs
+    spread = BucketSpread.of(batch[0], batch[2], pairs.delta)
+    return bucket_plasticity(spread, *batch[1:], pairs, WIDTH), pairs
 
 
 def test_monte_carlo_agrees_on_fifty_planted_heads():
@@ -63,7 +70,9 @@ def test_monte_carlo_agrees_on_fifty_planted_heads():
         half = rng.standard_normal((BUCKETS, d, d))
         mean, cov = 1.5 * rng.standard_normal((BUCKETS, d)), half @ half.swapaxes(-1, -2)
         laws = Moments.stack([law(mean[b], cov[b], b) for b in range(BUCKETS)])
-        found = bucket_plasticity(laws[None], no_cells(d), laws.merged()[None], keys, WIDTH)
+        total = laws.merged()[None]
+        spread = BucketSpread.of(laws[None], total, keys.delta)
+        found = bucket_plasticity(spread, no_cells(d), total, keys, WIDTH)
         b = int(rng.integers(1, BUCKETS))
         # A batch of queries of its own for each repetition, so that the repetitions are independent.
         means = []
@@ -190,7 +199,7 @@ def test_few_queries_in_many_dimensions_give_what_counting_gives():
     mean = rng.standard_normal(d)
     q = Rows(mean + scales * rng.standard_normal((len(position), d)), position, example)
     k = Rows(rng.standard_normal((len(position), d)), position, example)
-    found = tables_of(head_data(one_head(q, k, WINDOW), vectors=Pair(q, k)), "plasticity")["plasticity"]
+    found = tables_of(head_of(q, k), "plasticity")["plasticity"]
     bucket = found[found["q_bucket"] == 8].iloc[0]
     delta = key_pairs(k, WINDOW, BUCKETS).delta[8]
     fresh = mean + scales * rng.standard_normal((20_000, d))
@@ -255,7 +264,7 @@ def uneven(lengths: list[int], seed: int = 0) -> HeadData:
     document = np.repeat(np.arange(len(lengths)), lengths)
     q = Rows(rng.standard_normal((len(position), 4)) + np.outer(position / 128, [1.0, 0, 0, 0]), position, document)
     keys = Rows(rng.standard_normal((len(position), 4)), position, document)
-    return head_data(one_head(q, keys, WINDOW), vectors=Pair(q, keys))
+    return head_of(q, keys)
 
 
 def test_replicates_weigh_buckets_by_the_queries_that_are_left():
@@ -266,8 +275,7 @@ def test_replicates_weigh_buckets_by_the_queries_that_are_left():
     again = []
     for g in range(8):
         kept = [rows.take(np.flatnonzero(rows.example_id % 8 != g)) for rows in (pair.q, pair.k)]
-        less = head_data(one_head(*kept, WINDOW), vectors=Pair(*kept))
-        again.append(tables_of(less, "plasticity")["plasticity"]["ap_overall"].iloc[0])
+        again.append(tables_of(head_of(*kept), "plasticity")["plasticity"]["ap_overall"].iloc[0])
     by_hand = np.sqrt(7 / 8 * ((np.array(again) - np.mean(again)) ** 2).sum())
     assert row["ap_overall_se"] == pytest.approx(by_hand, rel=0.35)
 

@@ -17,6 +17,9 @@ from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
 from qkscope.capture.tokensampling import sample_tokens, vector_tokens
 from qkscope.cli.main import app
+from qkscope.core.bucketspread import BucketSpread
+from qkscope.core.headmoments import bucket_moments
+from qkscope.core.keypairs import KeyPairs
 from qkscope.core.moments import Moments
 from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError
 from qkscope.files.dataset import Dataset
@@ -82,14 +85,20 @@ def test_every_token_past_the_first_ones_counts_once(model, ids, tmp_path):
     assert run.moments(run.heads[0]).total_k.n == expected
 
 
-def test_query_moments_by_bucket_are_those_of_the_vectors(model, ids, tmp_path):
-    folder = do(model, ids, tmp_path / "run", vectors=ALL, buckets=5)
+@pytest.mark.parametrize("per_shard", [3, 1000], ids=["merged", "one shard"])
+def test_spread_of_queries_by_bucket_is_that_of_the_vectors(per_shard, model, ids, tmp_path):
+    """Along differences of sampled keys, and along the axes of the published model; on the host and with the sums."""
+    folder = do(model, ids, tmp_path / "run", vectors=ALL, buckets=5, documents_per_shard=per_shard)
     layer = RunFolder.open(folder).layer(2)
-    rows = Dataset.open(folder / "vectors").read(HeadId(2, 1, "q"))
-    for bucket in range(5):
-        chosen = rows.position // 32 == bucket
-        expected = Moments.from_rows(rows.x[chosen], rows.position[chosen])
-        same_moments(layer.q_buckets[1, bucket], expected, 1e-6)
+    q, k = (Dataset.open(folder / "vectors").read(HeadId(2, head, kind)) for head, kind in ((3, "q"), (1, "k")))
+    pairs = KeyPairs.of(k.ordered(), layer.spread.pairs, WINDOW)
+    expected = BucketSpread.of(bucket_moments(q, WINDOW, 5), Moments.from_rows(q.x, q.position), pairs.delta)
+    found = layer.spread.head(3, layer.q_cells[3])
+    assert pairs.n[1:].min() > 10
+    np.testing.assert_array_equal(found.n, expected.n)
+    np.testing.assert_allclose(found.mean_x, expected.mean_x, atol=1e-5)
+    np.testing.assert_allclose(found.along_pairs, expected.along_pairs, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(found.along_axes, expected.along_axes, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["llama", "yarn scaling", "glm4", "deepseek-v3", "llama4", "ministral3"])

@@ -261,7 +261,7 @@ def test_documents_that_do_not_fit_in_batches_are_measured_alone_and_that_is_rec
 
 
 def test_memory_that_runs_out_when_sums_are_brought_together_is_one_line(model, ids, tmp_path, monkeypatch):
-    def finish(_):
+    def finish(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr("qkscope.capture.shardsums.layer_moments", finish)

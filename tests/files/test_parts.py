@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.headmoments import BucketMeans
+from qkscope.core.keypairs import TokenPairs
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.errors import DatasetError
@@ -39,6 +42,14 @@ def layer_moments(seed: int) -> LayerMoments:
 
     nothing = np.zeros((2, 8, 0, 2)), np.zeros((1, 8, 0, 2)), np.zeros((2, 0))
     return LayerMoments(moments(2, 8), moments(1, 8), moments(2, 2), cells(2, 8, 2), cells(1, 8, 2), *nothing)
+
+
+def finished_layer(seed: int) -> LayerMoments:
+    """As a finished run has it."""
+    rng = np.random.default_rng(seed)
+    pairs = TokenPairs(np.array([[-1, -1], [0, 1]]), np.array([[0, 0], [0, 1]]), np.array([[0, 0], [2, 3]]))
+    spread = StoredSpread(pairs, rng.uniform(0, 1, (2, 2, 2)), rng.uniform(0, 1, (2, 2, 3)))
+    return replace(layer_moments(seed), q_buckets=None, spread=spread)
 
 
 def opened(folder) -> Parts:

@@ -38,8 +38,8 @@ def test_moments_are_those_of_the_rows(dataset):
         rows = dataset.read(one.head).ordered()
         window = int(one.moments.window)
         np.testing.assert_allclose(one.moments.q.scatter, group_moments(rows).scatter, rtol=1e-9, atol=1e-9)
-        assert one.moments.q_buckets is not None
-        np.testing.assert_allclose(one.moments.q_buckets.n, bucket_moments(rows, window, 4).n)
+        assert one.q_buckets is not None
+        np.testing.assert_allclose(one.q_buckets.n, bucket_moments(rows, window, 4).n)
         keys = dataset.read(one.key_head).ordered()
         np.testing.assert_allclose(one.moments.k_cells.mean_x, cell_means(keys, window).mean_x, atol=1e-9)
 
@@ -48,7 +48,7 @@ def test_what_is_not_asked_for_is_not_loaded(dataset):
     (one, _), _ = load(dataset)
     assert one.vectors is None
     assert one.rotary is None
-    assert one.moments.q_buckets is None
+    assert one.q_buckets is None
     assert one.moments.cross is None
 
 
@@ -145,7 +145,7 @@ def test_skipped_positions_are_as_if_the_files_did_not_hold_them(tmp_path, skip_
     for name, array in vars(expected.moments.q).items():
         np.testing.assert_array_equal(getattr(one.moments.q, name), array)
     np.testing.assert_array_equal(one.moments.k_cells.mean_x, expected.moments.k_cells.mean_x)
-    np.testing.assert_array_equal(one.moments.q_buckets.n, expected.moments.q_buckets.n)
+    np.testing.assert_array_equal(one.q_buckets.n, expected.q_buckets.n)
     np.testing.assert_array_equal(one.moments.cross.n, expected.moments.cross.n)
     np.testing.assert_array_equal(one.vectors.k.x, expected.vectors.k.x)
     np.testing.assert_array_equal(one.rotary.mean_q, expected.rotary.mean_q)

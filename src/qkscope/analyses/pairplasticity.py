@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtr
 
-from qkscope.analyses.keypairs import KeyPairs
+from qkscope.core.bucketspread import BucketSpread, drift_basis, spread_along
 from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_of, bucket_width
+from qkscope.core.keypairs import KeyPairs
 from qkscope.core.linalg import ratio, unit
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary
@@ -40,15 +41,14 @@ class Plasticity:
 
 
 def bucket_plasticity(
-    q_buckets: Moments, q_cells: BucketMeans, total_q: Moments, keys: KeyPairs, width: int
+    q_buckets: BucketSpread, q_cells: BucketMeans, total_q: Moments, keys: KeyPairs, width: int
 ) -> Plasticity:
     """AP with the full covariance of each bucket, and with the published model of the queries."""
-    cov = q_buckets.cov_x
     has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
     mean = along(keys.delta, q_buckets.mean_x)
-    variance = spread_along(keys.delta, cov)
+    variance = q_buckets.along_pairs
     exact = reversible(mean, variance)
-    published = reversible(*_published(q_buckets, total_q, cov, keys, mean, width))
+    published = reversible(*_published(q_buckets, total_q, keys, mean, width))
     left_out = _left_out(q_cells, keys, mean, variance)
     return Plasticity(
         ap=np.where(has_row, _over_pairs(exact, keys.weight), np.nan),
@@ -95,17 +95,9 @@ def along(
     return (delta @ mean[..., None])[..., 0]
 
 
-def spread_along(
-    delta: Float[np.ndarray, "buckets pairs d"], cov: Float[np.ndarray, "*heads buckets d d"]
-) -> Float[np.ndarray, "*heads buckets pairs"]:
-    """δᵀΣδ for every pair."""
-    return np.einsum("...pd,...pd->...p", delta @ cov, np.broadcast_to(delta, (*cov.shape[:-2], *delta.shape[-2:])))
-
-
 def _published(
-    q_buckets: Moments,
+    q_buckets: BucketSpread,
     total_q: Moments,
-    cov: Float[np.ndarray, "heads buckets d d"],
     keys: KeyPairs,
     mean: Float[np.ndarray, "heads buckets pairs"],
     width: int,
@@ -116,23 +108,16 @@ def _published(
     the others keep their bucket means and variances, but no covariances.
     """
     drift = unit(total_q.cov_xt)[:, None]
-    basis = _first_axis(drift[:, 0])
+    basis = drift_basis(total_q)
     beta = total_q.slope_along(drift)
     residual = total_q.var_along(drift) - beta**2 * total_q.var_t[:, None]
     tau = (np.arange(q_buckets.n.shape[-1]) + 0.5) * width - 0.5
     line = total_q.mean_along(drift) + beta * (tau - total_q.mean_t[:, None])
     turned = keys.delta @ basis[:, None].swapaxes(-1, -2)
-    variance = np.einsum("hid,hbde,hie->hbi", basis, cov, basis, optimize=True)
+    variance = q_buckets.along_axes.copy()
     variance[..., 0] = np.maximum(residual, 0.0)
     on_drift = np.einsum("hbd,hd->hb", q_buckets.mean_x, drift[:, 0])
     return mean + (line - on_drift)[..., None] * turned[..., 0], np.einsum("hbpi,hbi->hbp", turned**2, variance)
-
-
-def _first_axis(axis: Float[np.ndarray, "heads d"]) -> Float[np.ndarray, "heads d d"]:
-    """The reflection that maps a unit axis to +e₁; the identity if the axis is +e₁ already."""
-    v = axis - np.eye(axis.shape[-1])[0]
-    size = (v * v).sum(-1)[:, None, None]
-    return np.eye(axis.shape[-1]) - 2.0 * ratio(v[:, :, None] * v[:, None, :], size)
 
 
 def _left_out(

@@ -1,7 +1,7 @@
 """Attention plasticity of every head, bucket by bucket of queries, and by the distances of pairs of keys.
 
 ``plasticity`` has one row per head and bucket, ``plasticity_pairs`` one per layer and pair of distances. The formulas
-are in pairplasticity.py, the pairs of keys in keypairs.py.
+are in pairplasticity.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 
 from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
 from qkscope.analyses.batch import Batch
-from qkscope.analyses.keypairs import KeyPairs, key_pairs
 from qkscope.analyses.pairplasticity import (
     Plasticity,
     ap_fixed,
@@ -25,8 +24,11 @@ from qkscope.analyses.pairplasticity import (
 )
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import MIN_GROUPS, Scale, jackknife, usable_groups
+from qkscope.core.bucketspread import BucketSpread
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import N_GROUPS, HeadMoments, bucket_moments, bucket_width
+from qkscope.core.keypairs import KeyPairs, key_pairs
+from qkscope.core.moments import Moments
 
 PAIR_KEY = ["model", "family", "layer", "inter_key", "key_to_query"]
 
@@ -101,15 +103,11 @@ def compute_plasticity(batch: Batch) -> Found:
     per_head = {column.name: np.full(len(batch), np.nan) for column in AP}
     left_out = {column.name: np.full((len(batch), N_GROUPS), np.nan) for column in AP}
     for i, head_data in enumerate(batch.heads):
-        if head_data.vectors is None or head_data.moments.q_buckets is None:
+        if head_data.vectors is None or head_data.q_buckets is None or head_data.moments.q_cells is None:
             continue
-        window = int(head_data.moments.window)
-        reach = head_data.key_head, window, head_data.sliding_window
+        reach = head_data.key_head, int(head_data.moments.window), head_data.sliding_window
         if reach not in drawn:
-            buckets = head_data.moments.q_buckets.n.shape[-1]
-            drawn[reach] = key_pairs(
-                head_data.vectors.k.as_double(), window, buckets, sliding_window=head_data.sliding_window
-            )
+            drawn[reach] = _pairs(head_data)
         plasticity = _HeadPlasticity(head_data, drawn[reach], intervals=batch.options.intervals)
         if not plasticity.has_row.any():
             continue
@@ -133,13 +131,16 @@ class _HeadPlasticity:
     """The plasticity of one head."""
 
     def __init__(self, head: HeadData, keys: KeyPairs, *, intervals: bool) -> None:
-        moments = HeadMoments.stack([head.moments])
-        assert moments.q_buckets is not None
+        moments, q_buckets = HeadMoments.stack([head.moments]), head.q_buckets
+        assert q_buckets is not None
         assert moments.q_cells is not None
+        if isinstance(q_buckets, Moments):
+            q_buckets = BucketSpread.of(q_buckets, moments.total_q[0], keys.delta)
+        q_buckets = q_buckets[None]
         self.head, self.keys, self.moments, self.cells = head, keys, moments, moments.q_cells
-        self.n, self.window = moments.q_buckets.n, int(head.moments.window)
+        self.n, self.window = q_buckets.n, int(head.moments.window)
         self.width = bucket_width(self.window, self.n.shape[-1])
-        self.result: Plasticity = bucket_plasticity(moments.q_buckets, self.cells, moments.total_q, keys, self.width)
+        self.result: Plasticity = bucket_plasticity(q_buckets, self.cells, moments.total_q, keys, self.width)
         self.usable = usable_groups(moments) if intervals else np.zeros((1, N_GROUPS))
         self.has_row = ~np.isnan(self.result.ap[0])
 
@@ -206,6 +207,16 @@ class _HeadPlasticity:
             return np.full(buckets, np.nan)
         still = fixed_queries(self.head.vectors.q.as_double(), self.head.rotary, self.window, buckets)
         return ap_fixed(bucket_moments(still, self.window, buckets), self.keys)
+
+
+def _pairs(head: HeadData) -> KeyPairs:
+    """The pairs of keys that a captured run has its variances along, or else pairs drawn from the sampled keys."""
+    assert head.vectors is not None
+    assert head.q_buckets is not None
+    keys, window = head.vectors.k.as_double(), int(head.moments.window)
+    if head.pairs is not None:
+        return KeyPairs.of(keys, head.pairs, window)
+    return key_pairs(keys, window, head.q_buckets.n.shape[-1], sliding_window=head.sliding_window)
 
 
 def octave(distance: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:

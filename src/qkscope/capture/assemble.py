@@ -6,17 +6,21 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
-from qkscope.capture.options import VectorSampling
-from qkscope.capture.tokensampling import sample_tokens, vector_tokens
-from qkscope.capture.vectors import write_datasets
+from qkscope.capture.vectors import KeptFiles, KeptVectors, LayerRows, datasets_of
+from qkscope.core.bucketspread import StoredSpread
+from qkscope.core.keypairs import PAIR_ROWS, token_pairs
+from qkscope.core.layermoments import LayerMoments
+from qkscope.core.sample import sampled_rows
 from qkscope.errors import CaptureError, DatasetError
-from qkscope.files.atomic import atomic_path
-from qkscope.files.checksums import CHECKSUMS, write_checksums
+from qkscope.files.atomic import atomic_path, sync
+from qkscope.files.checksums import CHECKSUMS, digest, write_checksums
 from qkscope.files.inprogress import (
     KEPT_FOLDER,
     CaptureInProgress,
@@ -41,24 +45,26 @@ def n_left_out(folder: Path) -> int:
     return len(_share(folder).note.left_out)
 
 
-def assemble(state: CaptureInProgress, on_done: OnLayer | None = None) -> None:
+def assemble(
+    state: CaptureInProgress, on_done: OnLayer | None = None, last: tuple[int, KeptVectors] | None = None
+) -> None:
     """Write a run whose shards are all done: moments, sample and vectors first, the manifest last.
 
-    Every step can be repeated, so a process killed at any point loses only the work of that step.
+    ``last`` are the number and the vectors of a shard that is only in memory. Every step can be repeated, so a process
+    killed at any point loses only the work of that step.
     """
     manifest, folder = state.manifest, state.folder
+    digests: dict[Path, str] = {}
     if not state.finished:
         note = state.parts.note
         left_out = [entry.model_dump() | {"name": _name(manifest, entry.document)} for entry in note.left_out]
         if len(left_out) == len(manifest["documents"]):
             raise CaptureError(f"none of the {len(left_out)} documents could be measured; {folder} contains no run")
-        _write_moments(state)
-        sampled, chosen, sampling = _tokens(manifest)
-        write_datasets(folder, manifest, sorted(note.kept), sampled, chosen, sampling, on_done)
+        digests = _write_layers(state, KeptFiles(state.kept, tuple(note.kept), last), on_done)
         (folder / CHECKSUMS).unlink(missing_ok=True)
         state.finish(left_out, note.one_by_one, mean_loss(note.losses))
     if not (folder / CHECKSUMS).exists():
-        write_checksums(folder)
+        write_checksums(folder, digests)
     state.tidy()
 
 
@@ -145,30 +151,57 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, temporary)
 
 
-def _write_moments(state: CaptureInProgress) -> None:
-    folder = state.folder / MOMENTS
-    folder.mkdir(exist_ok=True)
-    for path in folder.glob(".*"):  # what a process that was killed while it wrote has left, under any name
+def _write_layers(state: CaptureInProgress, kept: KeptFiles, on_done: OnLayer | None) -> dict[Path, str]:
+    """Write moments and vectors, several layers at a time; all of it is on disk in the end. Returns their digests."""
+    folder, manifest = state.folder, state.manifest
+    datasets = datasets_of(folder, manifest)
+    (folder / MOMENTS).mkdir(exist_ok=True)
+    for path in (folder / MOMENTS).glob(".*"):  # what a process that was killed while it wrote has left
         path.unlink()
+    digests: dict[Path, str] = {}
 
-    def write(number: int) -> None:
-        total = state.parts.total(number)
+    def write(layer: dict[str, Any]) -> dict[Path, str]:
+        rows, path = kept.rows(layer["layer"]), folder / MOMENTS / layer_file(layer["layer"])
+        sample, *others = [(dataset, dataset.of(rows)) for dataset in datasets]
+        total = state.parts.total(layer["layer"])
         assert total is not None
-        write_layer(folder / layer_file(number), total)
+        try:
+            write_layer(path, _with_spread(total, sample[1], layer, manifest))
+        except OverflowError as error:
+            raise CaptureError(f"layer {layer['layer']} has vectors too large for its sums ({error})") from None
+        del total
+        files = [path, *(file for dataset, part in (sample, *others) for file in dataset.write_layer(layer, part))]
+        for file in files:
+            sync(file)
+        return {file: digest(file) for file in files}
 
-    with ThreadPoolExecutor(THREADS) as threads:
-        list(threads.map(write, [layer["layer"] for layer in state.manifest["layers"]]))
+    several = THREADS if manifest["options"]["vectors"] is None else 1  # a dataset of vectors may be large
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(several) as threads:
+        for number, of_layer in enumerate(threads.map(write, manifest["layers"]), start=1):
+            digests |= of_layer
+            if on_done is not None:
+                on_done(number, len(manifest["layers"]))
+    for dataset in datasets:
+        dataset.write_card()
+    for place in dict.fromkeys(file.parent for file in digests):
+        sync(place)
+    return digests
 
 
-def _tokens(manifest: dict[str, Any]) -> tuple[list[Any], list[Any] | None, VectorSampling | None]:
-    """Positions of each document that the sample and the dataset of vectors contain."""
-    options, lengths = manifest["options"], [int(document["tokens"]) for document in manifest["documents"]]
-    sampled = sample_tokens(lengths, options["sample"], options["seed"], options["skip_first"])
-    if options["vectors"] is None:
-        return sampled, None, None
-    sampling = VectorSampling(**options["vectors"])
-    chosen = [vector_tokens(example, n, sampling, options["skip_first"]) for example, n in enumerate(lengths)]
-    return sampled, chosen, sampling
+def _with_spread(total: LayerMoments, rows: LayerRows, layer: dict[str, Any], manifest: dict[str, Any]) -> LayerMoments:
+    """The moments as a finished run keeps them: of queries by bucket only their spread along pairs of sampled keys."""
+    if total.spread is not None:  # of a run of one shard, it was computed with the sums
+        return total
+    assert total.q_buckets is not None
+    rows = rows.at(sampled_rows(rows.example, rows.position, PAIR_ROWS))
+    pairs = token_pairs(
+        rows.example, rows.position, manifest["window"], manifest["options"]["buckets"],
+        sliding_window=layer["sliding_window"],
+    )  # fmt: skip
+    key_heads = [layer["key_heads"].index(head // manifest["q_per_kv"]) for head in layer["query_heads"]]
+    earlier, later = pairs.rows_in(rows.example, rows.position)
+    spread = StoredSpread.of(total.q_buckets, total.q.total, pairs, rows.k, (earlier, later), key_heads)
+    return replace(total, q_buckets=None, spread=spread)
 
 
 def _refuse_twice(shares: Sequence[Parts]) -> None:

@@ -29,9 +29,9 @@ class OutputHead:
     softcap: float | None
 
     def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """−log p of each target, in float64 on the CPU."""
+        """−log p of each target, in float64."""
         logits = self.logits(hidden)
-        return torch.nn.functional.cross_entropy(logits, targets.to(logits.device), reduction="none").double().cpu()
+        return torch.nn.functional.cross_entropy(logits, targets.to(logits.device), reduction="none").double()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits in float32."""
@@ -71,7 +71,16 @@ class LossSums:
     """Sum of the losses of each document, and their number; empty if logits are not known."""
 
     head: OutputHead | None
-    of: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """The sums of each document's passes, on their device: a pass does not wait for them."""
+    _counts: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def of(self) -> dict[int, tuple[float, int]]:
+        """Sum and number of each document."""
+        return {
+            number: (sum(float(part) for part in self._sums[number]), count) for number, count in self._counts.items()
+        }
 
     def add(self, documents: dict[int, np.ndarray], hidden: torch.Tensor, first: int) -> None:
         """Add what one forward pass says: hidden states of documents, by number, at the positions from ``first`` on."""
@@ -80,8 +89,8 @@ class LossSums:
         for row, (number, ids) in enumerate(documents.items()):
             at = loss_positions(len(ids))
             at = at[(at >= first) & (at < first + hidden.shape[1])]
-            total, n = self.of.get(number, (0.0, 0))
+            self._counts[number] = self._counts.get(number, 0) + len(at)
+            sums = self._sums.setdefault(number, [])
             if len(at):
-                index = torch.from_numpy(at - first).to(hidden.device)
-                total += float(self.head.losses(hidden[row, index], torch.from_numpy(ids[at + 1])).sum())
-            self.of[number] = total, n + len(at)
+                index = torch.from_numpy(at - first).to(hidden.device, non_blocking=True)
+                sums.append(self.head.losses(hidden[row, index], torch.from_numpy(ids[at + 1])).sum())

@@ -22,7 +22,7 @@ from qkscope.capture.options import CaptureOptions
 from qkscope.capture.outofmemory import OutOfMemoryIn, does_not_fit, memory_told
 from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
 from qkscope.capture.shards import Shard
-from qkscope.capture.shardsums import check_finite, finished, kept_vectors
+from qkscope.capture.shardsums import finished, kept_vectors, sampled_keys, send_kept
 from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.reachsums import ReachSums
@@ -100,9 +100,9 @@ class Measurement:
             if on_documents is not None:
                 on_documents(batch_rows[-1] + 1)
         with memory_told([]):
-            moments = finished(sums) if rows else {}
             kept = kept_vectors(labels, sums)
-        check_finite(moments, shard)
+            sampled = {} if left_out else sampled_keys(kept, shard, self.layers, self.q_per_kv, plan.buckets)
+            moments = finished(sums, shard, sampled) if rows else {}
         return ShardSums(moments, kept, left_out, self.report.digest, losses.of)
 
     def passage(self, ids: np.ndarray) -> dict[int, Vectors]:
@@ -228,7 +228,6 @@ class Measurement:
         """One batch of documents through the model, in one pass or in steps through a cache."""
         for restore in self.forget:
             restore()
-        n_kept_before = {layer: len(part_sums.kept) for layer, part_sums in sums.items()}
         ids, mask = padded([shard.ids[row] for row in rows])
         length = ids.shape[1]
         step = self._step(length, plan.width)
@@ -249,9 +248,7 @@ class Measurement:
             with torch.no_grad(), watching(self.model, add, modules=self.attentions):
                 output = self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
                 losses.add({shard.examples[row]: shard.ids[row] for row in rows}, output.last_hidden_state, first)
-        for layer, part_sums in sums.items():
-            new = slice(n_kept_before[layer], None)
-            part_sums.kept[new] = [(q.cpu(), k.cpu()) for q, k in part_sums.kept[new]]
+        send_kept(sums)
 
     def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
         device = _input_device(self.decoder)

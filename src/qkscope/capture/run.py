@@ -25,9 +25,9 @@ from qkscope.capture.models import check_tokens, resolved_device
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, Progress
 from qkscope.capture.passage import Passage
 from qkscope.capture.replica import Replica
-from qkscope.capture.shards import Shard, kept_tokens, per_shard
+from qkscope.capture.shards import Shard, kept_tokens, per_shard, sampled_tokens
 from qkscope.capture.texts import Document
-from qkscope.capture.vectors import write_kept
+from qkscope.capture.vectors import KeptVectors, write_kept
 from qkscope.core.layermoments import LayerMoments
 from qkscope.engine import pool
 from qkscope.errors import CaptureError, ConfigError
@@ -95,7 +95,7 @@ def capture(
             replica.on_documents = job.tell
             job.do(workers.map)
         if execution.share is None:
-            assemble(state, execution.on_writing)
+            assemble(state, execution.on_writing, None if state.finished else job.last)
     return folder
 
 
@@ -144,6 +144,8 @@ class _Job:
     execution: ExecutionOptions
     shards: range
     """The shards of this job, done or not."""
+    last: tuple[int, KeptVectors] | None = field(default=None, init=False)
+    """Number and vectors of the shard that completed the run, which are not on disk."""
     _tokens: int = field(default=0, init=False)
     _documents: int = field(default=0, init=False)
     _before: int = field(default=0, init=False)
@@ -201,11 +203,19 @@ class _Job:
     def _shard(self, number: int, kept: list[np.ndarray]) -> Shard:
         examples = self._examples(number)
         assert self.options.window is not None
-        names, ids = ([values[example] for example in examples] for values in (self.names, self.ids))
-        return Shard(number, examples, names, ids, [kept[example] for example in examples], self.options.window)  # type: ignore[arg-type]
+        is_whole = len(examples) == len(self.ids)
+        return Shard(
+            number,
+            examples,
+            [self.names[example] for example in examples],
+            [self.ids[example] for example in examples],
+            [kept[example] for example in examples],
+            self.options.window,
+            sampled_tokens([len(tokens) for tokens in self.ids], self.options) if is_whole else None,
+        )
 
     def _save(self, shard: Shard, sums: ShardSums) -> None:
-        """Save the vectors first, then the part that lists them."""
+        """Save the vectors first, then the part that lists them; what completes the run is not saved but written."""
         if sums.report_digest != self.report.digest:
             raise CaptureError(
                 f"the worker that measured {shard} has another model, GPU type or package versions than the first one; "
@@ -215,14 +225,18 @@ class _Job:
             _log.error("left out document %d (%s): %s", document, self.names[document], reason)
         if sums.one_by_one:
             _log.warning("%s did not fit into memory in batches and were measured one by one", shard)
+        span = Span(shard.number)
+        is_last = self.execution.share is None and self.state.parts.completes(span)
         note = Note(
             one_by_one=[shard.number] if sums.one_by_one else [],
-            kept=write_kept(self.state.kept, shard.number, sums.kept),
+            kept={} if is_last else write_kept(self.state.kept, shard.number, sums.kept),
             losses=sums.losses,
             left_out=[LeftOutDocument(document=document, reason=reason) for document, reason in sums.left_out.items()],
         )
+        if is_last:  # the run is written right after it
+            self.last = shard.number, sums.kept
         layers = {layer: _loaded(moments) for layer, moments in sums.moments.items()}
-        self.state.parts.add(Span(shard.number), layers, note)
+        self.state.parts.add(span, layers, note, save=not is_last)
 
 
 def _loaded(moments: LayerMoments) -> Callable[[], LayerMoments]:

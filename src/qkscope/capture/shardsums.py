@@ -2,41 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
+from qkscope.capture.layers import Layer
 from qkscope.capture.shards import Shard
+from qkscope.capture.sums.devicespread import SampledKeys
 from qkscope.capture.sums.layersums import LayerSums, layer_moments
 from qkscope.capture.vectors import KeptVectors
+from qkscope.core.keypairs import PAIR_ROWS, TokenPairs, token_pairs
 from qkscope.core.layermoments import LayerMoments
+from qkscope.core.sample import sampled_rows
 from qkscope.errors import CaptureError
 from qkscope.files.parts import THREADS
 
+_AT_ONCE = 4
+"""Layers that are finished at once: each takes some hundred MiB of its device while it is."""
+_PINNED = 2**26
+"""Transfers of more bytes wait: memory that a GPU can write to on its own is scarce."""
 
-def finished(sums: dict[int, LayerSums]) -> dict[int, LayerMoments]:
-    """The sums of all layers as moments on the host; several layers in parallel."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        return dict(zip(sums, threads.map(layer_moments, sums.values()), strict=True))
+
+def finished(
+    sums: dict[int, LayerSums], shard: Shard, sampled: Mapping[int, SampledKeys | None]
+) -> dict[int, LayerMoments]:
+    """The sums of all layers as moments on the host, several layers in parallel; an error if they are not finite."""
+
+    def finish(layer: int) -> LayerMoments:
+        moments = layer_moments(sums[layer], sampled.get(layer))
+        for name, of_kind in (("queries", moments.q), ("keys", moments.k)):
+            if not np.isfinite(of_kind.scatter).all():
+                raise CaptureError(f"layer {layer} gave non-finite {name} in {shard}; try --dtype float32 or bfloat16")
+        return moments
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return dict(zip(sums, threads.map(finish, sums), strict=True))
+
+
+def sampled_keys(
+    kept: KeptVectors, shard: Shard, layers: Mapping[int, Layer], q_per_kv: int, buckets: int
+) -> dict[int, SampledKeys | None]:
+    """The sampled keys of a shard that is the whole run; nothing of others, whose sums are to be merged first."""
+    found: dict[int, SampledKeys | None] = {}
+    if shard.sampled is None:
+        return found
+    of_window: dict[int | None, tuple[TokenPairs, tuple[np.ndarray, np.ndarray]]] = {}
+    numbers = [np.full(len(part), i) << 32 | part for i, part in enumerate(shard.sampled)]
+    in_sample = np.flatnonzero(np.isin(kept.example_id << 32 | kept.position, np.concatenate(numbers)))
+    chosen = in_sample[sampled_rows(kept.example_id[in_sample], kept.position[in_sample], PAIR_ROWS)]
+    example, position = kept.example_id[chosen], kept.position[chosen]
+    for number, (_, keys) in kept.vectors.items():
+        layer = layers[number]
+        if layer.sliding_window not in of_window:
+            pairs = token_pairs(example, position, shard.window, buckets, sliding_window=layer.sliding_window)
+            of_window[layer.sliding_window] = pairs, pairs.rows_in(example, position)
+        pairs, rows = of_window[layer.sliding_window]
+        key_heads = [layer.key_heads.index(head // q_per_kv) for head in layer.query_heads]
+        found[number] = SampledKeys(keys[chosen], pairs, rows, key_heads)
+    return found
 
 
 def kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, LayerSums]) -> KeptVectors:
-    """The kept vectors, sorted by document and position."""
+    """The kept vectors, sorted by document and position, once they have arrived on the host."""
     empty = [np.zeros(0, dtype=np.int64)]
     example, position = (np.concatenate(empty + [pair[index] for pair in labels]) for index in (0, 1))
     order = np.lexsort([position, example])
-    vectors = {
-        layer: tuple(torch.cat([pair[index] for pair in layer_sums.kept]).float().numpy()[order] for index in (0, 1))
-        for layer, layer_sums in sums.items()
-        if layer_sums.kept
-    }
-    return KeptVectors(example[order], position[order], vectors)  # type: ignore[arg-type]
+    for device in {layer_sums.half.device for layer_sums in sums.values() if layer_sums.half is not None}:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    in_order = bool((order == np.arange(len(order))).all())
+
+    def of_layer(layer: int) -> tuple[np.ndarray, np.ndarray]:
+        q, k = (torch.cat([pair[index] for pair in sums[layer].kept]).float().numpy() for index in (0, 1))
+        return (q, k) if in_order else (q[order], k[order])
+
+    layers = [layer for layer, layer_sums in sums.items() if layer_sums.kept]
+    with ThreadPoolExecutor(THREADS) as threads:
+        vectors = dict(zip(layers, threads.map(of_layer, layers), strict=True))
+    return KeptVectors(example[order], position[order], vectors)
 
 
-def check_finite(moments: dict[int, LayerMoments], shard: Shard) -> None:
-    """Raise an error that names the layer if a forward pass gave non-finite values."""
-    for layer, of_layer in moments.items():
-        for name, of_kind in (("queries", of_layer.q), ("keys", of_layer.k)):
-            if not np.isfinite(of_kind.scatter).all():
-                raise CaptureError(f"layer {layer} gave non-finite {name} in {shard}; try --dtype float32 or bfloat16")
+def send_kept(sums: dict[int, LayerSums]) -> None:
+    """Start copying newly kept vectors to the host: all layers of a device in one transfer, which nothing waits for.
+
+    Until the device has been waited for, they must not be read.
+    """
+    by_place: dict[tuple[torch.device, torch.dtype], list[tuple[LayerSums, int]]] = {}
+    for layer_sums in sums.values():
+        for index, (q, _) in enumerate(layer_sums.kept):
+            if q.is_cuda:
+                by_place.setdefault((q.device, q.dtype), []).append((layer_sums, index))
+    for places in by_place.values():
+        tensors = [x for layer_sums, index in places for x in layer_sums.kept[index]]
+        flat = torch.cat([x.reshape(-1) for x in tensors])
+        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.nbytes <= _PINNED)
+        host.copy_(flat, non_blocking=True)
+        parts = iter(host.split([x.numel() for x in tensors]))
+        for layer_sums, index in places:
+            q, k = layer_sums.kept[index]
+            layer_sums.kept[index] = next(parts).view(q.shape), next(parts).view(k.shape)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from qkscope.capture.options import VectorSampling
+from qkscope.capture.tokensampling import sample_tokens, vector_tokens
 from qkscope.core.headmoments import bucket_width
-from qkscope.core.rows import Rows
 from qkscope.errors import CaptureError
 from qkscope.files.arrays import write_tensors
 from qkscope.files.checksums import digest
 from qkscope.files.dataset import write_card
-from qkscope.files.inprogress import KEPT_FOLDER, VECTORS_FOLDER
-from qkscope.files.parts import THREADS
+from qkscope.files.inprogress import VECTORS_FOLDER
 from qkscope.files.runfolder import SAMPLE
-from qkscope.files.vectors import DATA_FILE, write_rows
+from qkscope.files.vectors import DATA_FILE, token_columns, write_vectors
 from qkscope.heads import HeadId
 
 
@@ -48,43 +45,114 @@ def write_kept(folder: Path, shard: int, kept: KeptVectors) -> dict[str, str]:
     return {path.name: digest(path)}
 
 
-def write_datasets(
-    folder: Path,
-    manifest: dict[str, Any],
-    names: list[str],
-    sampled: list[np.ndarray],
-    chosen: list[np.ndarray] | None,
-    sampling: VectorSampling | None,
-    on_done: Callable[[int, int], None] | None = None,
-) -> None:
-    """Write the run's sample and, if requested, its dataset of vectors, from the files of its shards.
+class LayerRows(NamedTuple):
+    """The kept vectors of a layer, sorted by document and position."""
 
-    Samples are small, so several layers are written in parallel; with a dataset, which may be large, one at a time.
-    """
-    if not names:
-        raise CaptureError(
-            "none of the sampled tokens could be measured, so there are no vectors; use a larger --sample"
-        )
-    targets: dict[Path, tuple[list[np.ndarray], set[HeadId] | None]] = {folder / SAMPLE: (sampled, None)}
-    if chosen is not None and sampling is not None:
-        targets[folder / VECTORS_FOLDER] = (chosen, _drawn_heads(manifest, sampling))
-    files = [folder / KEPT_FOLDER / name for name in names]
+    example: np.ndarray
+    position: np.ndarray
+    q: np.ndarray
+    """Queries (n, Hq, d)."""
+    k: np.ndarray
+    """Keys (n, Hk, d)."""
 
-    def write(layer: dict[str, Any]) -> None:
-        rows = _layer_rows(files, layer["layer"])
-        for target, (tokens, heads) in targets.items():
-            _write_layer(target, layer, rows, tokens, heads, manifest)
+    def at(self, index: np.ndarray) -> LayerRows:
+        """Some of the rows."""
+        return LayerRows(*(array[index] for array in self))
 
-    with ThreadPoolExecutor(THREADS if chosen is None else 1) as threads:
-        for number, _ in enumerate(threads.map(write, manifest["layers"]), start=1):
-            if on_done is not None:
-                on_done(number, len(manifest["layers"]))
-    scalings = {layer["scaling"] for layer in manifest["layers"]}
-    scaling = min(scalings) if len(scalings) == 1 else None
-    for target in targets:
+
+@dataclass(frozen=True)
+class KeptFiles:
+    """The kept vectors of all shards: in files, and those of the last shard perhaps in memory."""
+
+    folder: Path
+    names: tuple[str, ...]
+    last: tuple[int, KeptVectors] | None = None
+
+    def rows(self, layer: int) -> LayerRows:
+        """The vectors of one layer."""
+        by_shard = {int(Path(name).stem.rpartition("-")[-1]): self._read(name, layer) for name in self.names}
+        if self.last is not None:
+            number, kept = self.last
+            if layer in kept.vectors:
+                by_shard[number] = LayerRows(kept.example_id, kept.position, *kept.vectors[layer])
+        parts = [part for _, part in sorted(by_shard.items()) if part is not None]
+        if not parts:
+            raise CaptureError(
+                "none of the sampled tokens could be measured, so there are no vectors; use a larger --sample"
+            )
+        if len(parts) == 1:
+            return parts[0]
+        return LayerRows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def _read(self, name: str, layer: int) -> LayerRows | None:
+        path = self.folder / name
+        try:
+            with safe_open(path, framework="np") as file:
+                if f"{layer}.q" not in file.keys():  # noqa: SIM118
+                    return None
+                return LayerRows(
+                    *(file.get_tensor(each) for each in ("example_id", "position", f"{layer}.q", f"{layer}.k"))
+                )
+        except (OSError, SafetensorError) as error:
+            raise CaptureError(f"{path} cannot be read as kept vectors ({error}); capture the run again") from None
+
+
+@dataclass(frozen=True)
+class RunVectors:
+    """A dataset that a run contains: its sample, or the vectors it was asked to save."""
+
+    target: Path
+    manifest: dict[str, Any]
+    tokens: np.ndarray
+    """Its tokens, as document and position in one number."""
+    heads: set[HeadId] | None
+    """Its heads; None: all."""
+
+    def of(self, rows: LayerRows) -> LayerRows:
+        """Those of the kept vectors that belong to it."""
+        return rows.at(np.flatnonzero(np.isin(rows.example << 32 | rows.position, self.tokens)))
+
+    def write_layer(self, layer: dict[str, Any], rows: LayerRows) -> list[Path]:
+        """Write the heads of a layer; returns the files, which are not synced to disk yet."""
+        bucket = rows.position // bucket_width(self.manifest["window"], self.manifest["options"]["buckets"])
+        columns = token_columns(rows.position, rows.example, bucket=bucket, sliding_window=layer["sliding_window"])
+        paths = []
+        for kind, names, values in (("q", layer["query_heads"], rows.q), ("k", layer["key_heads"], rows.k)):
+            for number, name in enumerate(names):
+                head = HeadId(layer["layer"], name, "q" if kind == "q" else "k")
+                if self.heads is None or head in self.heads:
+                    paths.append(self.target / str(head) / DATA_FILE)
+                    write_vectors(paths[-1], values[:, number], columns)
+        return paths
+
+    def write_card(self) -> None:
+        """Write its dataset.json."""
+        scalings = {layer["scaling"] for layer in self.manifest["layers"]}
         write_card(
-            target, q_per_kv=manifest["q_per_kv"], window=manifest["window"], scaling=scaling, rope=_rope(manifest)
+            self.target,
+            q_per_kv=self.manifest["q_per_kv"],
+            window=self.manifest["window"],
+            scaling=min(scalings) if len(scalings) == 1 else None,
+            rope=_rope(self.manifest),
         )
+
+
+def datasets_of(folder: Path, manifest: dict[str, Any]) -> list[RunVectors]:
+    """The sample of a run and, if it was requested, its dataset of vectors."""
+    options, lengths = manifest["options"], [int(document["tokens"]) for document in manifest["documents"]]
+    sampled = sample_tokens(lengths, options["sample"], options["seed"], options["skip_first"])
+    datasets = [RunVectors(folder / SAMPLE, manifest, _numbers(sampled), None)]
+    if options["vectors"] is not None:
+        sampling = VectorSampling(**options["vectors"])
+        chosen = [vector_tokens(example, n, sampling, options["skip_first"]) for example, n in enumerate(lengths)]
+        heads = _drawn_heads(manifest, sampling)
+        datasets.append(RunVectors(folder / VECTORS_FOLDER, manifest, _numbers(chosen), heads))
+    return datasets
+
+
+def _numbers(tokens: list[np.ndarray]) -> np.ndarray:
+    """Document and position of each token in one number."""
+    return np.concatenate([np.full(len(part), i, dtype=np.int64) << 32 | part for i, part in enumerate(tokens)])
 
 
 def _rope(manifest: dict[str, Any]) -> dict[str, Any] | None:
@@ -96,43 +164,6 @@ def _rope(manifest: dict[str, Any]) -> dict[str, Any] | None:
     return {
         "layers": {name: None if rope is None else {key: rope[key] for key in keys} for name, rope in layers.items()}
     }
-
-
-def _layer_rows(files: list[Path], layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    by_shard = []
-    for path in files:
-        try:
-            with safe_open(path, framework="np") as file:
-                if f"{layer}.q" in file.keys():  # noqa: SIM118
-                    names = ("example_id", "position", f"{layer}.q", f"{layer}.k")
-                    by_shard.append([file.get_tensor(name) for name in names])
-        except (OSError, SafetensorError) as error:
-            raise CaptureError(f"{path} cannot be read as kept vectors ({error}); capture the run again") from None
-    example, position, q, k = (np.concatenate(arrays) for arrays in zip(*by_shard, strict=True))
-    return example, position, q, k
-
-
-def _write_layer(
-    target: Path,
-    layer: dict[str, Any],
-    rows: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    tokens: list[np.ndarray],
-    heads: set[HeadId] | None,
-    manifest: dict[str, Any],
-) -> None:
-    example, position, q, k = rows
-    wanted_tokens = np.concatenate(
-        [np.full(len(positions), i, dtype=np.int64) << 32 | positions for i, positions in enumerate(tokens)]
-    )
-    index = np.flatnonzero(np.isin(example << 32 | position, wanted_tokens))
-    bucket = position[index] // bucket_width(manifest["window"], manifest["options"]["buckets"])
-    for kind, names, values in (("q", layer["query_heads"], q), ("k", layer["key_heads"], k)):
-        for number, name in enumerate(names):
-            head = HeadId(layer["layer"], name, "q" if kind == "q" else "k")
-            if heads is None or head in heads:
-                head_rows = Rows(values[index, number], position[index], example[index])
-                path = target / str(head) / DATA_FILE
-                write_rows(path, head_rows, bucket=bucket, sliding_window=layer["sliding_window"])
 
 
 def _drawn_heads(manifest: dict[str, Any], sampling: VectorSampling) -> set[HeadId] | None:

@@ -7,7 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from qkscope.core.bucketspread import BucketSpread
 from qkscope.core.headmoments import HeadMoments
+from qkscope.core.keypairs import TokenPairs
+from qkscope.core.moments import Moments
 from qkscope.core.reach import HeadReach
 from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Pair
@@ -38,5 +41,9 @@ class HeadData(NamedTuple):
     """Whether its layer has no rotary encoding; None: unknown."""
     reach: HeadReach | None = None
     """Attention weights of some queries by distance."""
+    q_buckets: Moments | BucketSpread | None = None
+    """Its queries by position bucket: their moments, or what a captured run keeps of them."""
+    pairs: TokenPairs | None = None
+    """The pairs of keys that the latter is about."""
     passage: PassageVectors | None = None
     """A short text, whole, if it was asked for."""

@@ -88,8 +88,6 @@ class HeadMoments:
     """Non-finite key rows left out."""
     cross: Moments | None = None
     """Moments of (q, k) at the same token by document group (…, 8), for ``pairing="token"``."""
-    q_buckets: Moments | None = None
-    """Queries by position bucket (…, 16), for plasticity."""
     q_cells: BucketMeans | None = None
     """Query means by document group and position bucket (…, 8, 16), for plasticity."""
 
@@ -97,7 +95,6 @@ class HeadMoments:
     def stack(cls, heads: Sequence[HeadMoments]) -> HeadMoments:
         """Several heads side by side along a new first axis; optional parts are None unless all heads have them."""
         cross = [h.cross for h in heads if h.cross is not None]
-        q_buckets = [h.q_buckets for h in heads if h.q_buckets is not None]
         q_cells = [h.q_cells for h in heads if h.q_cells is not None]
         return cls(
             q=MomentsBatch([h.q for h in heads]),
@@ -108,7 +105,6 @@ class HeadMoments:
             dropped_q=np.stack([h.dropped_q for h in heads]),
             dropped_k=np.stack([h.dropped_k for h in heads]),
             cross=Moments.stack(cross) if len(cross) == len(heads) else None,
-            q_buckets=Moments.stack(q_buckets) if len(q_buckets) == len(heads) else None,
             q_cells=BucketMeans.stack(q_cells) if len(q_cells) == len(heads) else None,
         )
 

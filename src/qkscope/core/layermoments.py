@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float
 
+from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.headmoments import BucketMeans, HeadMoments
 from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
@@ -23,7 +24,7 @@ class LayerMoments:
     k: Moments
     """Keys by document group (Hkv, 8)."""
     q_buckets: Moments | None
-    """Queries by position bucket (Hq, buckets); None if they were not loaded."""
+    """Queries by position bucket (Hq, buckets), until the capture is finished; then None."""
     q_cells: BucketMeans
     """Query means by document group and position bucket (Hq, 8, buckets)."""
     k_cells: BucketMeans
@@ -40,6 +41,8 @@ class LayerMoments:
     """The same for the keys."""
     reach: Float[np.ndarray, "hq 8 columns"] | None = None
     """Attention weights of some queries by distance, as in reach.py; None in runs that did not sum them."""
+    spread: StoredSpread | None = None
+    """What a finished capture keeps of ``q_buckets``; None if it was not loaded."""
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of documents."""
@@ -80,7 +83,6 @@ class LayerMoments:
             scaling=np.asarray(scaling),
             dropped_q=np.asarray(0),
             dropped_k=np.asarray(0),
-            q_buckets=None if self.q_buckets is None else self.q_buckets[query],
             q_cells=self.q_cells[query],
         )
 

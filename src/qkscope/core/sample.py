@@ -55,6 +55,17 @@ def ordered_sample(rows: Rows, size: int, seed: int = 0) -> Rows:
     return Sample.from_rows(rows, size, seed).rows.ordered() if chosen is None else rows.take(chosen)
 
 
+def sampled_rows(
+    example_id: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"], size: int, seed: int = 0
+) -> Int[np.ndarray, "m"]:
+    """Indices of the rows that ``ordered_sample`` would take of these tokens, each of which occurs once."""
+    if len(position) <= size:
+        return np.lexsort((position, example_id))
+    chosen = _chosen(example_id.astype(np.int64).tobytes(), position.astype(np.int64).tobytes(), size, seed)
+    assert chosen is not None
+    return chosen
+
+
 @lru_cache(maxsize=8)
 def _chosen(example_id: bytes, position: bytes, size: int, seed: int) -> Int[np.ndarray, "size"] | None:
     """Indices of the sampled rows, in order; cached, since heads share tokens. None if a token occurs twice."""

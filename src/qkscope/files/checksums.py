@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,11 +17,11 @@ _RUN_ENTRIES = ("run.json", "moments", "passage.safetensors", "sample", "vectors
 """Files and folders that belong to a run; tables computed from it do not."""
 
 
-def write_checksums(folder: Path) -> None:
-    """Write the checksums of a finished run."""
-    names = _names(folder)
+def write_checksums(folder: Path, known: Mapping[Path, str] | None = None) -> None:
+    """Write the checksums of a finished run; the digests of files just written may be known."""
+    names, known = _names(folder), known or {}
     with ThreadPoolExecutor(4) as threads:
-        digests = threads.map(digest, [folder / name for name in names])
+        digests = threads.map(lambda path: known.get(path) or digest(path), [folder / name for name in names])
         text = json.dumps(dict(zip(names, digests, strict=True)), indent=1) + "\n"
     write_together(folder, {CHECKSUMS: text.encode()})
 

@@ -1,7 +1,12 @@
-"""One layer's moments on disk: a safetensors file, float64, scatters as packed upper triangles."""
+"""One layer's moments on disk: a safetensors file, scatters as packed upper triangles.
+
+During a capture all of it is float64, so that nothing is lost as parts are merged. A finished run has scatters in
+single precision, for that is what their products were formed in, and of queries by bucket only what plasticity reads.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,16 +15,22 @@ import numpy as np
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 
+from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.headmoments import N_GROUPS, BucketMeans
+from qkscope.core.keypairs import TokenPairs
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.core.reach import REACH_COUNTS, bin_starts
 from qkscope.errors import DatasetError
-from qkscope.files.arrays import write_tensors
+from qkscope.files.arrays import write_new_tensors, write_tensors
 from qkscope.files.readers import check_regular
 
 _OPTIONAL = ("sizes_q", "sizes_k", "reach")
 """Arrays that runs of earlier versions do not have."""
+_SINGLE = ("q.scatter", "k.scatter", "q_cells.mean_x", "k_cells.mean_x", "spread.along_pairs", "spread.along_axes")
+"""Arrays that a finished run has in single precision, as the products they are sums of; all others are float64."""
+_PAIRS = "spread.pairs"
+"""Document, earlier and later position of each pair of keys (buckets, pairs, 3), int32."""
 
 
 def layer_file(layer: int) -> str:
@@ -27,31 +38,84 @@ def layer_file(layer: int) -> str:
     return f"layer-{layer:03d}.safetensors"
 
 
+def write_part_layer(path: Path, moments: LayerMoments) -> None:
+    """Write one layer's moments during a capture, in full, atomically."""
+    assert (moments.q_buckets is None) != (moments.spread is None)
+    write_tensors(path, _packed_arrays(moments) | _pair_numbers(moments))
+
+
 def write_layer(path: Path, moments: LayerMoments) -> None:
-    """Write one layer's moments, atomically."""
-    assert moments.q_buckets is not None
-    tensors = {name: _packed(array) if name.endswith(".scatter") else array for name, array in arrays(moments).items()}
-    write_tensors(path, tensors)
+    """Write one layer's moments as a finished run keeps them; an ``OverflowError`` if they exceed single precision.
+
+    Means of cells are stored as differences from the mean of their document group, which keeps their precision if that
+    mean is far from zero.
+    """
+    tensors = _packed_arrays(moments)
+    for name in ("q", "k"):
+        cells: BucketMeans = getattr(moments, f"{name}_cells")
+        tensors[f"{name}_cells.mean_x"] = np.where(cells.n[..., None] > 0, cells.mean_x - _centre(moments, name), 0.0)
+    with np.errstate(over="ignore"):
+        tensors |= {name: tensors[name].astype(np.float32) for name in _SINGLE if name in tensors}
+    for name in set(_SINGLE) & set(tensors):
+        if not np.isfinite(tensors[name]).all():
+            raise OverflowError(name)
+    write_new_tensors(path, tensors | _pair_numbers(moments))
 
 
-def read_layer(path: Path, *, buckets: bool = True) -> LayerMoments:
-    """Read one layer's moments; those of queries by bucket only if ``buckets``."""
-    kinds = ("q", "k", "q_buckets") if buckets else ("q", "k")
+def read_layer(path: Path, *, finished: bool = True, buckets: bool = True) -> LayerMoments:
+    """Read one layer's moments, of a finished run or of a part of a capture; those by bucket only if ``buckets``."""
+    left_out = () if buckets else ("q_buckets.", "spread.")
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys() if buckets or "q_buckets" not in name}  # noqa: SIM118
-        by_kind = {name: Moments(*_together(tensors, name, ("n", "mean", "scatter"))) for name in kinds}
+            tensors = {name: file.get_tensor(name) for name in file.keys() if not name.startswith(left_out)}  # noqa: SIM118
+        _check_types(tensors, finished)
+        q, k = (Moments(*_together(tensors, name, ("n", "mean", "scatter"))) for name in ("q", "k"))
+        kept = finished or _PAIRS in tensors  # what is kept in the end
+        of_buckets = None if kept else Moments(*_together(tensors, "q_buckets", ("n", "mean", "scatter")))
         q_cells, k_cells = (
             BucketMeans(*_together(tensors, kind, ("n", "mean_x", "mean_t"))) for kind in ("q_cells", "k_cells")
         )
         others = tensors["unrotated_q"], tensors["unrotated_k"], tensors["temperature"]
         later = [tensors.get(name) for name in _OPTIONAL]
+        spread = _spread(tensors) if kept and buckets else None
+        moments = LayerMoments(q, k, of_buckets, q_cells, k_cells, *others, *later)
+        moments = replace(moments, spread=spread)
+        return _with_centres(moments) if finished else moments
     except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
     except MemoryError:
         raise DatasetError(f"{path} does not fit into memory; use fewer --workers, or another machine") from None
-    return LayerMoments(by_kind["q"], by_kind["k"], by_kind.get("q_buckets"), q_cells, k_cells, *others, *later)
+
+
+def _check_types(tensors: dict[str, Any], finished: bool) -> None:
+    """Raise a ``ValueError`` for an array of another precision than it was written in."""
+    for name, array in tensors.items():
+        expected = np.int32 if name == _PAIRS else np.float32 if finished and name in _SINGLE else np.float64
+        if array.dtype != expected:
+            raise ValueError(f"{name}: expected {np.dtype(expected)}, got {array.dtype}")
+
+
+def _spread(tensors: dict[str, Any]) -> StoredSpread:
+    pairs = tensors[_PAIRS]
+    if pairs.ndim != 3 or pairs.shape[-1] != 3:
+        raise ValueError(f"{_PAIRS}: expected documents and two positions, got shape {pairs.shape}")
+    along = (tensors[f"spread.{name}"].astype(np.float64) for name in ("along_pairs", "along_axes"))
+    return StoredSpread(TokenPairs(*np.moveaxis(pairs.astype(np.int64), -1, 0)), *along)
+
+
+def _with_centres(moments: LayerMoments) -> LayerMoments:
+    """Means of cells from their differences to the mean of their document group."""
+    q_cells, k_cells = (
+        replace(found, mean_x=np.where(found.n[..., None] > 0, found.mean_x + _centre(moments, name), 0.0))
+        for name, found in (("q", moments.q_cells), ("k", moments.k_cells))
+    )
+    return replace(moments, q_cells=q_cells, k_cells=k_cells)
+
+
+def _centre(moments: LayerMoments, name: str) -> Float[np.ndarray, "h 8 1 d"]:
+    groups: Moments = getattr(moments, name)
+    return groups.mean_x[..., None, :]
 
 
 def _together(
@@ -61,6 +125,7 @@ def _together(
     arrays = [
         _unpacked(tensors[f"{name}.{field}"]) if field == "scatter" else tensors[f"{name}.{field}"] for field in fields
     ]
+    arrays = [array.astype(np.float64, copy=False) for array in arrays]
     batch, *(mean, last) = (array.shape for array in arrays)
     if mean[:-1] != batch or last not in (batch, (*mean, mean[-1])):
         shapes = ", ".join(f"{field} {array.shape}" for field, array in zip(fields, arrays, strict=True))
@@ -68,10 +133,12 @@ def _together(
     return arrays
 
 
-def read_layer_of(manifest: dict[str, Any], folder: Path, layer: int, *, buckets: bool = True) -> LayerMoments:
+def read_layer_of(
+    manifest: dict[str, Any], folder: Path, layer: int, *, finished: bool = True, buckets: bool = True
+) -> LayerMoments:
     """Read one layer's moments from a folder; a ``DatasetError`` if they do not match the manifest."""
     path = folder / layer_file(layer)
-    moments = read_layer(path, buckets=buckets)
+    moments = read_layer(path, finished=finished, buckets=buckets)
     entry = next((entry for entry in manifest["layers"] if entry["layer"] == layer), None)
     if entry is None:
         raise DatasetError(f"{path} is not valid (its manifest has no layer {layer}); capture the run again")
@@ -99,14 +166,21 @@ def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: i
         **_cells_shapes("q_cells", (n_q, N_GROUPS, buckets), d),
         **_cells_shapes("k_cells", (n_k, N_GROUPS, buckets), d),
     }
+    if moments.spread is not None:
+        pairs = moments.spread.pairs
+        expected |= {
+            "spread.along_pairs": (n_q, buckets, pairs.example.shape[-1]),
+            "spread.along_axes": (n_q, buckets, d),
+        }
+        positions = np.stack([pairs.earlier, pairs.later])[:, pairs.real]
+        if len(pairs.example) != buckets or ((positions < 0) | (positions >= window)).any():
+            return f"{_PAIRS}: expected pairs of positions below {window} for {buckets} buckets"
     if entry["rope"] is not None and entry["rope"].get("start", 0) + 2 * planes > d:
         return f"its manifest rotates coordinates beyond the vector length of {d}"
     by_name = arrays(moments)
     if by_name["temperature"].shape not in ((2, 0), (2, window)):
         return f"temperature: expected shape {(2, 0)} or {(2, window)}, got {by_name['temperature'].shape}"
     for name, array in by_name.items():
-        if array.dtype != np.float64:
-            return f"{name}: expected float64, got {array.dtype}"
         if array.shape != expected.get(name, array.shape):
             return f"{name}: expected shape {expected[name]}, got {array.shape}"
         if not np.isfinite(array).all():
@@ -125,7 +199,20 @@ def arrays(moments: LayerMoments) -> dict[str, Float[np.ndarray, "..."]]:
     for name in ("q_cells", "k_cells"):
         cells: BucketMeans = getattr(moments, name)
         by_name |= {f"{name}.n": cells.n, f"{name}.mean_x": cells.mean_x, f"{name}.mean_t": cells.mean_t}
+    if moments.spread is not None:
+        by_name |= {f"spread.{name}": getattr(moments.spread, name) for name in ("along_pairs", "along_axes")}
     return by_name
+
+
+def _pair_numbers(moments: LayerMoments) -> dict[str, Any]:
+    if moments.spread is None:
+        return {}
+    pairs = moments.spread.pairs
+    return {_PAIRS: np.stack([pairs.example, pairs.earlier, pairs.later], -1).astype(np.int32)}
+
+
+def _packed_arrays(moments: LayerMoments) -> dict[str, Any]:
+    return {name: _packed(array) if name.endswith(".scatter") else array for name, array in arrays(moments).items()}
 
 
 def _moments_shapes(name: str, batch: tuple[int, ...], d: int) -> dict[str, tuple[int, ...]]:

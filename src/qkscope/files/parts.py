@@ -30,12 +30,12 @@ from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import DatasetError
 from qkscope.files.atomic import sync, temporary_name, write_together
 from qkscope.files.checksums import digest
-from qkscope.files.layerfiles import layer_file, read_layer_of, write_layer
+from qkscope.files.layerfiles import layer_file, read_layer_of, write_part_layer
 from qkscope.files.readers import read_text
 
 PARTS = "parts"
 NOTE = "part.json"
-THREADS = 8
+THREADS = 16
 """Layers that are read, merged and written in parallel."""
 _NAME = re.compile(r"(\d{6,9})-(\d{6,9})")
 _UNFINISHED = re.compile(r"\.\d{6,9}-\d{6,9}\.\d+\.tmp")
@@ -117,8 +117,8 @@ class Note(BaseModel):
         return Note(kept=kept, left_out=left_out, one_by_one=one_by_one, losses=losses)
 
 
-_Layers = Mapping[int, Callable[[], LayerMoments]]
-"""The moments of each layer, in memory or read when called."""
+_Layers = Mapping[int, Callable[[], LayerMoments | None]]
+"""The moments of each layer, in memory or read when called; None if no document could be measured."""
 
 
 @dataclass
@@ -129,7 +129,9 @@ class Parts:
     """Folder of the capture."""
     manifest: dict[str, Any]
     notes: dict[Span, Note] = field(default_factory=dict)
-    """The note of every part on disk."""
+    """The note of every part, on disk or not."""
+    unsaved: dict[Span, _Layers] = field(default_factory=dict)
+    """The part that completed the run, if the run is written from memory right after it."""
 
     @property
     def place(self) -> Path:
@@ -171,8 +173,15 @@ class Parts:
                 shutil.rmtree(self.place / span.name)
         return damaged
 
-    def add(self, span: Span, layers: _Layers, note: Note) -> None:
-        """Add a part, merged with its siblings in the tree as far up as they exist."""
+    def completes(self, span: Span) -> bool:
+        """Whether no shard is missing with this part."""
+        return len(self.done) + span.count == self.in_all
+
+    def add(self, span: Span, layers: _Layers, note: Note, *, save: bool = True) -> None:
+        """Add a part, merged with its siblings in the tree as far up as they exist.
+
+        Unless ``save``, it is merged when it is read, and its siblings stay on disk.
+        """
         merged, made_of = span, list[Span]()
         while merged.sibling in self.notes:
             made_of.append(merged.sibling)
@@ -187,16 +196,23 @@ class Parts:
                 moments, at = _both(*pair), at.parent
             return moments
 
-        self._write(merged, layer, reduce(Note.with_, (self.notes[sibling] for sibling in made_of), note))
+        merged_note = reduce(Note.with_, (self.notes[sibling] for sibling in made_of), note)
+        if not save:
+            self.unsaved[merged] = {number: partial(layer, number) for number in self._numbers}
+            self.notes = {at: its for at, its in self.notes.items() if at not in made_of} | {merged: merged_note}
+            return
+        self._write(merged, layer, merged_note)
         for sibling in made_of:
             del self.notes[sibling]
             shutil.rmtree(self.place / sibling.name)
 
     def layers(self, span: Span) -> _Layers:
         """The layers of a part, each read when called."""
+        if span in self.unsaved:
+            return self.unsaved[span]
         folder = self.place / span.name
         numbers = self._numbers if self.notes[span].layers else []
-        return {number: partial(read_layer_of, self.manifest, folder, number) for number in numbers}
+        return {number: partial(read_layer_of, self.manifest, folder, number, finished=False) for number in numbers}
 
     def total(self, number: int) -> LayerMoments | None:
         """One layer of all parts together, from the left; None if no document could be measured."""
@@ -272,7 +288,7 @@ def _write_layer(folder: Path, number: int, moments: LayerMoments | None) -> tup
     name = layer_file(number)
     if moments is None:
         return name, ""
-    write_layer(folder / name, moments)
+    write_part_layer(folder / name, moments)
     return name, digest(folder / name)
 
 

@@ -1,7 +1,7 @@
 """Run folders: a manifest, the moments of each layer, and a sample of vectors in the dataset layout.
 
     run.json                      what was measured, and how
-    moments/layer-000.safetensors float64; scatters as packed upper triangles
+    moments/layer-000.safetensors scatters as packed upper triangles
     sample/l00h00q/data.parquet   …
 
 While a capture is in progress there is ``progress.json`` instead of ``run.json``; see inprogress.py.
@@ -20,7 +20,7 @@ from qkscope.files.layerfiles import read_layer_of
 from qkscope.files.manifest import problem
 from qkscope.files.readers import read_text
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "run.json"
 PROGRESS = "progress.json"
 MOMENTS = "moments"
@@ -61,5 +61,5 @@ class RunFolder:
         return cls(folder, manifest)
 
     def layer(self, layer: int, *, buckets: bool = True) -> LayerMoments:
-        """The moments of one layer; those of queries by bucket, two thirds of its file, only if ``buckets``."""
+        """The moments of one layer; what is kept of queries by bucket only if ``buckets``."""
         return read_layer_of(self.manifest, self.folder / MOMENTS, layer, buckets=buckets)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 
 from qkscope.core.rows import Rows
 from qkscope.errors import HeadError
@@ -22,6 +22,7 @@ from qkscope.heads import HeadId
 DATA_FILE = "data.parquet"
 INT32 = 2**31
 _READ = ("example_id", "position", "vector")
+_COLUMNS = ("bucket", "example_id", "position", "vector", "sliding_window", "token_str")
 
 
 def read_rows(path: Path, head: HeadId) -> Rows:
@@ -65,27 +66,63 @@ def write_rows(
     tokens: list[str | None] | None = None,
 ) -> None:
     """Write a head's rows in the dataset format, atomically; float16 vectors stay float16, others become float32."""
-    for name in ("position", "example_id"):
-        numbers = getattr(rows, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path) as temporary:
+        write_new_rows(temporary, rows, bucket=bucket, sliding_window=sliding_window, tokens=tokens)
+
+
+def write_new_rows(
+    path: Path,
+    rows: Rows,
+    *,
+    bucket: Int[np.ndarray, "n"] | None = None,
+    sliding_window: int | None = None,
+    tokens: list[str | None] | None = None,
+) -> None:
+    """The same, to a file of which nothing is read until the whole folder is complete and on disk."""
+    columns = token_columns(rows.position, rows.example_id, bucket=bucket, sliding_window=sliding_window, tokens=tokens)
+    write_vectors(path, rows.x, columns)
+
+
+def token_columns(
+    position: Int[np.ndarray, "n"],
+    example_id: Int[np.ndarray, "n"],
+    *,
+    bucket: Int[np.ndarray, "n"] | None = None,
+    sliding_window: int | None = None,
+    tokens: list[str | None] | None = None,
+) -> dict[str, pa.Array]:
+    """The columns besides the vectors, which the heads of a layer have in common."""
+    for name, numbers in (("position", position), ("example_id", example_id)):
         if len(numbers) and not -INT32 <= numbers.min() <= numbers.max() < INT32:
             raise ValueError(f"expected {name} within 32 bits, got {numbers.min()} to {numbers.max()}")
-    n = len(rows)
-    values = rows.x if rows.x.dtype == np.float16 else rows.x.astype(np.float32)
-    table = pa.table(
-        {
-            "bucket": pa.array(np.zeros(n, np.int32) if bucket is None else bucket.astype(np.int32)),
-            "example_id": pa.array(rows.example_id.astype(np.int32)),
-            "position": pa.array(rows.position.astype(np.int32)),
-            "vector": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), rows.d),
-            "sliding_window": pa.array([sliding_window] * n, pa.int32()),
-            "token_str": pa.array([None] * n if tokens is None else tokens, pa.string()),
-        }
-    )
+    n = len(position)
+    return {
+        "bucket": pa.array(np.zeros(n, np.int32) if bucket is None else bucket.astype(np.int32)),
+        "example_id": pa.array(example_id.astype(np.int32)),
+        "position": pa.array(position.astype(np.int32)),
+        "sliding_window": pa.repeat(pa.scalar(sliding_window, pa.int32()), n),
+        "token_str": pa.nulls(n, pa.string()) if tokens is None else pa.array(tokens, pa.string()),
+    }
+
+
+def write_vectors(path: Path, x: Real[np.ndarray, "n d"], columns: dict[str, pa.Array]) -> None:
+    """Write vectors and the columns of their tokens, not atomically."""
+    values = x if x.dtype == np.float16 else x.astype(np.float32, copy=False)
+    vector = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), x.shape[-1])
+    table = pa.table({name: vector if name == "vector" else columns[name] for name in _COLUMNS})
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Dictionary encoding makes vectors no smaller and doubles the time to read them.
-    plain = ["bucket", "example_id", "position", "sliding_window", "token_str"]
-    with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", use_dictionary=plain)
+    # Vectors byte by byte: first bytes compress, and the last ones of numbers that were half precision are zero.
+    with path.open("wb") as file:
+        pq.write_table(
+            table,
+            file,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in _COLUMNS if name != "vector"],
+            write_statistics=False,
+            column_encoding={"vector.list.element": "BYTE_STREAM_SPLIT"},
+        )
 
 
 class _Malformed(Exception):

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from qkscope.core.bucketspread import BucketSpread
 from qkscope.core.headdata import HeadData, PassageVectors
 from qkscope.core.headmoments import N_GROUPS
+from qkscope.core.keypairs import TokenPairs
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.reach import HeadReach, bin_starts, query_positions
 from qkscope.core.rope import Rope
@@ -101,11 +103,17 @@ class CapturedSource:
             notes = vars(self.layer_notes(head))
             reach = self._reach(moments, query)
             passage = self._passage(head, query, key) if reading.passage else None
+            try:
+                buckets, pairs = _buckets(moments, query, vectors)
+            except LookupError as error:
+                failed.append(HeadError(head, f"{error}; capture the run again", self.file(head)))
+                continue
             loaded.append(
                 HeadData(
-                    head, self.key_head(head), head_moments, vectors, rotary, **notes, reach=reach, passage=passage
+                    head, self.key_head(head), head_moments, vectors, rotary, **notes,
+                    reach=reach, q_buckets=buckets, pairs=pairs, passage=passage,
                 )
-            )
+            )  # fmt: skip
         return loaded, failed
 
     def _passage(self, head: HeadId, query: int, key: int) -> PassageVectors | None:
@@ -171,6 +179,16 @@ def _rope(layer: dict[str, Any]) -> Rope | None:
     if rope is None:
         return None
     return Rope(np.array(rope["frequencies"], dtype=float), rope["layout"], int(rope["start"]), int(rope["sign"]))
+
+
+def _buckets(
+    moments: LayerMoments, query: int, vectors: Pair | None
+) -> tuple[BucketSpread, TokenPairs] | tuple[None, None]:
+    """What plasticity needs of a query head; a ``LookupError`` if the sample is not the one that its pairs are from."""
+    if moments.spread is None or vectors is None:
+        return None, None
+    moments.spread.pairs.rows_in(vectors.k.example_id, vectors.k.position)
+    return moments.spread.head(query, moments.q_cells[query]), moments.spread.pairs
 
 
 @lru_cache(maxsize=2)

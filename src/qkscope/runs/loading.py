@@ -114,7 +114,8 @@ def load_key_group(
             moments = _pair(dataset, query, key, reading)
             vectors = Pair(query.sample(reading.sample), key.sample(reading.sample)) if reading.sample else None
             rotary = _rotary(dataset, query, key) if reading.rotary else None
-            loaded.append(HeadData(head, key.head, moments, vectors, rotary))
+            buckets = bucket_moments(query.rows, int(moments.window), reading.buckets) if reading.buckets else None
+            loaded.append(HeadData(head, key.head, moments, vectors, rotary, q_buckets=buckets))
         except HeadError as error:
             failed.append(error)
         except DatasetError as error:
@@ -184,6 +185,5 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadM
         dropped_q=np.asarray(query.dropped),
         dropped_k=np.asarray(key.dropped),
         cross=cross,
-        q_buckets=bucket_moments(query.rows, window, reading.buckets) if reading.buckets else None,
         q_cells=cell_means(query.rows, window, reading.buckets) if reading.buckets else None,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from functools import lru_cache
 
-import numpy as np
 import torch
 
 from qkscope.capture.sums.halfsums import LOW, HalfSums, RawSums
@@ -71,26 +70,26 @@ class GramSums(HalfSums):
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
         """Squares with the sums next to them, and the matching entries of the table."""
         d, buckets = self.d, self.plan.buckets
-        squares, products = (x[heads].double().cpu().numpy() for x in (self.by_group, self.with_table))
+        squares, products = (x[heads].double() for x in (self.by_group, self.with_table))
         beside = products[..., 2 * self.planes : 2 * self.planes + 3 * buckets].reshape(*squares.shape[:3], 3, buckets)
         by_bucket = None
         if queries:
-            of_buckets = np.moveaxis(beside.sum(1), -1, 1)
-            by_bucket = _with_columns(self.by_bucket.double().cpu().numpy(), of_buckets, d)
-        cells = np.moveaxis(beside[..., 2, :], -1, -2)
+            of_buckets = beside.sum(1).movedim(-1, 1)
+            by_bucket = _with_columns(self.by_bucket.double(), of_buckets, d)
+        cells = beside[..., 2, :].transpose(-1, -2)
         return RawSums(_with_columns(squares, beside.sum(-1), d), by_bucket, cells, self._turned(products))
 
-    def _turned(self, products: np.ndarray) -> np.ndarray:
+    def _turned(self, products: torch.Tensor) -> torch.Tensor:
         if self.rope is None:
-            return np.zeros((*products.shape[:2], 0, 4))
+            return products.new_zeros(*products.shape[:2], 0, 4)
         tables = products[..., : self.planes], products[..., self.planes : 2 * self.planes]
-        parts = [np.diagonal(at[:, :, rows], 0, 2, 3) for at in tables for rows in self.rope.coordinates]
-        return np.stack(parts, -1)
+        parts = [torch.diagonal(at[:, :, rows], 0, 2, 3) for at in tables for rows in self.rope.coordinates]
+        return torch.stack(parts, -1)
 
 
-def _with_columns(squares: np.ndarray, beside: np.ndarray, d: int) -> np.ndarray:
+def _with_columns(squares: torch.Tensor, beside: torch.Tensor, d: int) -> torch.Tensor:
     """The used part of Σ z zᵀ: squares (…, d, d), and x with a, b and 1 (…, d, 3)."""
-    products = np.zeros((*squares.shape[:-2], d + 3, d + 3))
+    products = squares.new_zeros(*squares.shape[:-2], d + 3, d + 3)
     products[..., :d, :d], products[..., :d, d:] = squares, beside
     return products
 

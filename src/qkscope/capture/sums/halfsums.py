@@ -3,7 +3,7 @@
 Products of half-precision numbers are exact in float32, and the position within a bucket is 256·a + b, two parts that
 half precision represents exactly. Squares xxᵀ are summed by head and bucket, and x itself with a, b, 1 and with the
 cosines and sines of its position; on a GPU in parallel to the forward pass, on a separate stream. Counts and sums of
-positions need no vectors and are computed on the host. gramsums.py forms the sums without copying the vectors,
+positions need no vectors. gramsums.py forms the sums without copying the vectors,
 rowsums.py copies them into rows first.
 """
 
@@ -53,29 +53,29 @@ def _far_mean(vectors: torch.Tensor) -> torch.Tensor:
 class RawSums:
     """The sums of some heads, in float64; z = (x − shift, a, b, 1), further columns are padding."""
 
-    by_group: np.ndarray
+    by_group: torch.Tensor
     """Σ z zᵀ (H, 8, d + 3 …, d + 3 …); of the rows of a, b and 1, only the products with x are used."""
-    by_bucket: np.ndarray | None
+    by_bucket: torch.Tensor | None
     """(H, buckets, d + 3 …, d + 3 …); queries only."""
-    by_cell: np.ndarray
+    by_cell: torch.Tensor
     """Σ x − shift (H, 8, buckets, d …)."""
-    turned: np.ndarray
+    turned: torch.Tensor
     """Σ of cos·u, cos·v, sin·u, sin·v of each plane (u, v) (H, 8, planes, 4)."""
 
 
 @dataclass(frozen=True)
-class HostSums:
-    """Sums of z zᵀ with z = (x − shift, t − middle of the window, 1), in float64 on the host."""
+class ExactSums:
+    """Sums of z zᵀ with z = (x − shift, t − middle of the window, 1), in float64 on the layer's device."""
 
-    shift: np.ndarray
+    shift: torch.Tensor
     """(H, d)."""
-    by_group: np.ndarray
+    by_group: torch.Tensor
     """(H, 8, d + 2, d + 2)."""
-    by_cell: np.ndarray
+    by_cell: torch.Tensor
     """(H, 8, buckets, d + 2): sums only, no products."""
-    by_bucket: np.ndarray | None
+    by_bucket: torch.Tensor | None
     """(H, buckets, d + 2, d + 2); queries only."""
-    unrotated: np.ndarray
+    unrotated: torch.Tensor
     """(H, 8, planes, 2)."""
 
 
@@ -128,53 +128,58 @@ class HalfSums(ABC):
 
     @abstractmethod
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
-        """The sums of these heads, on the host."""
+        """The sums of these heads."""
 
-    # ---- to the host ----------------------------------------------------------------------------
+    # ---- in the end -----------------------------------------------------------------------------
 
-    def host(self) -> tuple[HostSums, HostSums]:
+    def exact(self) -> tuple[ExactSums, ExactSums]:
         """The sums of the query heads and of the key heads."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).wait_stream(_side(self.device))
         return self._kind(slice(0, self.n_q), queries=True), self._kind(slice(self.n_q, None), queries=False)
 
-    def _kind(self, heads: slice, *, queries: bool) -> HostSums:
+    def _kind(self, heads: slice, *, queries: bool) -> ExactSums:
         plan, d, raw = self.plan, self.d, self.raw(heads, queries=queries)
-        shift, cells = self.shift[heads].double().cpu().numpy(), raw.by_cell[..., :d]
+        shift, cells = self.shift[heads].double(), raw.by_cell[..., :d]
         middle = np.arange(plan.buckets) * plan.width + plan.width // 2 - plan.window / 2
         n, t, tt = np.moveaxis(self.places, -1, 0)
-        places = np.stack([n, t + middle * n, tt + 2 * middle * t + middle**2 * n], -1)
-        moved = np.einsum("b,hgbc->hgc", middle, cells)
+        by_cell = np.stack([n, t + middle * n, tt + 2 * middle * t + middle**2 * n], -1)
+        places, middles = (torch.from_numpy(array).to(self.device) for array in (by_cell, middle))
+        moved = torch.einsum("b,hgbc->hgc", middles, cells)
         buckets = None
         if raw.by_bucket is not None:
-            buckets = _assembled(raw.by_bucket, middle[:, None] * cells.sum(1), places.sum(0), d)
-        ends = np.broadcast_to(places[..., [1, 0]], (len(cells), *places.shape[:-1], 2))
-        return HostSums(
+            buckets = _assembled(raw.by_bucket, middles[:, None] * cells.sum(1), places.sum(0), d)
+        ends = places[..., [1, 0]].expand(len(cells), *places.shape[:-1], 2)
+        return ExactSums(
             shift,
             _assembled(raw.by_group, moved, places.sum(1), d),
-            np.concatenate([cells, ends], -1),
+            torch.cat([cells, ends], -1),
             buckets,
             self._unrotated(raw.turned, shift, cells),
         )
 
-    def _unrotated(self, sums: np.ndarray, shift: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    def _unrotated(self, sums: torch.Tensor, shift: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
         if self.rope is None:
-            return np.zeros((len(shift), N_GROUPS, 0, 2))
-        angles = np.zeros((N_GROUPS, self.plan.buckets, self.planes, 4))
-        for group, part in self.angles:
-            angles[group] += part.cpu().numpy()
-        cos, sin = np.moveaxis(angles[..., :2].sum(1), -1, 0)
+            return shift.new_zeros(len(shift), N_GROUPS, 0, 2)
+        documents = torch.stack([part for _, part in self.angles])
+        angles = torch.einsum("xg,xbpc->gbpc", in_groups([group for group, _ in self.angles], documents), documents)
+        cos, sin = angles[..., :2].sum(1).unbind(-1)
         first, second = self.rope.coordinates
         u, v = shift[:, None, first], shift[:, None, second]
         # The rounding errors of the table are corrected with the mean vector of each bucket: within a bucket, vectors
         # are close to it, or turn so fast that the errors cancel.
-        mean = cells / np.maximum(self.places[..., :1], 1.0)
-        lost = [np.einsum("hgbp,gbp->hgp", mean[..., rows], angles[..., which])
+        mean = cells / torch.from_numpy(self.places[..., :1]).to(self.device).clamp_min(1.0)
+        lost = [torch.einsum("hgbp,gbp->hgp", mean[..., rows], angles[..., which])
                 for which in (2, 3) for rows in (first, second)]  # fmt: skip
-        cos_u, cos_v, sin_u, sin_v = np.moveaxis(sums + np.stack(lost, -1), -1, 0)
+        cos_u, cos_v, sin_u, sin_v = (sums + torch.stack(lost, -1)).unbind(-1)
         cos_u, cos_v, sin_u, sin_v = cos_u + u * cos, cos_v + v * cos, sin_u + u * sin, sin_v + v * sin
-        turned = np.stack([cos_u + self.rope.sign * sin_v, cos_v - self.rope.sign * sin_u], -1)
+        turned = torch.stack([cos_u + self.rope.sign * sin_v, cos_v - self.rope.sign * sin_u], -1)
         return turned / self.rope.attention_factor
+
+
+def in_groups(groups: list[int], like: torch.Tensor) -> torch.Tensor:
+    """1 where a document belongs to a group (documents, 8), to add them up always in the same order."""
+    return torch.nn.functional.one_hot(torch.tensor(groups), N_GROUPS).to(like)
 
 
 def _places(tokens: BatchTokens, plan: Plan) -> np.ndarray:
@@ -188,9 +193,9 @@ def _places(tokens: BatchTokens, plan: Plan) -> np.ndarray:
     return sums
 
 
-def _assembled(products: np.ndarray, moved: np.ndarray, places: np.ndarray, d: int) -> np.ndarray:
+def _assembled(products: torch.Tensor, moved: torch.Tensor, places: torch.Tensor, d: int) -> torch.Tensor:
     """Z zᵀ for z = (x, t, 1) from that for (x, a, b, 1): t = 256a + b + the bucket's middle; ``moved`` = Σ middle·x."""
-    full = np.empty((*products.shape[:-2], d + 2, d + 2))
+    full = products.new_empty(*products.shape[:-2], d + 2, d + 2)
     with_t = LOW * products[..., :d, d] + products[..., :d, d + 1] + moved[..., :d]
     full[..., :d, :d] = products[..., :d, :d]
     full[..., :d, d] = full[..., d, :d] = with_t

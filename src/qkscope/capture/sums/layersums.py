@@ -16,13 +16,15 @@ import torch
 
 from qkscope.capture.attention import Attention
 from qkscope.capture.rope import LayerRope, temperature
+from qkscope.capture.sums.devicespread import SampledKeys, spread_of
 from qkscope.capture.sums.gramsums import GramSums, trusted
-from qkscope.capture.sums.halfsums import HalfSums, HostSums, beside, far_means, takes
+from qkscope.capture.sums.halfsums import ExactSums, HalfSums, beside, far_means, takes
 from qkscope.capture.sums.planesizes import PlaneSizes
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.rowsums import RowSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.capture.sums.undonerotation import UndoneRotation
+from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.headmoments import N_GROUPS, BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
@@ -66,15 +68,15 @@ class KindSums:
         groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
         self.unrotated.index_add_(1, groups, torch.stack(undone, -1).transpose(0, 1))
 
-    def host(self) -> HostSums:
-        """The same sums on the host."""
-        unrotated = np.zeros((len(self.by_group), N_GROUPS, 0, 2))
-        return HostSums(
-            self.shift.double().cpu().numpy(),
-            self.by_group.cpu().numpy(),
-            self.by_cell.cpu().numpy(),
-            None if self.by_bucket is None else self.by_bucket.cpu().numpy(),
-            unrotated if self.unrotated is None else self.unrotated.cpu().numpy(),
+    def exact(self) -> ExactSums:
+        """The same sums, as those of half-precision vectors."""
+        unrotated = self.by_group.new_zeros(len(self.by_group), N_GROUPS, 0, 2)
+        return ExactSums(
+            self.shift.double(),
+            self.by_group,
+            self.by_cell,
+            self.by_bucket,
+            unrotated if self.unrotated is None else self.unrotated,
         )
 
 
@@ -160,33 +162,67 @@ def _half_sums(attention: Attention, tokens: BatchTokens, plan: Plan, rope: Laye
     return (GramSums if in_place else RowSums)(attention.q, attention.k, shift, plan, rope)
 
 
-def layer_moments(sums: LayerSums) -> LayerMoments:
-    """Copy one shard's sums of a layer to the host, as moments."""
-    q, k = _host_sums(sums)
+def layer_moments(sums: LayerSums, sampled: SampledKeys | None = None) -> LayerMoments:
+    """One shard's sums of a layer as moments on the host; computed where they are, and copied at once.
+
+    With ``sampled`` keys, of queries by bucket only their spread along pairs of these is computed.
+    """
+    q, k = (sums.q, sums.k) if sums.half is None else sums.half.exact()
+    assert q is not None
+    assert k is not None
+    q, k = (kind.exact() if isinstance(kind, KindSums) else kind for kind in (q, k))
     assert q.by_bucket is not None
-    sizes_q, sizes_k = sums.sizes.host()
     q_shift, k_shift = (_with_time(kind.shift, sums.plan) for kind in (q, k))
+    groups, buckets = _centred(q.by_group, q_shift), _centred(q.by_bucket, q_shift)
+    parts: dict[str, torch.Tensor | None] = {
+        "unrotated_q": q.unrotated,
+        "unrotated_k": k.unrotated,
+        "temperature": q.by_group.new_zeros(2, 0) if sums.temperature is None else sums.temperature,
+        "reach": None if sums.reach is None else sums.reach.exact(),
+    }
+    parts |= dict(zip(("sizes_q", "sizes_k"), sums.sizes.exact(), strict=True))
+    parts |= dict(zip(_names("q", _MOMENTS), groups, strict=True))
+    parts |= dict(zip(_names("k", _MOMENTS), _centred(k.by_group, k_shift), strict=True))
+    for name, kind, shift in (("q_cells", q, q_shift), ("k_cells", k, k_shift)):
+        parts |= dict(zip(_names(name, _CELLS), _cells(kind.by_cell, shift), strict=True))
+    if sampled is None:
+        parts |= dict(zip(_names("q_buckets", _MOMENTS), buckets, strict=True))
+    else:
+        parts |= dict(zip(_names("spread", _SPREAD), spread_of(buckets, groups, sampled), strict=True))
+    found = on_host({name: part for name, part in parts.items() if part is not None})
+
+    def made_of(name: str, fields: tuple[str, ...]) -> list[np.ndarray]:
+        return [found.pop(each) for each in _names(name, fields)]
+
     return LayerMoments(
-        _centred(q.by_group, q_shift),
-        _centred(k.by_group, k_shift),
-        _centred(q.by_bucket, q_shift),
-        _cells(q.by_cell, q_shift),
-        _cells(k.by_cell, k_shift),
-        q.unrotated,
-        k.unrotated,
-        np.zeros((2, 0)) if sums.temperature is None else sums.temperature.cpu().numpy(),
-        sizes_q,
-        sizes_k,
-        None if sums.reach is None else sums.reach.host(),
+        q=Moments(*made_of("q", _MOMENTS)),
+        k=Moments(*made_of("k", _MOMENTS)),
+        q_buckets=Moments(*made_of("q_buckets", _MOMENTS)) if sampled is None else None,
+        q_cells=BucketMeans(*made_of("q_cells", _CELLS)),
+        k_cells=BucketMeans(*made_of("k_cells", _CELLS)),
+        spread=None if sampled is None else StoredSpread(sampled.pairs, *made_of("spread", _SPREAD)),
+        **found,
     )
 
 
-def _host_sums(sums: LayerSums) -> tuple[HostSums, HostSums]:
-    if sums.half is not None:
-        return sums.half.host()
-    assert sums.q is not None
-    assert sums.k is not None
-    return sums.q.host(), sums.k.host()
+_MOMENTS, _CELLS, _SPREAD = ("n", "mean", "scatter"), ("n", "mean_x", "mean_t"), ("along_pairs", "along_axes")
+
+
+def _names(name: str, fields: tuple[str, ...]) -> list[str]:
+    return [f"{name}.{field}" for field in fields]
+
+
+def on_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Tensors of one type as arrays on the host; from a GPU in one transfer."""
+    values = list(tensors.values())
+    if not values[0].is_cuda:
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+    flat = torch.cat([tensor.reshape(-1) for tensor in values])
+    pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+    pinned.copy_(flat, non_blocking=True)
+    torch.cuda.current_stream(flat.device).synchronize()
+    parts = np.split(pinned.numpy().copy(), np.cumsum([tensor.numel() for tensor in values])[:-1])
+    return {name: part.reshape(tensors[name].shape) for name, part in zip(tensors, parts, strict=True)}
 
 
 def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | None, *, full_buckets: bool) -> KindSums:
@@ -249,23 +285,25 @@ def _scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.empty(shape, device=device)
 
 
-def _with_time(shift: np.ndarray, plan: Plan) -> np.ndarray:
+def _with_time(shift: torch.Tensor, plan: Plan) -> torch.Tensor:
     """The shift of (x, t) in the sums."""
-    return np.concatenate([shift, np.full((len(shift), 1), plan.window / 2)], -1)
+    return torch.nn.functional.pad(shift, (0, 1), value=plan.window / 2)
 
 
-def _cells(sums: np.ndarray, shift: np.ndarray) -> BucketMeans:
+def _cells(sums: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Count, mean vector and mean position of each cell."""
     n, mean = _mean(sums)
-    mean = np.where(n[..., None] > 0, mean + shift[:, None, None], 0.0)
-    return BucketMeans(n, mean[..., :-1], mean[..., -1])
+    mean = torch.where(n[..., None] > 0, mean + shift[:, None, None], 0.0)
+    return n, mean[..., :-1], mean[..., -1]
 
 
-def _centred(sums: np.ndarray, shift: np.ndarray) -> Moments:
+def _centred(sums: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Count, mean and scatter."""
     n, mean = _mean(sums[..., -1, :])
     scatter = sums[..., :-1, :-1] - n[..., None, None] * mean[..., :, None] * mean[..., None, :]
-    return Moments(n, np.where(n[..., None] > 0, mean + shift[:, None], 0.0), scatter)
+    return n, torch.where(n[..., None] > 0, mean + shift[:, None], 0.0), scatter
 
 
-def _mean(last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _mean(last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     n = last[..., -1]
-    return n, last[..., :-1] / np.maximum(n, 1.0)[..., None]
+    return n, last[..., :-1] / n.clamp_min(1.0)[..., None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from qkscope.capture.rope import LayerRope
@@ -35,11 +34,9 @@ class PlaneSizes:
             for x, total, divisor in ((q, self.totals[0], factor), (k, self.totals[1], None)):
                 _add_lengths(total[:, group], x[row], bounds, self.rope, None if divisor is None else divisor[row])
 
-    def host(self) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-        """The sums (H, 8, planes) on the host; None where there are no planes."""
-        if self.totals is None:
-            return None, None
-        return self.totals[0].sum(2).cpu().numpy(), self.totals[1].sum(2).cpu().numpy()
+    def exact(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+        """The sums (H, 8, planes); None where there are no planes."""
+        return (None, None) if self.totals is None else (self.totals[0].sum(2), self.totals[1].sum(2))
 
     def _zeros(self, x: torch.Tensor) -> torch.Tensor:
         assert self.rope is not None

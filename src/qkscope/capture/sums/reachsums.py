@@ -10,6 +10,7 @@ import torch
 
 from qkscope.capture.attention import Attention
 from qkscope.capture.sums.gramsums import trusted
+from qkscope.capture.sums.halfsums import in_groups
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.capture.weights import attention_weights, mask_of, own_mask
 from qkscope.core.headmoments import N_GROUPS
@@ -36,18 +37,20 @@ class ReachSums:
             if len(columns):
                 self._add_row(attention, tokens, row, columns)
 
-    def host(self) -> np.ndarray | None:
-        """REACH_COUNTS and bins (H, 8, columns) on the host; None before the first call."""
+    def exact(self) -> torch.Tensor | None:
+        """REACH_COUNTS and bins (H, 8, columns); None before the first call."""
         if self.total is None:
             return None
-        sums = self.total.cpu().numpy()
-        n = np.zeros((2, *sums.shape[:2]))
-        for group, queries, both in self.counts:
-            n[0, :, group] += queries
-            n[1, :, group] += both.cpu().numpy()
+        sums, n = self.total, self.total.new_zeros(2, *self.total.shape[:2])
+        if self.counts:
+            groups, queries, both = zip(*self.counts, strict=True)
+            of_documents = [
+                sums.new_tensor(queries).expand(len(sums), -1),
+                torch.stack([counted.expand(len(sums)) for counted in both], -1).double(),
+            ]
+            n = torch.stack(of_documents) @ in_groups(list(groups), sums)
         by_name = {"n": n[0], "sink": sums[..., 0], "gap": sums[..., -1], "n_gap": n[1]}
-        counts = np.stack([by_name[name] for name in REACH_COUNTS], -1)
-        return np.concatenate([counts, sums[..., 1:-1]], -1)
+        return torch.cat([torch.stack([by_name[name] for name in REACH_COUNTS], -1), sums[..., 1:-1]], -1)
 
     def _add_row(self, attention: Attention, tokens: BatchTokens, row: int, columns: np.ndarray) -> None:
         (_, query, key, *_), _ = attention.call

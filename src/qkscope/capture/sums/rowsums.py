@@ -79,8 +79,8 @@ class RowSums(HalfSums):
 
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
         """The sums as they are stored."""
-        groups, cells, turned = (x[heads].double().cpu().numpy() for x in (self.by_group, self.by_cell, self.turned))
-        return RawSums(groups, self.by_bucket.double().cpu().numpy() if queries else None, cells, turned)
+        groups, cells, turned = (x[heads].double() for x in (self.by_group, self.by_cell, self.turned))
+        return RawSums(groups, self.by_bucket.double() if queries else None, cells, turned)
 
 
 @dataclass

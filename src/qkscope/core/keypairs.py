@@ -1,0 +1,163 @@
+"""Pairs of keys of the same document, drawn uniformly from those before a bucket of queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from qkscope.core.headmoments import N_GROUPS, bucket_width
+from qkscope.core.rows import Rows
+
+MOST_PAIRS = 256
+"""Pairs of keys per bucket, at most."""
+PAIR_ROWS = 4096
+"""Sampled tokens that a capture draws pairs from, at most."""
+
+
+@dataclass(frozen=True)
+class TokenPairs:
+    """For each bucket of queries, pairs of earlier tokens of one document; buckets are padded to equal length."""
+
+    example: Int[np.ndarray, "buckets pairs"]
+    """Document of the pair; −1 is padding."""
+    earlier: Int[np.ndarray, "buckets pairs"]
+    """Position of the earlier token."""
+    later: Int[np.ndarray, "buckets pairs"]
+    """Position of the later token."""
+
+    @property
+    def real(self) -> Bool[np.ndarray, "buckets pairs"]:
+        """Which are pairs, not padding."""
+        return self.example >= 0
+
+    def rows_in(
+        self, example_id: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"]
+    ) -> tuple[Int[np.ndarray, "buckets pairs"], Int[np.ndarray, "buckets pairs"]]:
+        """Indices of both tokens in rows sorted by document and position; a ``LookupError`` if one is missing."""
+        have = example_id.astype(np.int64) << 32 | position
+        found = []
+        for at in (self.earlier, self.later):
+            wanted = self.example.astype(np.int64) << 32 | at
+            index = np.minimum(np.searchsorted(have, wanted), max(len(have) - 1, 0))
+            if (self.real & (have[index] != wanted if len(have) else True)).any():
+                raise LookupError("a token of a pair of keys is not among the sampled ones")
+            found.append(np.where(self.real, index, 0))
+        return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class KeyPairs:
+    """For each bucket of queries, pairs of earlier keys of the same document; buckets are padded to equal length."""
+
+    delta: Float[np.ndarray, "buckets pairs d"]
+    """The later key minus the earlier one."""
+    weight: Float[np.ndarray, "buckets pairs"]
+    """1 for a pair, 0 for padding."""
+    group: Int[np.ndarray, "buckets pairs"]
+    """Document group of the pair."""
+    inter_key: Int[np.ndarray, "buckets pairs"]
+    """Tokens between the two keys."""
+    key_to_query: Int[np.ndarray, "buckets pairs"]
+    """Tokens from the later key to the middle of the bucket."""
+
+    @classmethod
+    def of(cls, keys: Rows, pairs: TokenPairs, window: int) -> KeyPairs:
+        """The keys of these tokens, which are among rows sorted by document and position."""
+        buckets = len(pairs.example)
+        width = bucket_width(window, buckets)
+        earlier, later = pairs.rows_in(keys.example_id, keys.position)
+        x = keys.x.astype(np.float64)
+        delta = x[later] - x[earlier]
+        centre = np.arange(buckets) * width + (width - 1) // 2
+        return cls(
+            delta,
+            (pairs.real & (delta != 0).any(-1)).astype(float),
+            pairs.example % N_GROUPS,
+            pairs.later - pairs.earlier,
+            centre[:, None] - pairs.later,
+        )
+
+    @property
+    def n(self) -> Int[np.ndarray, "buckets"]:
+        """Pairs of each bucket."""
+        return self.weight.sum(-1).astype(np.int64)
+
+
+def key_pairs(
+    keys: Rows, window: int, buckets: int, *, sliding_window: int | None = None, most: int = MOST_PAIRS, seed: int = 0
+) -> KeyPairs:
+    """Pairs drawn by ``token_pairs`` among these keys."""
+    drawn = token_pairs(
+        keys.example_id, keys.position, window, buckets, sliding_window=sliding_window, most=most, seed=seed
+    )
+    return KeyPairs.of(keys, drawn, window)
+
+
+def token_pairs(
+    example: Int[np.ndarray, "n"],
+    position: Int[np.ndarray, "n"],
+    window: int,
+    buckets: int,
+    *,
+    sliding_window: int | None = None,
+    most: int = MOST_PAIRS,
+    seed: int = 0,
+) -> TokenPairs:
+    """Draw pairs uniformly for every bucket, without repetition; the same tokens give the same pairs.
+
+    Tokens are sorted by document and position. Those of a pair are before the bucket and, in a layer with a sliding
+    window, visible to its last query.
+    """
+    order = _Documents(example, position)
+    width = bucket_width(window, buckets)
+    drawn = [
+        order.draw(0 if sliding_window is None else (b + 1) * width - sliding_window, b * width, most, seed + b)
+        for b in range(buckets)
+    ]
+    longest = max((len(first) for first, _ in drawn), default=0)
+    earlier, later = (
+        np.array([np.pad(pair[side], (0, longest - len(pair[side]))) for pair in drawn], dtype=np.int64)
+        for side in (0, 1)
+    )
+    real = np.arange(longest) < np.array([len(pair[0]) for pair in drawn])[:, None]
+    return TokenPairs(np.where(real, example[earlier], -1), position[earlier], position[later])
+
+
+class _Documents:
+    """Tokens sorted by document and position, and uniform pairs among those in a range of positions."""
+
+    def __init__(self, example: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"]) -> None:
+        self.position = position
+        changes = np.flatnonzero(example[1:] != example[:-1]) + 1
+        edges = np.r_[0, changes, len(example)] if len(example) else np.zeros(1, dtype=np.int64)
+        self.starts, self.ends = edges[:-1], edges[1:]
+
+    def draw(self, low: int, high: int, most: int, seed: int) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:
+        """Indices of at most ``most`` pairs of tokens with low ≤ position < high, the earlier one first."""
+        ranges = [
+            start + np.searchsorted(self.position[start:end], [low, high])
+            for start, end in zip(self.starts, self.ends, strict=True)
+        ]
+        bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        n = np.maximum(bounds[:, 1] - bounds[:, 0], 0)
+        cumulative = np.cumsum(n * (n - 1) // 2)
+        total = int(cumulative[-1]) if len(cumulative) else 0
+        rank = np.sort(np.random.default_rng(seed).choice(total, min(most, total), replace=False))
+        document = np.searchsorted(cumulative, rank, side="right")
+        within = rank - np.r_[0, cumulative[:-1]][document] if total else rank
+        later = _triangle(within)
+        first = bounds[document, 0] if total else rank
+        return first + within - later * (later - 1) // 2, first + later
+
+
+def _triangle(rank: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """The j of the rank-th pair (i, j), i < j, counted 01, 02, 12, 03 and so on.
+
+    >>> _triangle(np.arange(6)).tolist()
+    [1, 2, 2, 3, 3, 3]
+    """
+    later = ((1 + np.sqrt(1 + 8.0 * rank)) / 2).astype(np.int64)
+    later -= later * (later - 1) // 2 > rank
+    return later + ((later + 1) * later // 2 <= rank)
