@@ -73,6 +73,13 @@ def of_capture(repeats: int) -> dict[str, float]:
     return capture.measure(model, 2048, "cpu", repeats)
 
 
+def of_whole(quick: bool) -> list[dict[str, Any]]:
+    """A whole capture beside its forward passes, on the CPU."""
+    from benchmarks import whole
+
+    return whole.measure("cpu", [2] if quick else None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -84,6 +91,7 @@ def main() -> None:
         "tables": lambda: tables.measure(64 if quick else 1024, repeats=repeats),
         "capture": lambda: of_capture(2 * repeats - 1),
         "dataset": lambda: of_dataset(40 if quick else 300, repeats),
+        "whole": lambda: of_whole(quick),
         "growth": lambda: growth.measure(1 if quick else 3),
     }
     for name, part in parts.items():

@@ -5,7 +5,8 @@
     python -m benchmarks.gpu --tokens 8192 --one-stream
 
 Plain and captured passes take turns in one process; the ratio of medians is what counts. Beside each stands the largest
-relative error of moments of one layer against float64 on the very vectors, and the extra memory.
+relative error of moments of one layer against float64 on the very vectors, and the extra memory. Then whole captures
+(benchmarks/whole.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import whole
 from benchmarks.capture import Bench, build, measure
 from qkscope.capture.sums import halfsums, layersums
 
@@ -67,8 +69,11 @@ def main() -> None:
         )
         if given.profile:
             profile(Bench(model, tokens, "cuda"))
+    del model
+    torch.cuda.empty_cache()
+    whole_runs = [] if given.profile or given.one_stream else whole.measure("cuda")
     if given.json:
-        given.json.write_text(json.dumps({"machine": where, "rows": rows}, indent=2) + "\n")
+        given.json.write_text(json.dumps({"machine": where, "rows": rows, "whole": whole_runs}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -74,9 +74,14 @@ def listed(*classes: type) -> Iterator[Listed]:
 
 
 def from_values(cls: type[_Options], values: Mapping[str, Any], **others: Any) -> _Options:
-    """An instance from the values of its options by name; ``others`` are fields that are no options."""
+    """An instance from the values of its options by name; ``others`` are fields that are no options.
+
+    Options without a value keep their default.
+    """
     found = {}
     for one, about in _options(cls):
+        if (about.name or one.name) not in values:
+            continue
         value = values[about.name or one.name]
         found[one.name] = value if about.parse is None or value is None else about.parse(value)
     return cls(**found, **others)

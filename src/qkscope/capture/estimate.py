@@ -1,88 +1,181 @@
-"""Memory, disk and time of a capture, estimated before it runs."""
+"""Memory, disk and time of a capture, estimated before it runs.
+
+Sizes follow from the model's config. Time is that of one layer of the same shape with random weights, timed here and
+now at two lengths, times the number of layers.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from qkscope.capture.attention import backbone, self_attentions
 from qkscope.capture.models import refuse_absurd, resolved_device, resolved_dtype
-from qkscope.capture.options import ModelOptions
+from qkscope.capture.options import CaptureOptions, ModelOptions
 from qkscope.core.headmoments import N_GROUPS
+from qkscope.core.keypairs import MOST_PAIRS
+from qkscope.core.reach import REACH_COUNTS, bin_starts
 from qkscope.errors import CaptureError
 
 GIB = 2**30
+_STORED = {torch.bfloat16: 1.42, torch.float16: 1.74, torch.float32: 3.42}
+"""Bytes on disk of one number of a vector, compressed."""
+_TIMED = {"cpu": 2048, "cuda": 8192}
+"""Tokens of the longer of the two timed passes, at most."""
+_WATCHED = {"cpu": 1.07, "cuda": 1.05}
+"""Time of a watched pass, relative to a plain one (benchmarks/whole.py)."""
+_WRITTEN = 150e6
+"""Bytes per second of a run that are merged, compressed, written and synced."""
+_START = {"cpu": 1.0, "cuda": 2.0}
+"""Seconds of the gate and before it, besides its passes."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sizes in bytes and speeds; only the time depends on the number of documents."""
+    """Sizes in bytes, and times of forward passes in seconds."""
 
     parameters: int
     weights: int
     statistics: int
     """Sums on the device while a shard is measured."""
-    disk: int
-    """Moments and sample of the finished run; the moments take twice as much during the capture."""
-    flop_per_token: float
-    flop_per_second: float
+    moments: int
+    """Sums of the finished run."""
+    per_token: float
+    """Of the sample, or of saved vectors: all heads at one token."""
+    options: CaptureOptions
+    linear: float
+    """Seconds of a pass per token …"""
+    quadratic: float
+    """… and per token squared."""
+    place: str
 
-    def seconds(self, tokens: int) -> float:
-        """Time of the forward passes over this many tokens."""
-        return tokens * self.flop_per_token / self.flop_per_second
+    def disk(self, lengths: Sequence[int]) -> float:
+        """Of the finished run of documents of these lengths; without any, with a full sample."""
+        tokens = sum(lengths)
+        sample = min(self.options.sample, tokens) if lengths else self.options.sample
+        saved = 0.0
+        if self.options.vectors is not None:
+            saved = tokens * (1.0 if self.options.vectors.sampler == "all" else self.options.vectors.rate)
+        return self.moments + (sample + saved) * self.per_token
+
+    def tokens_per_second(self, length: int) -> float:
+        """Of forward passes over documents of this length."""
+        return length / self._pass(length)
+
+    def seconds(self, lengths: Sequence[int]) -> float:
+        """From the loaded model to the run on disk."""
+        passes = sum(self._pass(length) for length in lengths) * _WATCHED[self.place]
+        gate = 2 * self._pass(min(max(256, sum(lengths) // 128), 1024))
+        return passes + gate + _START[self.place] + self.disk(lengths) / _WRITTEN
+
+    def _pass(self, length: int) -> float:
+        return self.linear * length + self.quadratic * length**2
 
 
-def estimate(options: ModelOptions, *, buckets: int, sample: int, window: int) -> Estimate:
+def estimate(model_options: ModelOptions, options: CaptureOptions, window: int) -> Estimate:
     """Estimate from the model's config alone; no weights are loaded."""
+    config = _config(model_options)
+    try:
+        with init_empty_weights():
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # as in models.py
+        raise _unreadable(model_options, error) from None
+    text, layers = backbone(model).config, len(self_attentions(model))
+    n_q = int(text.num_attention_heads)
+    n_k = int(getattr(text, "num_key_value_heads", None) or n_q)
+    d = int(getattr(text, "head_dim", None) or text.hidden_size // n_q)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    device = resolved_device(model_options.device)
+    resolved = resolved_dtype(model_options.dtype, device)
+    dtype = resolved if isinstance(resolved, torch.dtype) else torch.bfloat16
+    n_layers = layers if options.layers is None else len(options.layers)
+    q_heads = n_q if options.heads is None else len(options.heads)
+    k_heads = n_k if options.heads is None else len({head // (n_q // n_k) for head in options.heads})
+    sums_on_device = n_layers * (q_heads * (options.buckets + N_GROUPS) + k_heads * N_GROUPS) * (d + 2) ** 2 * 8
+    seconds = _layer_times(config, window, device, dtype)
+    return Estimate(
+        parameters=parameters,
+        weights=parameters * (torch.finfo(dtype).bits // 8),
+        statistics=sums_on_device,
+        moments=n_layers * _layer_bytes(q_heads, k_heads, d, options.buckets, window),
+        per_token=n_layers * (q_heads + k_heads) * d * _STORED[dtype],
+        options=options,
+        linear=layers * seconds[0],
+        quadratic=layers * seconds[1],
+        place="cpu" if device == "cpu" else "cuda",
+    )
+
+
+def _layer_bytes(n_q: int, n_k: int, d: int, buckets: int, window: int) -> int:
+    """Size of a layer's file, as layerfiles.py writes it."""
+    heads, planes = n_q + n_k, d // 2
+    groups = heads * N_GROUPS * ((d + 1) * (d + 2) // 2 * 4 + (d + 2) * 8)
+    cells = heads * N_GROUPS * buckets * (d * 4 + 16)
+    spread = n_q * buckets * (MOST_PAIRS + d) * 4 + buckets * MOST_PAIRS * 12
+    rotation = heads * N_GROUPS * planes * 3 * 8
+    reach = n_q * N_GROUPS * (len(REACH_COUNTS) + len(bin_starts(window))) * 8
+    return groups + cells + spread + rotation + reach
+
+
+def _config(options: ModelOptions) -> PretrainedConfig:
     location, file_option = options.model, {}
     if location.endswith(".gguf"):
         location, file_option = str(Path(location).parent), {"gguf_file": Path(location).name}
     try:
         config = AutoConfig.from_pretrained(location, revision=options.revision, trust_remote_code=False, **file_option)
         refuse_absurd(config)
-        with init_empty_weights():
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except CaptureError:
         raise
     except Exception as error:  # as in models.py
-        raise CaptureError(f"{options.model} cannot be read ({' '.join(str(error).split())[:300]})") from None
-    text, layers = backbone(model).config, len(self_attentions(model))
-    n_q = int(text.num_attention_heads)
-    n_k = int(getattr(text, "num_key_value_heads", None) or n_q)
-    d = int(getattr(text, "head_dim", None) or text.hidden_size // n_q)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    device = resolved_device(options.device)
-    dtype = resolved_dtype(options.dtype, device)
-    size = torch.finfo(dtype if isinstance(dtype, torch.dtype) else torch.bfloat16).bits // 8
-    cells = layers * (n_q * (buckets + N_GROUPS) + n_k * N_GROUPS)
-    attention = 2 * layers * n_q * d * window  # causal scores and their sum over values, on average
-    return Estimate(
-        parameters=parameters,
-        weights=parameters * size,
-        statistics=cells * (d + 2) ** 2 * 8,
-        disk=cells * (d + 1) * (d + 2) // 2 * 8 + layers * (n_q + n_k) * sample * (d * 4 + 12),
-        flop_per_token=2.0 * parameters + attention + 2 * layers * (n_q + n_k) * d * d,
-        flop_per_second=_measured_rate(device, dtype if isinstance(dtype, torch.dtype) else torch.bfloat16),
-    )
+        raise _unreadable(options, error) from None
+    return config
 
 
-def _measured_rate(device: str, dtype: torch.dtype) -> float:
-    """Floating-point operations per second of a matrix product here and now."""
-    place = "cuda" if device == "balanced" else device
-    n = 1024 if place == "cpu" else 8192
-    x = torch.randn(n, n, device=place, dtype=dtype)
-    x @ x
-    best = 0.0
-    for _ in range(3):
-        if place != "cpu":
-            torch.cuda.synchronize()
+def _unreadable(options: ModelOptions, error: Exception) -> CaptureError:
+    return CaptureError(f"{options.model} cannot be read ({' '.join(str(error).split())[:300]})")
+
+
+def _layer_times(config: PretrainedConfig, window: int, device: str, dtype: torch.dtype) -> tuple[float, float]:
+    """Seconds of one layer per token, and per token squared."""
+    place = "cpu" if device == "cpu" else "cuda"
+    small = copy.deepcopy(config)
+    text: Any = small.get_text_config()
+    text.num_hidden_layers, text.vocab_size = 1, 256
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    text.pad_token_id = text.bos_token_id = text.eos_token_id = None
+    try:
+        with torch.device(place):
+            decoder = backbone(AutoModelForCausalLM.from_config(small, dtype=dtype, trust_remote_code=False).eval())
+        longer = min(window, _TIMED[place])
+        shorter = max(longer // 2, 1)
+        t_long, t_short = (_timed(decoder, length, place) for length in (longer, shorter))
+    except Exception as error:  # as in models.py
+        raise CaptureError(
+            f"one layer of this model could not be timed ({' '.join(str(error).split())[:200]})"
+        ) from None
+    if longer == shorter:
+        return t_long / longer, 0.0
+    quadratic = max((t_long / longer - t_short / shorter) / (longer - shorter), 0.0)
+    return max(t_long / longer - quadratic * longer, 0.0), quadratic
+
+
+def _timed(decoder: Any, length: int, place: str) -> float:
+    """Seconds of a forward pass, the best of a few."""
+    ids = torch.randint(0, 256, (1, length), device=place)
+    best = float("inf")
+    for _ in range(4):
         start = time.perf_counter()
-        y = x @ x
-        float(y[0, 0])
-        best = max(best, 2 * n**3 / (time.perf_counter() - start))
+        with torch.no_grad():
+            hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
+        float(hidden[0, -1, 0])
+        best = min(best, time.perf_counter() - start)
     return best

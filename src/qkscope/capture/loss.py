@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from qkscope.capture.attention import backbone
+from qkscope.capture.sums.tokens import on_device
 
 LOSS_TOKENS = 64
 """Tokens of each document whose loss is computed, at most: evenly spaced over it."""
@@ -28,10 +29,10 @@ class OutputHead:
     scale: float
     softcap: float | None
 
-    def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def losses(self, hidden: torch.Tensor, targets: np.ndarray) -> torch.Tensor:
         """−log p of each target, in float64."""
         logits = self.logits(hidden)
-        return torch.nn.functional.cross_entropy(logits, targets.to(logits.device), reduction="none").double()
+        return torch.nn.functional.cross_entropy(logits, on_device(targets, logits.device), reduction="none").double()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits in float32."""
@@ -92,5 +93,5 @@ class LossSums:
             self._counts[number] = self._counts.get(number, 0) + len(at)
             sums = self._sums.setdefault(number, [])
             if len(at):
-                index = torch.from_numpy(at - first).to(hidden.device, non_blocking=True)
-                sums.append(self.head.losses(hidden[row, index], torch.from_numpy(ids[at + 1])).sum())
+                index = on_device(at - first, hidden.device)
+                sums.append(self.head.losses(hidden[row, index], ids[at + 1]).sum())

@@ -26,7 +26,7 @@ from qkscope.capture.shardsums import finished, kept_vectors, sampled_keys, send
 from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.reachsums import ReachSums
-from qkscope.capture.sums.tokens import BatchTokens, Plan
+from qkscope.capture.sums.tokens import BatchTokens, Plan, on_device
 from qkscope.errors import CaptureError
 from qkscope.files.passage import Vectors
 
@@ -235,7 +235,7 @@ class Measurement:
         for first in range(0, length, step):
             part = ids[:, first : first + step]
             tokens = batch_tokens(shard, rows, first, part.shape[1], self.options)
-            angles = self._angles(torch.arange(first, first + part.shape[1]))
+            angles = self._angles(first, first + part.shape[1])
             labels += [(np.full(len(k), shard.examples[r]), k + first) for r, k in zip(rows, tokens.kept, strict=True)]
 
             def add(attention: Attention, tokens: BatchTokens = tokens, angles: _Angles = angles) -> None:
@@ -252,11 +252,11 @@ class Measurement:
 
     def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
         device = _input_device(self.decoder)
-        positions = torch.arange(first, first + ids.shape[1]).expand(ids.shape)
+        positions = torch.arange(first, first + ids.shape[1], device=device).expand(ids.shape)
         return self.decoder(
-            input_ids=ids.to(device),
-            attention_mask=None if mask is None else mask.to(device),
-            position_ids=positions.to(device),
+            input_ids=on_device(ids.numpy(), device),
+            attention_mask=None if mask is None else on_device(mask.numpy(), device),
+            position_ids=positions,
             past_key_values=cache,
             use_cache=cache is not None,
         )
@@ -270,11 +270,11 @@ class Measurement:
             requested = 2048 if masked and length > LONG and not self.one_pass else length
         return length if requested >= length else max(width, requested // width * width)
 
-    def _angles(self, positions: torch.Tensor) -> _Angles:
+    def _angles(self, first: int, end: int) -> _Angles:
         """Cos and sin of every embedding in use at these positions."""
         ropes = [] if self.options.pre_rope else [layer.rope for layer in self.layers.values()]
         used = {rope.embedding for rope in ropes if rope is not None}
-        return {embedding: embedding.angles(positions.to(embedding.device)) for embedding in used}
+        return {embedding: embedding.angles(torch.arange(first, end, device=embedding.device)) for embedding in used}
 
     def _chosen(self, attention: Attention, layer: Layer) -> Attention:
         """The call with only the chosen heads, before the rotation if ``pre_rope``."""

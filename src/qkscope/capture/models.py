@@ -11,10 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from qkscope.capture.attention import backbone, self_attentions
 from qkscope.capture.options import ModelOptions
+from qkscope.capture.sums.gramsums import warm_up
 from qkscope.errors import CaptureError
 
 MOST_LAYERS = 10_000
@@ -43,6 +51,7 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
         if options.attn is not None:
             device_arguments["attn_implementation"] = options.attn
         dtype = resolved_dtype(options.dtype, device)
+        _warm_up(config, device, dtype)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             location, config=config, dtype=dtype, output_loading_info=True, **device_arguments, **arguments
         )
@@ -52,6 +61,16 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
     if getattr(model.config, "_commit_hash", None) is None:
         model.config._commit_hash = _commit(options)
     return model
+
+
+def _warm_up(config: PretrainedConfig, device: str, dtype: torch.dtype | str) -> None:
+    """Have the reduction kernel compiled while weights are loaded, which takes seconds on a machine's first run."""
+    text: Any = config.get_text_config()
+    heads, size = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
+    d = getattr(text, "head_dim", None) or (size // heads if heads and size else None)
+    if device.startswith("cuda") and dtype in (torch.bfloat16, torch.float16) and d:
+        place = torch.device(device) if ":" in device else torch.device("cuda", torch.cuda.current_device())
+        warm_up(place, dtype, int(d))
 
 
 def _commit(options: ModelOptions) -> str | None:

@@ -39,7 +39,10 @@ from qkscope.files.passage import PASSAGE_ENTRY, write_passage
 
 _log = logging.getLogger("qkscope")
 
-PARITY_TOKENS = 1024
+GATE_TOKENS = 256, 1024
+"""Tokens of the first document that the gate looks at: at least and at most so many."""
+GATE_SHARE = 128
+"""Of all tokens, in between, so that the gate's two passes cost little beside those of all documents."""
 
 
 def capture(
@@ -66,7 +69,9 @@ def capture(
     longest = min(max(map(len, ids)), options.window or 2**31)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
     passage = None if passage is None or options.pre_rope else passage.cut(longest)
-    gate = ids[usable[0]][: min(PARITY_TOKENS, options.window or PARITY_TOKENS)]
+    least, most = GATE_TOKENS
+    gate_tokens = min(max(least, sum(map(len, ids)) // GATE_SHARE), most, options.window or most)
+    gate = ids[usable[0]][:gate_tokens]
     replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
     job_shards = range(in_all) if execution.share is None else execution.share.shards(in_all)
@@ -159,7 +164,8 @@ class _Job:
     def do(self, measure: Callable[[Sequence[Shard]], Any]) -> None:
         """Measure every shard of this job that is in no part yet.
 
-        A shard is saved while the next one is measured; the one after that waits, so at most two are in memory.
+        On a GPU and with workers, a shard is saved while the next one is measured; the one after that waits, so at most
+        two are in memory.
         """
         done = self.state.parts.done
         kept = kept_tokens([len(tokens) for tokens in self.ids], self.options)
@@ -172,6 +178,8 @@ class _Job:
             for index, sums in measure(pending):
                 self._wait_until_saved()
                 self._saving = saver.submit(self._save, pending[index], sums)
+                if self.execution.alone and self.report.threads is not None:
+                    self._wait_until_saved()  # on a CPU, the next pass would take longer by more than this takes
                 self._count(pending[index].examples)
                 if not self.execution.alone:
                     self._report_progress(self._documents, self._tokens)

@@ -21,8 +21,8 @@ from qkscope.files.parts import THREADS
 
 _AT_ONCE = 4
 """Layers that are finished at once: each takes some hundred MiB of its device while it is."""
-_PINNED = 2**26
-"""Transfers of more bytes wait: memory that a GPU can write to on its own is scarce."""
+_WAITING = 2**27
+"""Bytes of kept vectors that wait on a GPU for a transfer: every new piece of host memory for one makes it wait."""
 
 
 def finished(
@@ -69,7 +69,8 @@ def kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, La
     empty = [np.zeros(0, dtype=np.int64)]
     example, position = (np.concatenate(empty + [pair[index] for pair in labels]) for index in (0, 1))
     order = np.lexsort([position, example])
-    for device in {layer_sums.half.device for layer_sums in sums.values() if layer_sums.half is not None}:
+    send_kept(sums, least=0)
+    for device in {layer_sums.device for layer_sums in sums.values() if layer_sums.device is not None}:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     in_order = bool((order == np.arange(len(order))).all())
@@ -84,8 +85,8 @@ def kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, La
     return KeptVectors(example[order], position[order], vectors)
 
 
-def send_kept(sums: dict[int, LayerSums]) -> None:
-    """Start copying newly kept vectors to the host: all layers of a device in one transfer, which nothing waits for.
+def send_kept(sums: dict[int, LayerSums], *, least: int = _WAITING) -> None:
+    """Start copying newly kept vectors to the host, if there are many: all layers of a device in one transfer.
 
     Until the device has been waited for, they must not be read.
     """
@@ -96,8 +97,10 @@ def send_kept(sums: dict[int, LayerSums]) -> None:
                 by_place.setdefault((q.device, q.dtype), []).append((layer_sums, index))
     for places in by_place.values():
         tensors = [x for layer_sums, index in places for x in layer_sums.kept[index]]
+        if sum(x.nbytes for x in tensors) < least:
+            continue
         flat = torch.cat([x.reshape(-1) for x in tensors])
-        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.nbytes <= _PINNED)
+        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
         host.copy_(flat, non_blocking=True)
         parts = iter(host.split([x.numel() for x in tensors]))
         for layer_sums, index in places:

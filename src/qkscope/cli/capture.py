@@ -24,7 +24,10 @@ from qkscope.cli.options import with_options
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.options import from_values
 
-_PLANNED = ("model", "texts", "window", "buckets", "sample", "dtype", "device", "revision")
+_PLANNED = (
+    "model", "texts", "field", "max_docs", "window", "buckets", "sample", "seed", "layers", "heads", "dtype", "device",
+    "revision", "tokenizer", "save_vectors", "sampler", "vector_heads",
+)  # fmt: skip
 
 
 @with_options(ModelOptions, TextOptions, CaptureOptions, VectorSampling, ExecutionOptions)
@@ -43,7 +46,7 @@ def capture_command(
         raise typer.Exit(capture_to(settings(values, typed, config), output))
 
 
-@with_options(ModelOptions, TextOptions, CaptureOptions, only=_PLANNED)
+@with_options(ModelOptions, TextOptions, CaptureOptions, VectorSampling, only=_PLANNED)
 def plan_command(quiet: Quiet = False, verbose: Verbose = False, **values: Any) -> None:
     """Say what a capture will take before it runs: memory, disk and time."""
     set_up_logging(quiet=quiet, verbose=verbose)
@@ -51,25 +54,34 @@ def plan_command(quiet: Quiet = False, verbose: Verbose = False, **values: Any) 
         if not values["model"]:
             raise ConfigError("a plan needs a MODEL")
         need_torch()
+        from qkscope.capture import models
         from qkscope.capture.estimate import GIB, estimate
         from qkscope.capture.texts import read_documents
 
-        window = values["window"] or 4096
-        model = ModelOptions(values["model"], values["revision"], dtype=values["dtype"], device=values["device"])
-        cost = estimate(model, buckets=values["buckets"], sample=values["sample"], window=window)
+        model, options = from_values(ModelOptions, values), capture_options(values)
+        documents = read_documents(values["texts"], values["field"], values["max_docs"]) if values["texts"] else []
+        counted = (
+            [len(ids) for ids in models.load_tokenizer(model)([one.text for one in documents])["input_ids"]]
+            if documents
+            else []
+        )
+        window = values["window"] or max(counted, default=4096)
+        lengths = [min(window, tokens) for tokens in counted]
+        cost = estimate(model, options, window)
         typer.echo(f"parameters        {cost.parameters / 1e6:,.0f} M")
         typer.echo(f"weights           {cost.weights / GIB:.2f} GiB")
         typer.echo(f"statistics        {cost.statistics / GIB:.2f} GiB on the device, however many documents")
-        typer.echo(f"disk              {cost.disk / GIB:.2f} GiB")
-        typer.echo(f"speed             about {cost.flop_per_second / cost.flop_per_token:,.0f} tokens/s at best")
-        if values["texts"]:
-            documents = read_documents(values["texts"])
-            # A token is about four characters of English; the capture itself counts exactly.
-            tokens = sum(min(window, len(document.text) // 4) for document in documents)
+        typer.echo(f"disk              {cost.disk(lengths) / 1e6:,.0f} MB")
+        typer.echo(f"speed             about {cost.tokens_per_second(window):,.0f} tokens/s at {window:,} tokens")
+        if lengths:
             typer.echo(
-                f"texts             {len(documents)} documents, about {tokens:,} tokens of at most {window:,} each"
+                f"texts             {len(lengths)} documents, {sum(lengths):,} tokens of at most {window:,} each"
             )
-            typer.echo(f"time              about {cost.seconds(tokens) / 60:.1f} minutes at best")
+            typer.echo(f"time              about {_duration(cost.seconds(lengths))} once the model is loaded")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def settings(values: dict[str, Any], typed: set[str], path: Path | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ to the same address, so the order of additions never changes.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,15 +18,17 @@ import triton.language as tl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    jit: Callable[[Callable[..., Any]], Any]
+    jit: Callable[[], Callable[[Callable[..., Any]], Any]]
 else:
-    jit = triton.jit
+    # Sizes that differ from call to call: a kernel for every kind of number would be compiled again and again.
+    sizes = ("begin", "end", "heads", "n", "first", "buckets", "groups", "stretch", "columns", "stride_total")
+    jit = partial(triton.jit, do_not_specialize=sizes)
 
 _ROWS = 128
 STRETCH = 256
 
 
-@jit
+@jit()
 def _squares(  # type: ignore[no-untyped-def]
     x_ptr, stride_h, stride_t, out_ptr, begin, end, width, heads,
     D: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
@@ -52,7 +55,7 @@ def _squares(  # type: ignore[no-untyped-def]
     tl.store(target_ptr, product, mask=(left < D)[:, None] & (right < D)[None, :])
 
 
-@jit
+@jit()
 def _add(  # type: ignore[no-untyped-def]
     product_ptr, bucket_ptr, group_ptr, n, heads, first, buckets, groups, size,
     BY_BUCKET: tl.constexpr, STRETCH: tl.constexpr,
@@ -70,7 +73,7 @@ def _add(  # type: ignore[no-untyped-def]
     tl.store(target_ptr, tl.load(target_ptr, mask=inside, other=0.0) + total, mask=inside)
 
 
-@jit
+@jit()
 def _lengths(  # type: ignore[no-untyped-def]
     x_ptr, stride_h, stride_t, total_ptr, stride_total, begin, end, stretch, first, second, step,
     PLANES: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
@@ -109,7 +112,7 @@ def add_lengths(
     )  # fmt: skip
 
 
-@jit
+@jit()
 def _ranges(  # type: ignore[no-untyped-def]
     x_ptr, stride_h, stride_n, range_ptr, total_ptr, stride_total, n, columns, KEYS: tl.constexpr
 ):  # fmt: skip

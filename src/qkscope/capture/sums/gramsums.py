@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from threading import Lock, Thread
 
 import torch
 
@@ -146,9 +147,22 @@ def _first_and_rest(x: torch.Tensor) -> torch.Tensor:
     return total.float()
 
 
-@lru_cache(maxsize=64)
+def warm_up(device: torch.device, dtype: torch.dtype, d: int) -> None:
+    """Compile and check the kernel while something else is waited for, such as weights."""
+    Thread(target=trusted, args=(device, dtype, d), daemon=True).start()
+
+
 def trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
     """Whether the kernel runs on this device and agrees with torch, on vectors with the memory layout of a model's."""
+    with _TRYING:  # who comes second waits for the answer
+        return _trusted(device, dtype, d)
+
+
+_TRYING = Lock()
+
+
+@lru_cache(maxsize=64)
+def _trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
     if device.type != "cuda" or d < 16:
         return False
     try:

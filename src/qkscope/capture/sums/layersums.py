@@ -22,7 +22,7 @@ from qkscope.capture.sums.halfsums import ExactSums, HalfSums, beside, far_means
 from qkscope.capture.sums.planesizes import PlaneSizes
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.rowsums import RowSums
-from qkscope.capture.sums.tokens import BatchTokens, Plan
+from qkscope.capture.sums.tokens import BatchTokens, Plan, on_device
 from qkscope.capture.sums.undonerotation import UndoneRotation
 from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.headmoments import N_GROUPS, BucketMeans
@@ -51,7 +51,7 @@ class KindSums:
     def add(self, x: torch.Tensor, tokens: BatchTokens, plan: Plan) -> None:
         """Add the vectors x (B, H, T, d) of one forward pass."""
         products, first = _products(x, self.shift, tokens, plan)
-        groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
+        groups = tokens.once(("groups", x.device), lambda: on_device(tokens.groups, x.device))
         self.by_group.index_add_(1, groups, products.sum(2).transpose(0, 1))
         span = slice(first, first + products.shape[2])
         self.by_cell[:, :, span].index_add_(1, groups, products[..., -1, :].transpose(0, 1))
@@ -65,7 +65,7 @@ class KindSums:
         product = _scratch(tuple(x.shape), x.device)
         on_cos, on_sin = (torch.mul(x.float(), wave[:, None], out=product).sum(2).double() for wave in waves)
         undone = [on_cos[..., first] + on_sin[..., second], on_cos[..., second] - on_sin[..., first]]
-        groups = torch.from_numpy(tokens.groups).to(x.device, non_blocking=True)
+        groups = tokens.once(("groups", x.device), lambda: on_device(tokens.groups, x.device))
         self.unrotated.index_add_(1, groups, torch.stack(undone, -1).transpose(0, 1))
 
     def exact(self) -> ExactSums:
@@ -90,6 +90,8 @@ class LayerSums:
     k: KindSums | None = None
     temperature: torch.Tensor | None = None
     """Σ of the temperature factor on queries, and count, at each position (2, window), float64; None without one."""
+    device: torch.device | None = None
+    """Where its vectors are, once there are some."""
     kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """(queries, keys) of the kept tokens, (n, H, d) each, in order."""
     half: HalfSums | None = None
@@ -142,9 +144,10 @@ class LayerSums:
             self.k.add_unrotated(attention.k, tokens, rope, shared)
 
     def _keep(self, attention: Attention, tokens: BatchTokens) -> None:
+        self.device = attention.q.device
         for row, columns in enumerate(tokens.kept):
             if len(columns):
-                index = torch.from_numpy(columns).to(attention.q.device, non_blocking=True)
+                index = _index(tokens, row, columns, attention.q.device)
                 q, k = (x[row].index_select(1, index).transpose(0, 1) for x in (attention.q, attention.k))
                 self.kept.append((q, k))
 
@@ -153,6 +156,10 @@ class LayerSums:
             self.temperature = torch.zeros(2, self.plan.window, dtype=torch.float64, device=factor.device)
         span = slice(tokens.first, tokens.first + factor.shape[1])
         self.temperature[:, span] += torch.stack([(factor * weights).sum(0), weights.sum(0)]).double()
+
+
+def _index(tokens: BatchTokens, row: int, columns: np.ndarray, device: torch.device) -> torch.Tensor:
+    return tokens.once(("kept", row, device), lambda: on_device(columns, device))
 
 
 def _half_sums(attention: Attention, tokens: BatchTokens, plan: Plan, rope: LayerRope | None) -> HalfSums:

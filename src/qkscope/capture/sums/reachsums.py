@@ -11,7 +11,7 @@ import torch
 from qkscope.capture.attention import Attention
 from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.halfsums import in_groups
-from qkscope.capture.sums.tokens import BatchTokens, Plan
+from qkscope.capture.sums.tokens import BatchTokens, Plan, on_device
 from qkscope.capture.weights import attention_weights, mask_of, own_mask
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.reach import REACH_COUNTS, bin_starts
@@ -56,7 +56,7 @@ class ReachSums:
         (_, query, key, *_), _ = attention.call
         device, keys = query.device, key.shape[2]
         assert self.total is not None
-        index = tokens.once(("queries", row, device), lambda: torch.from_numpy(columns).to(device))
+        index = tokens.once(("queries", row, device), lambda: on_device(columns, device))
         # With a cache that forgets, the first key of the call is not the first of the document.
         sinks = max(0, self.plan.skip_first - (tokens.first + query.shape[2] - keys))
         own = own_mask(attention)
@@ -66,13 +66,13 @@ class ReachSums:
         seen = tokens.once(("seen", *kind), lambda: _Seen(own, mask_of(attention, row, index), sinks))
         ranges = tokens.once(
             ("ranges", row, keys, sinks, device),
-            lambda: torch.from_numpy(self._ranges(columns + keys - query.shape[2], sinks)).to(device),
+            lambda: on_device(self._ranges(columns + keys - query.shape[2], sinks), device),
         )
         found, group = attention_weights(attention, row, index, seen.mask), int(tokens.groups[row])
         scores, weights = found.scores, found.weights
         if len(self.heads) != len(scores):
             scores, weights = scores[self.heads], weights[self.heads]
-        _add_ranges(self.total[:, group, :-1], weights, ranges, attention.q.dtype)
+        _add_ranges(self.total[:, group, :-1], weights, ranges, attention.q)
         self.total[:, group, -1] += seen.gaps(scores.flatten(1))
         self.counts.append((group, len(columns), seen.both))
 
@@ -85,9 +85,9 @@ class ReachSums:
         return np.concatenate([of_sinks, np.stack([begins, ends], -1)], 1).astype(np.int64)
 
 
-def _add_ranges(total: torch.Tensor, weights: torch.Tensor, ranges: torch.Tensor, dtype: torch.dtype) -> None:
+def _add_ranges(total: torch.Tensor, weights: torch.Tensor, ranges: torch.Tensor, queries: torch.Tensor) -> None:
     """Add the sums of weights (H, n, S) over ranges (n, columns, 2) of keys to a total (H, columns)."""
-    if weights.is_cuda and trusted(weights.device, dtype, 64):
+    if weights.is_cuda and trusted(weights.device, queries.dtype, queries.shape[-1]):
         from qkscope.capture.sums import gramkernel
 
         gramkernel.add_ranges(total, weights, ranges)

@@ -14,6 +14,12 @@ from qkscope.core.headmoments import bucket_width
 Made = TypeVar("Made")
 
 
+def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """An array on a device; on a GPU, neither this process nor the work queued there waits for it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Settings that all layers and forward passes of a run share."""
@@ -61,4 +67,4 @@ class BatchTokens:
         counts = np.zeros((len(self.lengths), columns), dtype=np.float32)
         for row, (begin, end) in enumerate(self.counted(plan)):
             counts[row, begin:end] = 1.0
-        return torch.from_numpy(counts).to(device, non_blocking=True)
+        return on_device(counts, device)
