@@ -35,6 +35,8 @@ def rows(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[Row]:
     forward, capture = "the same forward pass", f"{cpu['capture']['ratio']:.3f}×"
     peaks = f"{heads[-1]['peak_mib']:.0f} / {heads[0]['peak_mib']:.0f} MiB"
     return [
+        *_whole("3B shape, one GPU", gpu["whole"], {16: "1.5×, 400 MB", 128: "1.15×, 400 MB"}),
+        *_whole("135M shape, CPU", cpu["whole"], {16: "1.10×"}),
         Row("dataset → PCA and rotation tables, 2 workers", "reading the files", f"{read / bare:.2f}×", "1.3×"),
         Row("the same with intervals", "reading the files", f"{read / full:.2f}×", "1.6×"),
         Row("the same without / with intervals", "the plain way", faster, "6×"),
@@ -46,6 +48,19 @@ def rows(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[Row]:
         Row("`import qkscope`", "—", f"{cpu['start']['import']:.2f} s", "0.5 s"),
         Row("`qkscope --help`", "—", f"{cpu['start']['help']:.2f} s", "0.7 s"),
         Row(f"peak memory of {heads[-1]['size']} heads", f"of {heads[0]['size']} heads", peaks, "flat"),
+    ]
+
+
+def _whole(shape: str, found: list[dict[str, Any]], aims: dict[int, str]) -> list[Row]:
+    """Whole captures, until they are on disk."""
+    return [
+        Row(
+            f"whole capture, {one['documents']} × {one['tokens']:,} tokens, {shape}",
+            "its forward passes",
+            f"{one['ratio']:.2f}×, {one['size_mb']:.0f} MB",
+            aims[one["documents"]],
+        )
+        for one in found
     ]
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 import qkscope
-from qkscope.core.headmoments import bucket_moments, cell_means, group_moments
+from qkscope.core.headmoments import cell_means, group_moments
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
@@ -70,10 +70,9 @@ def _varied(rows: Rows, rng: np.random.Generator) -> Rows:
 def _layer(q: list[Rows], k: list[Rows]) -> LayerMoments:
     none = [np.zeros((len(kind), 8, 0, 2)) for kind in (q, k)]
     groups = [type(group_moments(q[0])).stack(group_moments(rows) for rows in kind) for kind in (q, k)]
-    buckets = type(groups[0]).stack(bucket_moments(rows, WINDOW, BUCKETS) for rows in q)
     cells = [[cell_means(rows, WINDOW, BUCKETS) for rows in kind] for kind in (q, k)]
     q_cells, k_cells = (type(part[0]).stack(part) for part in cells)
-    return LayerMoments(*groups, buckets, q_cells, k_cells, *none, np.zeros((2, 0)))
+    return LayerMoments(*groups, None, q_cells, k_cells, *none, np.zeros((2, 0)))
 
 
 def _tables(run: qkscope.Run, *, intervals: bool, heads: frozenset[int] | None = None) -> dict[str, pd.DataFrame]:

@@ -517,7 +517,7 @@ RUNS = [
         "a manifest of another format",
         said("run/run.json", format=1),
         RUN,
-        "{place}/run/run.json: expected format 2, got 1; capture the run again",
+        "{place}/run/run.json: expected format 3, got 1; capture the run again",
     ),
     error(
         "a manifest nested without end",
@@ -588,7 +588,9 @@ RUNS = [
     ),
     layer(
         "a layer of 1.4 KB that asks for 149 GiB",
-        tensors(lambda t: {k: np.zeros((0, 10**10)) if k.endswith(".scatter") else v[:0] for k, v in t.items()}),
+        tensors(
+            lambda t: {k: np.zeros((0, 10**10), v.dtype) if k.endswith(".scatter") else v[:0] for k, v in t.items()}
+        ),
         "cannot be read as a layer's moments (an array of shape (0, 10000000000) holds no triangles); capture the run again",
     ),
     layer(
@@ -597,9 +599,29 @@ RUNS = [
         "cannot be read as a layer's moments (…); capture the run again",
     ),
     layer(
-        "a layer in single precision",
+        "means in single precision",
         tensors(lambda t: t | {"q.mean": t["q.mean"].astype(np.float32)}),
-        "is not valid (q.mean: expected float64, got float32); capture the run again",
+        "cannot be read as a layer's moments (q.mean: expected float64, got float32); capture the run again",
+    ),
+    layer(
+        "sums in double precision",
+        tensors(lambda t: t | {"q.scatter": t["q.scatter"].astype(np.float64)}),
+        "cannot be read as a layer's moments (q.scatter: expected float32, got float64); capture the run again",
+    ),
+    layer(
+        "pairs of keys beyond the window",
+        tensors(lambda t: t | {"spread.pairs": t["spread.pairs"] + 10**6}),
+        "is not valid (spread.pairs: expected pairs of positions below 64 for 16 buckets); capture the run again",
+    ),
+    layer(
+        "pairs of keys that are not in the sample",
+        tensors(lambda t: t | {"spread.pairs": np.maximum(t["spread.pairs"], 0)}),
+        "a token of a pair of keys is not among the sampled ones; capture the run again",
+    ),
+    layer(
+        "variances of fewer pairs than there are",
+        tensors(lambda t: t | {"spread.along_pairs": t["spread.along_pairs"][..., :-1].copy()}),
+        "is not valid (spread.along_pairs: …); capture the run again",
     ),
     layer(
         "moments that are not finite",

@@ -21,11 +21,15 @@ from qkscope.core.bucketspread import BucketSpread
 from qkscope.core.headmoments import bucket_moments
 from qkscope.core.keypairs import KeyPairs
 from qkscope.core.moments import Moments
+from qkscope.engine import HERE
 from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError
+from qkscope.files import layerfiles
 from qkscope.files.dataset import Dataset
 from qkscope.files.runfolder import RunFolder
 from qkscope.heads import HeadId
 from qkscope.options import from_values
+from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.job import Job, Selection
 from tests.capture.families import build, families
 from tests.files.hub_server import FakeHub
 
@@ -76,6 +80,26 @@ def test_captured_moments_are_those_of_the_saved_vectors(name, ids, tmp_path):
         numbers = ["r_k_a", "bias_full", "plane_var_fraction"] if "r_k_a" in ours else ["explained_variance", "var_q"]
         np.testing.assert_allclose(ours[numbers], theirs[numbers], rtol=1e-4, atol=1e-9)
         assert list(ours.columns) == list(theirs.columns)
+
+
+def test_single_precision_on_disk_changes_no_table(model, ids, tmp_path, monkeypatch):
+    """Values to 1e-6 of their column, standard errors and intervals to 1e-4, against the same run in float64."""
+    names = ("pca", "rotation", "position", "distance", "scores", "plasticity", "planes")
+    tables = []
+    for name, single in (("single", layerfiles._SINGLE), ("double", ())):
+        monkeypatch.setattr(layerfiles, "_SINGLE", single)
+        run = qkscope.open(do(model, ids, tmp_path / name, documents_per_shard=3))
+        tables.append(analyze([Job(run, Selection())], names, place=HERE)[0].tables.frames)
+    stored, exact = tables
+    assert sum(map(len, stored.values())) > 100
+    for table, frame in exact.items():
+        numbers = frame.select_dtypes("float")
+        for column in numbers:
+            one, two = stored[table][column].to_numpy(float), numbers[column].to_numpy(float)
+            np.testing.assert_array_equal(np.isnan(one), np.isnan(two), err_msg=f"{table}.{column}")
+            size = np.sqrt(np.nanmean(two**2)) if np.isfinite(two).any() else 0.0
+            least = 1e-4 if column.endswith(("_se", "_low", "_high")) else 2e-6
+            np.testing.assert_allclose(one, two, rtol=0, atol=max(least * size, 1e-6), err_msg=f"{table}.{column}")
 
 
 def test_every_token_past_the_first_ones_counts_once(model, ids, tmp_path):

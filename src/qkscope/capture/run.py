@@ -39,9 +39,9 @@ from qkscope.files.passage import PASSAGE_ENTRY, write_passage
 
 _log = logging.getLogger("qkscope")
 
-GATE_TOKENS = 256, 1024
+PARITY_TOKENS = 256, 1024
 """Tokens of the first document that the gate looks at: at least and at most so many."""
-GATE_SHARE = 128
+PARITY_SHARE = 128
 """Of all tokens, in between, so that the gate's two passes cost little beside those of all documents."""
 
 
@@ -69,8 +69,8 @@ def capture(
     longest = min(max(map(len, ids)), options.window or 2**31)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
     passage = None if passage is None or options.pre_rope else passage.cut(longest)
-    least, most = GATE_TOKENS
-    gate_tokens = min(max(least, sum(map(len, ids)) // GATE_SHARE), most, options.window or most)
+    least, most = PARITY_TOKENS
+    gate_tokens = min(max(least, sum(map(len, ids)) // PARITY_SHARE), most, options.window or most)
     gate = ids[usable[0]][:gate_tokens]
     replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))

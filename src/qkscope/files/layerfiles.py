@@ -50,6 +50,7 @@ def write_layer(path: Path, moments: LayerMoments) -> None:
     Means of cells are stored as differences from the mean of their document group, which keeps their precision if that
     mean is far from zero.
     """
+    assert moments.q_buckets is None
     tensors = _packed_arrays(moments)
     for name in ("q", "k"):
         cells: BucketMeans = getattr(moments, f"{name}_cells")
