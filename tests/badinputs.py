@@ -616,7 +616,7 @@ RUNS = [
     layer(
         "pairs of keys that are not in the sample",
         tensors(lambda t: t | {"spread.pairs": np.maximum(t["spread.pairs"], 0)}),
-        "a token of a pair of keys is not among the sampled ones; capture the run again",
+        "has pairs of keys that are not in the run's sample; capture the run again",
     ),
     layer(
         "variances of fewer pairs than there are",

@@ -105,8 +105,9 @@ class CapturedSource:
             passage = self._passage(head, query, key) if reading.passage else None
             try:
                 buckets, pairs = _buckets(moments, query, vectors)
-            except LookupError as error:
-                failed.append(HeadError(head, f"{error}; capture the run again", self.file(head)))
+            except LookupError:
+                reason = f"{self.file(head)} has pairs of keys that are not in the run's sample; capture the run again"
+                failed.append(HeadError(head, reason))
                 continue
             loaded.append(
                 HeadData(
