@@ -99,3 +99,20 @@ def test_the_model_is_left_as_it_was(model, ids, tmp_path):
     assert [len(m._forward_hooks) for m in model.modules()] == hooks
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
     assert not model.training
+
+
+def test_a_model_split_over_processes_is_refused(model, ids, tmp_path):
+    """As tensor parallelism and FSDP leave it, here among one process."""
+    from torch import distributed
+    from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        norm = model.model.norm
+        mesh = init_device_mesh("cpu", (1,))
+        norm.weight = nn.Parameter(distribute_tensor(norm.weight.detach(), mesh, [Replicate()]))
+        with pytest.raises(CaptureError, match=r"split over several processes .* device_map='auto'"):
+            do(model, ids[:4], tmp_path / "run")
+    finally:
+        distributed.destroy_process_group()
+    assert not (tmp_path / "run" / "run.json").exists()

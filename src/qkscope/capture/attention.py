@@ -135,6 +135,17 @@ def plain_model(model: Any) -> PreTrainedModel:
     return inner
 
 
+def is_split(model: PreTrainedModel) -> bool:
+    """Whether each of several processes has only a part of the model's weights."""
+    if (getattr(model, "tp_size", None) or 1) > 1:
+        return True
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
 def implementation(module: nn.Module) -> str:
     """The attention implementation a module uses, such as ``sdpa``."""
     config: Any = module.config

@@ -18,7 +18,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from qkscope.capture.assemble import assemble
-from qkscope.capture.attention import plain_model
+from qkscope.capture.attention import is_split, plain_model
 from qkscope.capture.manifest import manifest
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.models import check_tokens, resolved_device
@@ -112,6 +112,11 @@ def _ready(model: Any, execution: ExecutionOptions) -> PreTrainedModel:
     if plain.training:
         raise CaptureError(
             "the model is in training mode, in which dropout changes what it computes; call model.eval()"
+        )
+    if is_split(plain):
+        raise CaptureError(
+            "the model is split over several processes (tensor parallel or FSDP), each of which has only a part of it; load "
+            "it on one GPU, or with device_map='auto' on several"
         )
     return plain
 
