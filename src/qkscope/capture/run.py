@@ -115,8 +115,8 @@ def _ready(model: Any, execution: ExecutionOptions) -> PreTrainedModel:
         )
     if is_split(plain):
         raise CaptureError(
-            "the model is split over several processes (tensor parallel or FSDP), each of which has only a part of it; load "
-            "it on one GPU, or with device_map='auto' on several"
+            "the model is split over several processes (tensor parallel or FSDP), each of which has only a part of it; "
+            "load it on one GPU, or with device_map='auto' on several"
         )
     return plain
 
