@@ -26,6 +26,7 @@ from qkscope.heads import HeadId
 HEAD = "l00h01q"
 ANALYZE = ("analyze", "{place}/data", "--only", "pca,rotation", "--workers", "1", "-o", "{place}/out")
 RUN = ("analyze", "{place}/run", "--only", "pca,rotation", "--workers", "1", "-o", "{place}/out")
+WITH_PLASTICITY = ("analyze", "{place}/run", "--only", "pca,rotation,plasticity", "--workers", "1", "-o", "{place}/out")
 CAPTURE = ("capture", "{place}/model", "--texts", "{place}/texts", "-o", "{place}/new")
 
 
@@ -181,11 +182,11 @@ def error(what: str, breaks: Callable[[Path], object], command: tuple[str, ...],
     return Case(what, breaks, command, 2, (f"error: {why}",))
 
 
-def layer(what: str, breaks: Callable[[Path], object], why: str) -> Case:
+def layer(what: str, breaks: Callable[[Path], object], why: str, command: tuple[str, ...] = RUN) -> Case:
     """Layer 1 of a run; its four heads are lost."""
     lost = tuple(f"l01h0{number}q" for number in range(4))
     lines = [f"failed: run {name}: {{place}}/run/moments/layer-001.safetensors {why}" for name in lost]
-    return Case(what, breaks, RUN, 1, (*lines, "4 of 8 heads failed; the others are in {place}/out"), lost)
+    return Case(what, breaks, command, 1, (*lines, "4 of 8 heads failed; the others are in {place}/out"), lost)
 
 
 def all_heads(what: str, breaks: Callable[[Path], object], command: tuple[str, ...], why: str) -> Case:
@@ -611,17 +612,20 @@ RUNS = [
     layer(
         "pairs of keys beyond the window",
         tensors(lambda t: t | {"spread.pairs": t["spread.pairs"] + 10**6}),
-        "is not valid (spread.pairs: expected pairs of positions below 64 for 16 buckets); capture the run again",
+        "is not valid (spread.pairs: expected pairs of positions below … for 16 buckets); capture the run again",
+        WITH_PLASTICITY,
     ),
     layer(
         "pairs of keys that are not in the sample",
-        tensors(lambda t: t | {"spread.pairs": np.maximum(t["spread.pairs"], 0)}),
+        tensors(lambda t: t | {"spread.pairs": t["spread.pairs"] + np.array([1000, 0, 0], np.int32)}),
         "has pairs of keys that are not in the run's sample; capture the run again",
+        WITH_PLASTICITY,
     ),
     layer(
         "variances of fewer pairs than there are",
         tensors(lambda t: t | {"spread.along_pairs": t["spread.along_pairs"][..., :-1].copy()}),
         "is not valid (spread.along_pairs: …); capture the run again",
+        WITH_PLASTICITY,
     ),
     layer(
         "moments that are not finite",

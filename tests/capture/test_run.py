@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -474,11 +475,29 @@ def test_texts_of_a_hub_dataset(tmp_path, texts):
     assert done.stdout == "20 part/doc00.txt True\n", done.stderr
 
 
-def test_plan_says_what_it_will_take(model_folder, texts):
-    done = run_cli("plan", model_folder, "--texts", texts, "--device", "cpu")
+def test_plan_says_what_it_will_take(model_folder, texts, tmp_path):
+    """The size within a fifth of what the capture then writes, saved vectors included."""
+    options = "--texts", texts, "--window", 128, "--device", "cpu", "--dtype", "float32", "--save-vectors", 0.5
+    done = run_cli("plan", model_folder, *options)
     assert done.exit_code == 0, done.output
-    for word in ("parameters", "weights", "statistics", "disk", "tokens/s", "minutes"):
+    for word in ("parameters", "weights", "statistics", "disk", "tokens/s", "seconds"):
         assert word in done.output
+    captured = run_cli("capture", model_folder, *options, "-o", tmp_path / "run", "--quiet")
+    assert captured.exit_code == 0, captured.output
+    arrays = [*(tmp_path / "run").rglob("layer-*.safetensors"), *(tmp_path / "run").rglob("data.parquet")]
+    said = float(re.search(r"disk +([\d,.]+) MB", done.output)[1].replace(",", ""))
+    assert said == pytest.approx(sum(path.stat().st_size for path in arrays) / 1e6, rel=0.2)
+
+
+def test_a_plan_for_a_model_that_cannot_be_timed_has_sizes(model_folder, monkeypatch):
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("qkscope.capture.estimate._timed", fails)
+    done = run_cli("plan", model_folder, "--device", "cpu")
+    assert done.exit_code == 0
+    assert "disk" in done.output
+    assert "tokens/s" not in done.output
 
 
 def test_without_torch_the_way_out_is_named(tmp_path):

@@ -7,6 +7,8 @@ now at two lengths, times the number of layers.
 from __future__ import annotations
 
 import copy
+import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.keypairs import MOST_PAIRS
 from qkscope.core.reach import REACH_COUNTS, bin_starts
 from qkscope.errors import CaptureError
+
+_log = logging.getLogger("qkscope")
 
 GIB = 2**30
 _STORED = {torch.bfloat16: 1.42, torch.float16: 1.74, torch.float32: 3.42}
@@ -52,7 +56,7 @@ class Estimate:
     """Of the sample, or of saved vectors: all heads at one token."""
     options: CaptureOptions
     linear: float
-    """Seconds of a pass per token …"""
+    """Seconds of a pass per token, NaN where a layer could not be timed …"""
     quadratic: float
     """… and per token squared."""
     place: str
@@ -159,9 +163,8 @@ def _layer_times(config: PretrainedConfig, window: int, device: str, dtype: torc
         shorter = max(longer // 2, 1)
         t_long, t_short = (_timed(decoder, length, place) for length in (longer, shorter))
     except Exception as error:  # as in models.py
-        raise CaptureError(
-            f"one layer of this model could not be timed ({' '.join(str(error).split())[:200]})"
-        ) from None
+        _log.warning("one layer of this model could not be timed (%s)", " ".join(str(error).split())[:200])
+        return math.nan, math.nan
     if longer == shorter:
         return t_long / longer, 0.0
     quadratic = max((t_long / longer - t_short / shorter) / (longer - shorter), 0.0)

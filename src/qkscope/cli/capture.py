@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -72,12 +73,14 @@ def plan_command(quiet: Quiet = False, verbose: Verbose = False, **values: Any) 
         typer.echo(f"weights           {cost.weights / GIB:.2f} GiB")
         typer.echo(f"statistics        {cost.statistics / GIB:.2f} GiB on the device, however many documents")
         typer.echo(f"disk              {cost.disk(lengths) / 1e6:,.0f} MB")
-        typer.echo(f"speed             about {cost.tokens_per_second(window):,.0f} tokens/s at {window:,} tokens")
+        if math.isfinite(cost.linear):
+            typer.echo(f"speed             about {cost.tokens_per_second(window):,.0f} tokens/s at {window:,} tokens")
         if lengths:
             typer.echo(
                 f"texts             {len(lengths)} documents, {sum(lengths):,} tokens of at most {window:,} each"
             )
-            typer.echo(f"time              about {_duration(cost.seconds(lengths))} once the model is loaded")
+            if math.isfinite(cost.linear):
+                typer.echo(f"time              about {_duration(cost.seconds(lengths))} once the model is loaded")
 
 
 def _duration(seconds: float) -> str:
