@@ -25,7 +25,8 @@ import transformers as tf
 from qkscope.capture.attention import Attention, backbone, self_attentions, watching
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.rope import describe_rope, embeddings
-from qkscope.capture.sums.layersums import LayerSums, layer_moments
+from qkscope.capture.sums.finish import layer_moments
+from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.core.moments import Moments

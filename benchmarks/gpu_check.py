@@ -14,7 +14,8 @@ from tests.capture.families import build, families
 from qkscope.capture import parity
 from qkscope.capture.attention import Attention, backbone, watching
 from qkscope.capture.rope import describe_rope, embeddings
-from qkscope.capture.sums.layersums import LayerSums, layer_moments
+from qkscope.capture.sums.finish import layer_moments
+from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.core.moments import Moments
 

@@ -3,6 +3,7 @@
     python -m benchmarks.whole                                    # CPU, 135M shape, 16 documents of 2,048 tokens
     python -m benchmarks.whole --device cuda --documents 16 128   # one GPU, Llama-3.2-3B shape, 8,192 tokens
     python -m benchmarks.whole --device cuda --per-shard 8        # the same in shards: what merging costs and changes
+    python -m benchmarks.whole --steps                            # and when each step began, and what it took
 
 Plain passes come before and after the capture, and the ratio is to their mean. The reduction kernel of a GPU is
 compiled while the model is made, as it is while weights are loaded.
@@ -14,6 +15,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ import torch
 import transformers as tf
 
 from benchmarks.capture import SHAPES
+from qkscope.capture import assemble as assemble_module
+from qkscope.capture import measure as measure_module
+from qkscope.capture import run as run_module
+from qkscope.capture.measure import Measurement
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, Progress
 from qkscope.capture.run import capture
 from qkscope.capture.sums.gramsums import warm_up
@@ -67,6 +73,30 @@ def captured(model: tf.PreTrainedModel, ids: list[np.ndarray], folder: Path, per
     options = CaptureOptions(window=len(ids[0]), documents_per_shard=per_shard)
     capture(model, documents, ids, folder, options, {"id": "random"}, ExecutionOptions(on_progress=mark))
     return [mark - start for mark in (marks[0], marks[-1], time.perf_counter())]
+
+
+def tell_steps() -> None:
+    """Print when each step of a capture begins, and how long it takes."""
+    for place, name in _STEPS:
+        setattr(place, name, _told(getattr(place, name), name.removeprefix("_")))
+
+
+_STEPS: list[tuple[Any, str]] = [
+    (Measurement, "_look"), (Measurement, "_output_head"), (Measurement, "_report"), (Measurement, "_forward"),
+    (measure_module, "kept_vectors"), (measure_module, "finished"), (run_module._Job, "_save"),
+    (assemble_module, "_write_layers"), (assemble_module, "write_checksums"),
+]  # fmt: skip
+
+
+def _told(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def timed(*given: Any, **named: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return step(*given, **named)
+        finally:
+            print(f"  {name:16} from {start:10.3f} s for {time.perf_counter() - start:7.3f} s", flush=True)
+
+    return timed
 
 
 def apart(one: Path, other: Path) -> float:
@@ -128,7 +158,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--per-shard", type=int)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--steps", action="store_true")
     given = parser.parse_args()
+    if given.steps:
+        tell_steps()
     rows = measure(given.device, given.documents, given.tokens, given.per_shard)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2) + "\n")

@@ -73,3 +73,12 @@ def choose_heads(heads: Sequence[tuple[int, int]], seed: int = SEED, count: int 
     """
     ordered = sorted(heads)
     return ordered if len(ordered) <= count else random.Random(seed).sample(ordered, count)
+
+
+def read_by(query_heads: Sequence[int], key_heads: Sequence[int], q_per_kv: int) -> list[int]:
+    """For each query head of a layer, the place of the key head that it reads.
+
+    >>> read_by([0, 1, 5], [0, 2], 2)
+    [0, 0, 1]
+    """
+    return [key_heads.index(head // q_per_kv) for head in query_heads]

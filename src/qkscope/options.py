@@ -74,17 +74,17 @@ def listed(*classes: type) -> Iterator[Listed]:
 
 
 def from_values(cls: type[_Options], values: Mapping[str, Any], **others: Any) -> _Options:
-    """An instance from the values of its options by name; ``others`` are fields that are no options.
-
-    Options without a value keep their default.
-    """
+    """An instance from the values of its options by name; ``others`` are fields that are no options."""
     found = {}
     for one, about in _options(cls):
-        if (about.name or one.name) not in values:
-            continue
         value = values[about.name or one.name]
         found[one.name] = value if about.parse is None or value is None else about.parse(value)
     return cls(**found, **others)
+
+
+def defaults(*classes: type) -> dict[str, Any]:
+    """The value of every option of which nothing is said, by name; None where there is no default."""
+    return {one.name: None if one.default is MISSING else one.default for one in listed(*classes)}
 
 
 def out_of_range(instance: object) -> str | None:

@@ -15,9 +15,8 @@ from threadpoolctl import threadpool_limits
 
 from qkscope.capture.vectors import KeptFiles, KeptVectors, LayerRows, datasets_of
 from qkscope.core.bucketspread import StoredSpread
-from qkscope.core.keypairs import PAIR_ROWS, token_pairs
+from qkscope.core.keypairs import SampledKeys
 from qkscope.core.layermoments import LayerMoments
-from qkscope.core.sample import sampled_rows
 from qkscope.errors import CaptureError, DatasetError
 from qkscope.files.atomic import atomic_path, sync
 from qkscope.files.checksums import CHECKSUMS, digest, write_checksums
@@ -33,6 +32,7 @@ from qkscope.files.locks import being_read, held
 from qkscope.files.parts import THREADS, Parts
 from qkscope.files.passage import PASSAGE_ENTRY, PASSAGE_FILE
 from qkscope.files.runfolder import LEFT_OUT, MANIFEST, MOMENTS, PROGRESS, RunFolder
+from qkscope.heads import read_by
 
 OnLayer = Callable[[int, int], None]
 """Called with the number of layers done and the number of all layers."""
@@ -168,7 +168,8 @@ def _write_layers(state: CaptureInProgress, kept: KeptFiles, on_done: OnLayer | 
         try:
             write_layer(path, _with_spread(total, sample[1], layer, manifest))
         except OverflowError as error:
-            raise CaptureError(f"layer {layer['layer']} has vectors too large for its sums ({error})") from None
+            reason = f"the sums of layer {layer['layer']} exceed single precision ({error})"
+            raise CaptureError(f"{reason}; its vectors are far larger than any model's: check the weights") from None
         del total
         files = [path, *(file for dataset, part in (sample, *others) for file in dataset.write_layer(layer, part))]
         for file in files:
@@ -193,15 +194,11 @@ def _with_spread(total: LayerMoments, rows: LayerRows, layer: dict[str, Any], ma
     if total.spread is not None:  # of a run of one shard, it was computed with the sums
         return total
     assert total.q_buckets is not None
-    rows = rows.at(sampled_rows(rows.example, rows.position, PAIR_ROWS))
-    pairs = token_pairs(
-        rows.example, rows.position, manifest["window"], manifest["options"]["buckets"],
-        sliding_window=layer["sliding_window"],
+    sampled = SampledKeys.of(
+        rows.example, rows.position, rows.k, manifest["window"], manifest["options"]["buckets"],
+        layer["sliding_window"], read_by(layer["query_heads"], layer["key_heads"], manifest["q_per_kv"]),
     )  # fmt: skip
-    key_heads = [layer["key_heads"].index(head // manifest["q_per_kv"]) for head in layer["query_heads"]]
-    earlier, later = pairs.rows_in(rows.example, rows.position)
-    spread = StoredSpread.of(total.q_buckets, total.q.total, pairs, rows.k, (earlier, later), key_heads)
-    return replace(total, q_buckets=None, spread=spread)
+    return replace(total, q_buckets=None, spread=StoredSpread.of(total.q_buckets, total.q.total, sampled))
 
 
 def _refuse_twice(shares: Sequence[Parts]) -> None:

@@ -135,6 +135,12 @@ def plain_model(model: Any) -> PreTrainedModel:
     return inner
 
 
+def head_size(config: Any) -> int | None:
+    """Length of the vectors of a head, as a config says; None if it does not."""
+    heads, size = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
+    return getattr(config, "head_dim", None) or (size // heads if heads and size else None)
+
+
 def is_split(model: PreTrainedModel) -> bool:
     """Whether each of several processes has only a part of the model's weights."""
     if (getattr(model, "tp_size", None) or 1) > 1:

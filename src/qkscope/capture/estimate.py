@@ -12,16 +12,16 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from qkscope.capture.attention import backbone, self_attentions
-from qkscope.capture.models import refuse_absurd, resolved_device, resolved_dtype
+from qkscope.capture.attention import backbone, head_size, self_attentions
+from qkscope.capture.models import location, refuse_absurd, resolved_device, resolved_dtype
 from qkscope.capture.options import CaptureOptions, ModelOptions
+from qkscope.capture.parity import gate_tokens
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.keypairs import MOST_PAIRS
 from qkscope.core.reach import REACH_COUNTS, bin_starts
@@ -77,7 +77,7 @@ class Estimate:
     def seconds(self, lengths: Sequence[int]) -> float:
         """From the loaded model to the run on disk."""
         passes = sum(self._pass(length) for length in lengths) * _WATCHED[self.place]
-        gate = 2 * self._pass(min(max(256, sum(lengths) // 128), 1024))
+        gate = 2 * self._pass(min(gate_tokens(sum(lengths), None), max(lengths)))
         return passes + gate + _START[self.place] + self.disk(lengths) / _WRITTEN
 
     def _pass(self, length: int) -> float:
@@ -95,7 +95,7 @@ def estimate(model_options: ModelOptions, options: CaptureOptions, window: int) 
     text, layers = backbone(model).config, len(self_attentions(model))
     n_q = int(text.num_attention_heads)
     n_k = int(getattr(text, "num_key_value_heads", None) or n_q)
-    d = int(getattr(text, "head_dim", None) or text.hidden_size // n_q)
+    d = head_size(text) or int(text.hidden_size) // n_q
     parameters = sum(parameter.numel() for parameter in model.parameters())
     device = resolved_device(model_options.device)
     resolved = resolved_dtype(model_options.dtype, device)
@@ -130,11 +130,9 @@ def _layer_bytes(n_q: int, n_k: int, d: int, buckets: int, window: int) -> int:
 
 
 def _config(options: ModelOptions) -> PretrainedConfig:
-    location, file_option = options.model, {}
-    if location.endswith(".gguf"):
-        location, file_option = str(Path(location).parent), {"gguf_file": Path(location).name}
+    place, arguments = location(options)
     try:
-        config = AutoConfig.from_pretrained(location, revision=options.revision, trust_remote_code=False, **file_option)
+        config = AutoConfig.from_pretrained(place, **arguments)
         refuse_absurd(config)
     except CaptureError:
         raise

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from qkscope._version import __version__
 from qkscope.capture import models, parity
-from qkscope.capture.attention import Attention, backbone, self_attentions, watching
+from qkscope.capture.attention import Attention, backbone, head_size, self_attentions, watching
 from qkscope.capture.batches import batch_tokens, padded
 from qkscope.capture.layers import Layer, describe_layer
 from qkscope.capture.loss import GATE_TOKENS, LossSums, OutputHead, output_head
@@ -101,7 +101,8 @@ class Measurement:
                 on_documents(batch_rows[-1] + 1)
         with memory_told([]):
             kept = kept_vectors(labels, sums)
-            sampled = {} if left_out else sampled_keys(kept, shard, self.layers, self.q_per_kv, plan.buckets)
+            whole = replace(shard, sampled=None) if left_out else shard
+            sampled = sampled_keys(kept, whole, self.layers, self.q_per_kv, plan.buckets)
             moments = finished(sums, shard, sampled) if rows else {}
         return ShardSums(moments, kept, left_out, self.report.digest, losses.of)
 
@@ -324,10 +325,9 @@ def _device_name(device: torch.device, model: PreTrainedModel) -> str:
     """The CPU, or the name of the GPU and whether the reduction kernel forms its sums."""
     if device.type != "cuda":
         return device.type
-    config = backbone(model).config
-    d = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    half = model.dtype in (torch.bfloat16, torch.float16)
-    return f"{torch.cuda.get_device_name(device)}, {'kernel' if half and trusted(device, model.dtype, d) else 'plain'}"
+    d, half = head_size(backbone(model).config), model.dtype in (torch.bfloat16, torch.float16)
+    in_place = half and d is not None and trusted(device, model.dtype, d)
+    return f"{torch.cuda.get_device_name(device)}, {'kernel' if in_place else 'plain'}"
 
 
 def _on_device(embedding: Embedding, angles: _Angles, tokens: BatchTokens, device: torch.device) -> _Angle | None:

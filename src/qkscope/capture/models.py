@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from qkscope.capture.attention import backbone, self_attentions
+from qkscope.capture.attention import backbone, head_size, self_attentions
 from qkscope.capture.options import ModelOptions
 from qkscope.capture.sums.gramsums import warm_up
 from qkscope.errors import CaptureError
@@ -31,18 +31,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     """Load only the tokenizer."""
-    location, arguments = _location(options)
+    place, arguments = location(options)
     with _errors_as_one_line(options):
         if options.tokenizer:
             return AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=options.trust_remote_code)
-        return AutoTokenizer.from_pretrained(location, **arguments)
+        return AutoTokenizer.from_pretrained(place, **arguments)
 
 
 def load_model(options: ModelOptions) -> PreTrainedModel:
     """Load only the model, in evaluation mode."""
-    location, arguments = _location(options)
+    place, arguments = location(options)
     with _errors_as_one_line(options):
-        config = AutoConfig.from_pretrained(location, **arguments)
+        config = AutoConfig.from_pretrained(place, **arguments)
         for key, value in (options.config_overrides or {}).items():
             _override(config, key, value)
         refuse_absurd(config)
@@ -53,7 +53,7 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
         dtype = resolved_dtype(options.dtype, device)
         _warm_up(config, device, dtype)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            location, config=config, dtype=dtype, output_loading_info=True, **device_arguments, **arguments
+            place, config=config, dtype=dtype, output_loading_info=True, **device_arguments, **arguments
         )
         model: PreTrainedModel = loaded[0]
         _refuse_missing(options, loaded[1])
@@ -65,12 +65,10 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
 
 def _warm_up(config: PretrainedConfig, device: str, dtype: torch.dtype | str) -> None:
     """Have the reduction kernel compiled while weights are loaded, which takes seconds on a machine's first run."""
-    text: Any = config.get_text_config()
-    heads, size = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
-    d = getattr(text, "head_dim", None) or (size // heads if heads and size else None)
+    d = head_size(config.get_text_config())
     if device.startswith("cuda") and dtype in (torch.bfloat16, torch.float16) and d:
         place = torch.device(device) if ":" in device else torch.device("cuda", torch.cuda.current_device())
-        warm_up(place, dtype, int(d))
+        warm_up(place, dtype, d)
 
 
 def _commit(options: ModelOptions) -> str | None:
@@ -91,7 +89,7 @@ def load_quietly() -> None:
     logging.disable_progress_bar()
 
 
-def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
+def location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     """Location and arguments for ``from_pretrained``."""
     # Not None, with which transformers would ask the user.
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}

@@ -17,6 +17,21 @@ _ATTEMPTS = 4
 _ROWS = 128
 """Queries whose attention is recomputed."""
 
+_GATE = 256, 1024
+"""Tokens of the first document that the gate looks at: at least and at most so many."""
+_SHARE = 128
+"""One in so many of all tokens, in between: its passes shall cost little beside those of all documents."""
+
+
+def gate_tokens(in_all: int, window: int | None) -> int:
+    """Tokens of the first document that the gate looks at.
+
+    >>> gate_tokens(1000, None), gate_tokens(64_000, None), gate_tokens(10**6, 512)
+    (256, 500, 512)
+    """
+    least, most = _GATE
+    return min(max(least, in_all // _SHARE), most, window or most)
+
 
 def check(model: nn.Module, forward: Any) -> list[Attention]:
     """Run ``forward`` plainly and watched; returns what was seen, or raises if anything differs.

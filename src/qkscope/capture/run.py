@@ -23,10 +23,12 @@ from qkscope.capture.manifest import manifest
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.models import check_tokens, resolved_device
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, Progress
+from qkscope.capture.parity import gate_tokens
 from qkscope.capture.passage import Passage
 from qkscope.capture.replica import Replica
-from qkscope.capture.shards import Shard, kept_tokens, per_shard, sampled_tokens
+from qkscope.capture.shards import Shard, kept_tokens, per_shard
 from qkscope.capture.texts import Document
+from qkscope.capture.tokensampling import numbered_tokens, sample_tokens
 from qkscope.capture.vectors import KeptVectors, write_kept
 from qkscope.core.layermoments import LayerMoments
 from qkscope.engine import pool
@@ -38,11 +40,6 @@ from qkscope.files.parts import LeftOutDocument, Note, Span
 from qkscope.files.passage import PASSAGE_ENTRY, write_passage
 
 _log = logging.getLogger("qkscope")
-
-PARITY_TOKENS = 256, 1024
-"""Tokens of the first document that the gate looks at: at least and at most so many."""
-PARITY_SHARE = 128
-"""Of all tokens, in between, so that the gate's two passes cost little beside those of all documents."""
 
 
 def capture(
@@ -69,9 +66,7 @@ def capture(
     longest = min(max(map(len, ids)), options.window or 2**31)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
     passage = None if passage is None or options.pre_rope else passage.cut(longest)
-    least, most = PARITY_TOKENS
-    gate_tokens = min(max(least, sum(map(len, ids)) // PARITY_SHARE), most, options.window or most)
-    gate = ids[usable[0]][:gate_tokens]
+    gate = ids[usable[0]][: gate_tokens(sum(map(len, ids)), options.window)]
     replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
     job_shards = range(in_all) if execution.share is None else execution.share.shards(in_all)
@@ -85,23 +80,30 @@ def capture(
         if passage is not None:
             run_manifest[PASSAGE_ENTRY] = {"tokens": list(passage.cut(report.longest).tokens)}
         _check(run_manifest, cut_ids, report)
-        state = CaptureInProgress(folder, run_manifest)
-        if not execution.resume:
-            state.forget()
-        state.resume()
-        for line in state.damaged:
-            _log.warning("%s; its shards are measured again", line)
+        state = _begun(folder, run_manifest, execution)
+        last = None
         if not state.finished:
             if passage is not None:
                 write_passage(folder, report.passage)
-            job = _Job(
-                state, report, cut_ids, [documents[number].name for number in usable], options, execution, job_shards
-            )
+            names = [documents[number].name for number in usable]
+            job = _Job(state, report, cut_ids, names, options, execution, job_shards)
             replica.on_documents = job.tell
             job.do(workers.map)
+            last = job.last
         if execution.share is None:
-            assemble(state, execution.on_writing, None if state.finished else job.last)
+            assemble(state, execution.on_writing, last)
     return folder
+
+
+def _begun(folder: Path, run_manifest: dict[str, Any], execution: ExecutionOptions) -> CaptureInProgress:
+    """A new capture, or what an earlier attempt left of it."""
+    state = CaptureInProgress(folder, run_manifest)
+    if not execution.resume:
+        state.forget()
+    state.resume()
+    for line in state.damaged:
+        _log.warning("%s; its shards are measured again", line)
+    return state
 
 
 def _ready(model: Any, execution: ExecutionOptions) -> PreTrainedModel:
@@ -216,7 +218,11 @@ class _Job:
     def _shard(self, number: int, kept: list[np.ndarray]) -> Shard:
         examples = self._examples(number)
         assert self.options.window is not None
-        is_whole = len(examples) == len(self.ids)
+        sampled = None
+        if len(examples) == len(self.ids):
+            lengths = [len(tokens) for tokens in self.ids]
+            options = self.options
+            sampled = numbered_tokens(sample_tokens(lengths, options.sample, options.seed, options.skip_first))
         return Shard(
             number,
             examples,
@@ -224,7 +230,7 @@ class _Job:
             [self.ids[example] for example in examples],
             [kept[example] for example in examples],
             self.options.window,
-            sampled_tokens([len(tokens) for tokens in self.ids], self.options) if is_whole else None,
+            sampled,
         )
 
     def _save(self, shard: Shard, sums: ShardSums) -> None:

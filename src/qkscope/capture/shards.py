@@ -28,8 +28,8 @@ class Shard:
     kept: list[np.ndarray]
     """Positions of each document whose vectors are kept."""
     window: int
-    sampled: list[np.ndarray] | None = None
-    """Positions of each document that are in the run's sample, if this shard is the whole run."""
+    sampled: np.ndarray | None = None
+    """The tokens of the run's sample, one number each, if this shard is the whole run."""
 
     def __str__(self) -> str:
         return f"documents {self.examples[0]} to {self.examples[-1]}"
@@ -42,14 +42,10 @@ def per_shard(options: CaptureOptions, longest: int, device: str) -> int:
     return _DOCUMENTS if device == "cpu" else max(_DOCUMENTS, TOKENS // longest)
 
 
-def sampled_tokens(lengths: list[int], options: CaptureOptions) -> list[np.ndarray]:
-    """Positions of each document that are in the run's sample."""
-    return sample_tokens(lengths, options.sample, options.seed, options.skip_first)
-
-
 def kept_tokens(lengths: list[int], options: CaptureOptions) -> list[np.ndarray]:
     """Positions of each document whose vectors are kept, for the sample or for the dataset of vectors."""
-    sampled, sampling = sampled_tokens(lengths, options), options.vectors
+    sampled = sample_tokens(lengths, options.sample, options.seed, options.skip_first)
+    sampling = options.vectors
     if sampling is None:
         return sampled
     chosen = [vector_tokens(example, length, sampling, options.skip_first) for example, length in enumerate(lengths)]

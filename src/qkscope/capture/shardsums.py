@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,28 +10,29 @@ import torch
 
 from qkscope.capture.layers import Layer
 from qkscope.capture.shards import Shard
-from qkscope.capture.sums.devicespread import SampledKeys
-from qkscope.capture.sums.layersums import LayerSums, layer_moments
+from qkscope.capture.sums.finish import layer_moments
+from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.vectors import KeptVectors
-from qkscope.core.keypairs import PAIR_ROWS, TokenPairs, token_pairs
+from qkscope.core.keypairs import SampledKeys
 from qkscope.core.layermoments import LayerMoments
-from qkscope.core.sample import sampled_rows
+from qkscope.core.rows import token_keys
 from qkscope.errors import CaptureError
 from qkscope.files.parts import THREADS
+from qkscope.heads import read_by
 
+OfLayer = Callable[[int], SampledKeys | None]
+"""The sampled keys of a layer, by its number."""
 _AT_ONCE = 4
 """Layers that are finished at once: each takes some hundred MiB of its device while it is."""
 _WAITING = 2**27
 """Bytes of kept vectors that wait on a GPU for a transfer: every new piece of host memory for one makes it wait."""
 
 
-def finished(
-    sums: dict[int, LayerSums], shard: Shard, sampled: Mapping[int, SampledKeys | None]
-) -> dict[int, LayerMoments]:
+def finished(sums: dict[int, LayerSums], shard: Shard, sampled: OfLayer) -> dict[int, LayerMoments]:
     """The sums of all layers as moments on the host, several layers in parallel; an error if they are not finite."""
 
     def finish(layer: int) -> LayerMoments:
-        moments = layer_moments(sums[layer], sampled.get(layer))
+        moments = layer_moments(sums[layer], sampled(layer))
         for name, of_kind in (("queries", moments.q), ("keys", moments.k)):
             if not np.isfinite(of_kind.scatter).all():
                 raise CaptureError(f"layer {layer} gave non-finite {name} in {shard}; try --dtype float32 or bfloat16")
@@ -41,27 +42,21 @@ def finished(
         return dict(zip(sums, threads.map(finish, sums), strict=True))
 
 
-def sampled_keys(
-    kept: KeptVectors, shard: Shard, layers: Mapping[int, Layer], q_per_kv: int, buckets: int
-) -> dict[int, SampledKeys | None]:
-    """The sampled keys of a shard that is the whole run; nothing of others, whose sums are to be merged first."""
-    found: dict[int, SampledKeys | None] = {}
+def sampled_keys(kept: KeptVectors, shard: Shard, layers: Mapping[int, Layer], q_per_kv: int, buckets: int) -> OfLayer:
+    """The sampled keys of a layer of a shard that is the whole run; None for others, whose sums are merged first."""
     if shard.sampled is None:
-        return found
-    of_window: dict[int | None, tuple[TokenPairs, tuple[np.ndarray, np.ndarray]]] = {}
-    numbers = [np.full(len(part), i) << 32 | part for i, part in enumerate(shard.sampled)]
-    in_sample = np.flatnonzero(np.isin(kept.example_id << 32 | kept.position, np.concatenate(numbers)))
-    chosen = in_sample[sampled_rows(kept.example_id[in_sample], kept.position[in_sample], PAIR_ROWS)]
-    example, position = kept.example_id[chosen], kept.position[chosen]
-    for number, (_, keys) in kept.vectors.items():
-        layer = layers[number]
-        if layer.sliding_window not in of_window:
-            pairs = token_pairs(example, position, shard.window, buckets, sliding_window=layer.sliding_window)
-            of_window[layer.sliding_window] = pairs, pairs.rows_in(example, position)
-        pairs, rows = of_window[layer.sliding_window]
-        key_heads = [layer.key_heads.index(head // q_per_kv) for head in layer.query_heads]
-        found[number] = SampledKeys(keys[chosen], pairs, rows, key_heads)
-    return found
+        return lambda _: None
+    index = np.flatnonzero(np.isin(token_keys(kept.example_id, kept.position), shard.sampled))
+    example, position = kept.example_id[index], kept.position[index]
+
+    def of_layer(number: int) -> SampledKeys | None:
+        if number not in kept.vectors:
+            return None
+        layer, (_, keys) = layers[number], kept.vectors[number]
+        read = read_by(layer.query_heads, layer.key_heads, q_per_kv)
+        return SampledKeys.of(example, position, keys[index], shard.window, buckets, layer.sliding_window, read)
+
+    return of_layer
 
 
 def kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, LayerSums]) -> KeptVectors:

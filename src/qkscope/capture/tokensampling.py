@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from qkscope.capture.options import VectorSampling
+from qkscope.core.rows import token_keys
 from qkscope.core.sample import priority
 
 
 def sample_tokens(lengths: list[int], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
     """Positions of each document whose tokens are among the ``size`` of lowest priority in the whole run."""
+    return _sampled(tuple(lengths), size, seed, skip_first)
+
+
+def numbered_tokens(tokens: list[np.ndarray]) -> np.ndarray:
+    """Positions of each document as one number per token (``token_keys``)."""
+    return np.concatenate([token_keys(np.full(len(part), number), part) for number, part in enumerate(tokens)])
+
+
+@lru_cache(maxsize=2)  # those to keep, and those of the finished run's sample
+def _sampled(lengths: tuple[int, ...], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
     example = np.concatenate([np.full(n, i) for i, n in enumerate(lengths)])
     position = np.concatenate([np.arange(n) for n in lengths])
     counted = np.flatnonzero(position >= skip_first)

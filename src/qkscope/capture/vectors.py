@@ -11,8 +11,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from qkscope.capture.options import VectorSampling
-from qkscope.capture.tokensampling import sample_tokens, vector_tokens
+from qkscope.capture.tokensampling import numbered_tokens, sample_tokens, vector_tokens
 from qkscope.core.headmoments import bucket_width
+from qkscope.core.rows import token_keys
 from qkscope.errors import CaptureError
 from qkscope.files.arrays import write_tensors
 from qkscope.files.checksums import digest
@@ -104,13 +105,13 @@ class RunVectors:
     target: Path
     manifest: dict[str, Any]
     tokens: np.ndarray
-    """Its tokens, as document and position in one number."""
+    """Its tokens, one number each."""
     heads: set[HeadId] | None
     """Its heads; None: all."""
 
     def of(self, rows: LayerRows) -> LayerRows:
         """Those of the kept vectors that belong to it."""
-        return rows.at(np.flatnonzero(np.isin(rows.example << 32 | rows.position, self.tokens)))
+        return rows.at(np.flatnonzero(np.isin(token_keys(rows.example, rows.position), self.tokens)))
 
     def write_layer(self, layer: dict[str, Any], rows: LayerRows) -> list[Path]:
         """Write the heads of a layer; returns the files, which are not synced to disk yet."""
@@ -141,18 +142,13 @@ def datasets_of(folder: Path, manifest: dict[str, Any]) -> list[RunVectors]:
     """The sample of a run and, if it was requested, its dataset of vectors."""
     options, lengths = manifest["options"], [int(document["tokens"]) for document in manifest["documents"]]
     sampled = sample_tokens(lengths, options["sample"], options["seed"], options["skip_first"])
-    datasets = [RunVectors(folder / SAMPLE, manifest, _numbers(sampled), None)]
+    datasets = [RunVectors(folder / SAMPLE, manifest, numbered_tokens(sampled), None)]
     if options["vectors"] is not None:
         sampling = VectorSampling(**options["vectors"])
         chosen = [vector_tokens(example, n, sampling, options["skip_first"]) for example, n in enumerate(lengths)]
         heads = _drawn_heads(manifest, sampling)
-        datasets.append(RunVectors(folder / VECTORS_FOLDER, manifest, _numbers(chosen), heads))
+        datasets.append(RunVectors(folder / VECTORS_FOLDER, manifest, numbered_tokens(chosen), heads))
     return datasets
-
-
-def _numbers(tokens: list[np.ndarray]) -> np.ndarray:
-    """Document and position of each token in one number."""
-    return np.concatenate([np.full(len(part), i, dtype=np.int64) << 32 | part for i, part in enumerate(tokens)])
 
 
 def _rope(manifest: dict[str, Any]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, Verbose, bars, errors_as_lines, log, set_up_logging
 from qkscope.cli.options import with_options
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.options import from_values
+from qkscope.options import defaults, from_values
 
 _PLANNED = (
     "model", "texts", "field", "max_docs", "window", "buckets", "sample", "seed", "layers", "heads", "dtype", "device",
@@ -59,6 +59,7 @@ def plan_command(quiet: Quiet = False, verbose: Verbose = False, **values: Any) 
         from qkscope.capture.estimate import GIB, estimate
         from qkscope.capture.texts import read_documents
 
+        values = defaults(ModelOptions, CaptureOptions, VectorSampling) | values
         model, options = from_values(ModelOptions, values), capture_options(values)
         documents = read_documents(values["texts"], values["field"], values["max_docs"]) if values["texts"] else []
         counted = (

@@ -6,15 +6,14 @@ differences of keys δᵀΣ_bδ, and, for the published model, along the axes of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from qkscope.core.headmoments import BucketMeans
-from qkscope.core.keypairs import TokenPairs
+from qkscope.core.keypairs import SampledKeys, TokenPairs
 from qkscope.core.linalg import ratio, unit
 from qkscope.core.moments import Moments
 
@@ -52,24 +51,15 @@ class StoredSpread:
     along_axes: Float[np.ndarray, "hq buckets d"]
 
     @classmethod
-    def of(
-        cls,
-        buckets: Moments,
-        total: Moments,
-        pairs: TokenPairs,
-        keys: Float[np.ndarray, "n hk d"],
-        rows: tuple[Int[np.ndarray, "buckets pairs"], Int[np.ndarray, "buckets pairs"]],
-        key_heads: Sequence[int],
-    ) -> StoredSpread:
-        """From the moments of a layer by bucket (Hq, buckets), its keys, the rows of each pair and who reads what."""
-        earlier, later = rows
-        found, deltas = [], dict[int, Float[np.ndarray, "buckets pairs d"]]()
-        for query, key in enumerate(key_heads):
-            if key not in deltas:
-                of_head = keys[:, key].astype(np.float64)
-                deltas[key] = of_head[later] - of_head[earlier]
-            found.append(BucketSpread.of(buckets[query], total[query], deltas[key]))
-        return cls(pairs, np.stack([one.along_pairs for one in found]), np.stack([one.along_axes for one in found]))
+    def of(cls, buckets: Moments, total: Moments, sampled: SampledKeys) -> StoredSpread:
+        """From the moments of a layer's queries by bucket (Hq, buckets) and of all of them (Hq,)."""
+        earlier, later = sampled.rows
+        found = []
+        for query, key in enumerate(sampled.read):
+            keys = sampled.keys[:, key].astype(np.float64)
+            found.append(BucketSpread.of(buckets[query], total[query], keys[later] - keys[earlier]))
+        along = (np.stack([getattr(one, name) for one in found]) for name in ("along_pairs", "along_axes"))
+        return cls(sampled.pairs, *along)
 
     def head(self, query: int, cells: BucketMeans) -> BucketSpread:
         """One query head; ``cells`` are its means by document group and bucket."""

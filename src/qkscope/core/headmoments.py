@@ -21,7 +21,7 @@ from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.momentsbatch import MomentsBatch
 from qkscope.core.rope import Rope, UndoneSums
-from qkscope.core.rows import Rows
+from qkscope.core.rows import Rows, token_keys
 
 N_GROUPS = 8
 N_BUCKETS = 16
@@ -232,12 +232,7 @@ def bucket_moments(rows: Rows, window: int, buckets: int = N_BUCKETS) -> Moments
 
 def cross_moments(q: Rows, k: Rows) -> Moments:
     """Moments of (q, k) stacked into one vector of length 2d, over the tokens both have, by document group (8,)."""
-    keys_q, keys_k = _token_keys(q), _token_keys(k)
+    keys_q, keys_k = (token_keys(rows.example_id, rows.position) for rows in (q, k))
     _, in_q, in_k = np.intersect1d(keys_q, keys_k, return_indices=True)
     both = Rows(np.concatenate([q.x[in_q], k.x[in_k]], axis=-1), q.position[in_q], q.example_id[in_q])
     return group_moments(both)
-
-
-def _token_keys(rows: Rows) -> Int[np.ndarray, "n"]:
-    """One integer per (example_id, position); both are 32-bit in the dataset format."""
-    return (rows.example_id.astype(np.int64) << 32) + rows.position

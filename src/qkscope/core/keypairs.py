@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from qkscope.core.headmoments import N_GROUPS, bucket_width
-from qkscope.core.rows import Rows
+from qkscope.core.rows import Rows, token_keys
+from qkscope.core.sample import sampled_rows
 
 MOST_PAIRS = 256
 """Pairs of keys per bucket, at most."""
@@ -36,10 +37,10 @@ class TokenPairs:
         self, example_id: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"]
     ) -> tuple[Int[np.ndarray, "buckets pairs"], Int[np.ndarray, "buckets pairs"]]:
         """Indices of both tokens in rows sorted by document and position; a ``LookupError`` if one is missing."""
-        have = example_id.astype(np.int64) << 32 | position
+        have = token_keys(example_id, position)
         found = []
         for at in (self.earlier, self.later):
-            wanted = self.example.astype(np.int64) << 32 | at
+            wanted = token_keys(self.example, at)
             index = np.minimum(np.searchsorted(have, wanted), max(len(have) - 1, 0))
             if (self.real & (have[index] != wanted if len(have) else True)).any():
                 raise LookupError("a token of a pair of keys is not among the sampled ones")
@@ -83,6 +84,35 @@ class KeyPairs:
     def n(self) -> Int[np.ndarray, "buckets"]:
         """Pairs of each bucket."""
         return self.weight.sum(-1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class SampledKeys:
+    """Sampled keys of a captured layer, and the pairs of them that its queries are measured along."""
+
+    keys: Float[np.ndarray, "n hk d"]
+    pairs: TokenPairs
+    rows: tuple[Int[np.ndarray, "buckets pairs"], Int[np.ndarray, "buckets pairs"]]
+    """Index of the earlier and of the later key of each pair."""
+    read: list[int]
+    """For each query head, the index of the key head that it reads."""
+
+    @classmethod
+    def of(
+        cls,
+        example_id: Int[np.ndarray, "n"],
+        position: Int[np.ndarray, "n"],
+        keys: Float[np.ndarray, "n hk d"],
+        window: int,
+        buckets: int,
+        sliding_window: int | None,
+        read: list[int],
+    ) -> SampledKeys:
+        """Draw the pairs among the keys of the sampled tokens."""
+        chosen = sampled_rows(example_id, position, PAIR_ROWS)
+        example_id, position = example_id[chosen], position[chosen]
+        pairs = token_pairs(example_id, position, window, buckets, sliding_window=sliding_window)
+        return cls(keys[chosen], pairs, pairs.rows_in(example_id, position), read)
 
 
 def key_pairs(

@@ -120,6 +120,11 @@ class Coordinates(NamedTuple):
         return Coordinates(self.q[:, axes], self.k[:, axes])
 
 
+def token_keys(example_id: Int[np.ndarray, "*shape"], position: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
+    """One integer per token; both are 32-bit in the dataset format."""
+    return (example_id.astype(np.int64) << 32) + position
+
+
 def row_order(x: Float[np.ndarray, "n *rest"], *keys: Integer[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
     """Indices that sort by the keys, the first key first, and rows that are equal in all keys by the bytes of x."""
     order = np.lexsort(keys[::-1])

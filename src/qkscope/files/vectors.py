@@ -67,21 +67,9 @@ def write_rows(
 ) -> None:
     """Write a head's rows in the dataset format, atomically; float16 vectors stay float16, others become float32."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as temporary:
-        write_new_rows(temporary, rows, bucket=bucket, sliding_window=sliding_window, tokens=tokens)
-
-
-def write_new_rows(
-    path: Path,
-    rows: Rows,
-    *,
-    bucket: Int[np.ndarray, "n"] | None = None,
-    sliding_window: int | None = None,
-    tokens: list[str | None] | None = None,
-) -> None:
-    """The same, to a file of which nothing is read until the whole folder is complete and on disk."""
     columns = token_columns(rows.position, rows.example_id, bucket=bucket, sliding_window=sliding_window, tokens=tokens)
-    write_vectors(path, rows.x, columns)
+    with atomic_path(path) as temporary:
+        write_vectors(temporary, rows.x, columns)
 
 
 def token_columns(

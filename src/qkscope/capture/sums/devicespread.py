@@ -6,28 +6,12 @@ of what is copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 
-from qkscope.core.keypairs import TokenPairs
+from qkscope.core.keypairs import SampledKeys
 
 Centred = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Count, mean and scatter of z = (x, t)."""
-
-
-@dataclass(frozen=True)
-class SampledKeys:
-    """Sampled keys of a layer, and the pairs of them that its queries are measured along."""
-
-    keys: np.ndarray
-    """(n, Hk, d)."""
-    pairs: TokenPairs
-    rows: tuple[np.ndarray, np.ndarray]
-    """Index of the earlier and of the later key of each pair (buckets, pairs)."""
-    key_heads: list[int]
-    """For each query head, the index of the key head that it reads."""
 
 
 def spread_of(buckets: Centred, groups: Centred, sampled: SampledKeys) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +23,7 @@ def spread_of(buckets: Centred, groups: Centred, sampled: SampledKeys) -> tuple[
     basis = _drift_basis(*groups)
     along_pairs = torch.empty(*n.shape, earlier.shape[-1], dtype=cov.dtype, device=cov.device)
     along_axes = torch.empty(*n.shape, cov.shape[-1], dtype=cov.dtype, device=cov.device)
-    for query, key in enumerate(sampled.key_heads):
+    for query, key in enumerate(sampled.read):
         delta = keys[later, key] - keys[earlier, key]
         for vectors, along in ((delta, along_pairs), (basis[query, None], along_axes)):
             along[query] = (vectors @ cov[query] * vectors).sum(-1)

@@ -16,7 +16,6 @@ import torch
 
 from qkscope.capture.attention import Attention
 from qkscope.capture.rope import LayerRope, temperature
-from qkscope.capture.sums.devicespread import SampledKeys, spread_of
 from qkscope.capture.sums.gramsums import GramSums, trusted
 from qkscope.capture.sums.halfsums import ExactSums, HalfSums, beside, far_means, takes
 from qkscope.capture.sums.planesizes import PlaneSizes
@@ -24,10 +23,7 @@ from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.rowsums import RowSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan, on_device
 from qkscope.capture.sums.undonerotation import UndoneRotation
-from qkscope.core.bucketspread import StoredSpread
-from qkscope.core.headmoments import N_GROUPS, BucketMeans
-from qkscope.core.layermoments import LayerMoments
-from qkscope.core.moments import Moments
+from qkscope.core.headmoments import N_GROUPS
 
 Waves = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines by token and coordinate."""
@@ -143,6 +139,14 @@ class LayerSums:
             self.q.add_unrotated(attention.q, tokens, rope, of_queries)
             self.k.add_unrotated(attention.k, tokens, rope, shared)
 
+    def exact(self) -> tuple[ExactSums, ExactSums]:
+        """The sums of queries and of keys, after all calls."""
+        if self.half is not None:
+            return self.half.exact()
+        assert self.q is not None
+        assert self.k is not None
+        return self.q.exact(), self.k.exact()
+
     def _keep(self, attention: Attention, tokens: BatchTokens) -> None:
         self.device = attention.q.device
         for row, columns in enumerate(tokens.kept):
@@ -167,69 +171,6 @@ def _half_sums(attention: Attention, tokens: BatchTokens, plan: Plan, rope: Laye
     shift = far_means(attention.q, attention.k, tokens.counted(plan)[0][0])
     in_place = trusted(attention.q.device, attention.q.dtype, attention.q.shape[-1]) and not bool(shift.any())
     return (GramSums if in_place else RowSums)(attention.q, attention.k, shift, plan, rope)
-
-
-def layer_moments(sums: LayerSums, sampled: SampledKeys | None = None) -> LayerMoments:
-    """One shard's sums of a layer as moments on the host; computed where they are, and copied at once.
-
-    With ``sampled`` keys, of queries by bucket only their spread along pairs of these is computed.
-    """
-    q, k = (sums.q, sums.k) if sums.half is None else sums.half.exact()
-    assert q is not None
-    assert k is not None
-    q, k = (kind.exact() if isinstance(kind, KindSums) else kind for kind in (q, k))
-    assert q.by_bucket is not None
-    q_shift, k_shift = (_with_time(kind.shift, sums.plan) for kind in (q, k))
-    groups, buckets = _centred(q.by_group, q_shift), _centred(q.by_bucket, q_shift)
-    parts: dict[str, torch.Tensor | None] = {
-        "unrotated_q": q.unrotated,
-        "unrotated_k": k.unrotated,
-        "temperature": q.by_group.new_zeros(2, 0) if sums.temperature is None else sums.temperature,
-        "reach": None if sums.reach is None else sums.reach.exact(),
-    }
-    parts |= dict(zip(("sizes_q", "sizes_k"), sums.sizes.exact(), strict=True))
-    parts |= dict(zip(_names("q", _MOMENTS), groups, strict=True))
-    parts |= dict(zip(_names("k", _MOMENTS), _centred(k.by_group, k_shift), strict=True))
-    for name, kind, shift in (("q_cells", q, q_shift), ("k_cells", k, k_shift)):
-        parts |= dict(zip(_names(name, _CELLS), _cells(kind.by_cell, shift), strict=True))
-    if sampled is None:
-        parts |= dict(zip(_names("q_buckets", _MOMENTS), buckets, strict=True))
-    else:
-        parts |= dict(zip(_names("spread", _SPREAD), spread_of(buckets, groups, sampled), strict=True))
-    found = on_host({name: part for name, part in parts.items() if part is not None})
-
-    def made_of(name: str, fields: tuple[str, ...]) -> list[np.ndarray]:
-        return [found.pop(each) for each in _names(name, fields)]
-
-    return LayerMoments(
-        q=Moments(*made_of("q", _MOMENTS)),
-        k=Moments(*made_of("k", _MOMENTS)),
-        q_buckets=Moments(*made_of("q_buckets", _MOMENTS)) if sampled is None else None,
-        q_cells=BucketMeans(*made_of("q_cells", _CELLS)),
-        k_cells=BucketMeans(*made_of("k_cells", _CELLS)),
-        spread=None if sampled is None else StoredSpread(sampled.pairs, *made_of("spread", _SPREAD)),
-        **found,
-    )
-
-
-_MOMENTS, _CELLS, _SPREAD = ("n", "mean", "scatter"), ("n", "mean_x", "mean_t"), ("along_pairs", "along_axes")
-
-
-def _names(name: str, fields: tuple[str, ...]) -> list[str]:
-    return [f"{name}.{field}" for field in fields]
-
-
-def on_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Tensors of one type as arrays on the host; from a GPU in one transfer."""
-    values = list(tensors.values())
-    if not values[0].is_cuda:
-        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-    flat = torch.cat([tensor.reshape(-1) for tensor in values])
-    pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-    pinned.copy_(flat, non_blocking=True)
-    torch.cuda.current_stream(flat.device).synchronize()
-    parts = np.split(pinned.numpy().copy(), np.cumsum([tensor.numel() for tensor in values])[:-1])
-    return {name: part.reshape(tensors[name].shape) for name, part in zip(tensors, parts, strict=True)}
 
 
 def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | None, *, full_buckets: bool) -> KindSums:
@@ -290,27 +231,3 @@ def waves(angles: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor, rope
 def _scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Memory that all layers use in turn; allocating it each time would take as long as the product."""
     return torch.empty(shape, device=device)
-
-
-def _with_time(shift: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """The shift of (x, t) in the sums."""
-    return torch.nn.functional.pad(shift, (0, 1), value=plan.window / 2)
-
-
-def _cells(sums: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Count, mean vector and mean position of each cell."""
-    n, mean = _mean(sums)
-    mean = torch.where(n[..., None] > 0, mean + shift[:, None, None], 0.0)
-    return n, mean[..., :-1], mean[..., -1]
-
-
-def _centred(sums: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Count, mean and scatter."""
-    n, mean = _mean(sums[..., -1, :])
-    scatter = sums[..., :-1, :-1] - n[..., None, None] * mean[..., :, None] * mean[..., None, :]
-    return n, torch.where(n[..., None] > 0, mean + shift[:, None], 0.0), scatter
-
-
-def _mean(last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    n = last[..., -1]
-    return n, last[..., :-1] / n.clamp_min(1.0)[..., None]

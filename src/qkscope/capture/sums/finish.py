@@ -1,0 +1,99 @@
+"""One shard's sums of a layer → its moments on the host: computed where the sums are, and copied at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from qkscope.capture.sums.devicespread import Centred, spread_of
+from qkscope.capture.sums.layersums import LayerSums
+from qkscope.capture.sums.tokens import Plan
+from qkscope.core.bucketspread import StoredSpread
+from qkscope.core.headmoments import BucketMeans
+from qkscope.core.keypairs import SampledKeys
+from qkscope.core.layermoments import LayerMoments
+from qkscope.core.moments import Moments
+
+_MOMENTS, _CELLS, _SPREAD = ("n", "mean", "scatter"), ("n", "mean_x", "mean_t"), ("along_pairs", "along_axes")
+
+
+def layer_moments(sums: LayerSums, sampled: SampledKeys | None = None) -> LayerMoments:
+    """The moments; with ``sampled`` keys, of queries by bucket only their spread along pairs of these."""
+    q, k = sums.exact()
+    assert q.by_bucket is not None
+    q_shift, k_shift = (_with_time(kind.shift, sums.plan) for kind in (q, k))
+    groups, buckets = _centred(q.by_group, q_shift), _centred(q.by_bucket, q_shift)
+    sizes_q, sizes_k = sums.sizes.exact()
+    parts: dict[str, torch.Tensor | None] = {
+        "unrotated_q": q.unrotated,
+        "unrotated_k": k.unrotated,
+        "temperature": q.by_group.new_zeros(2, 0) if sums.temperature is None else sums.temperature,
+        "sizes_q": sizes_q,
+        "sizes_k": sizes_k,
+        "reach": None if sums.reach is None else sums.reach.exact(),
+        **_named("q", _MOMENTS, groups),
+        **_named("k", _MOMENTS, _centred(k.by_group, k_shift)),
+        **_named("q_cells", _CELLS, _cells(q.by_cell, q_shift)),
+        **_named("k_cells", _CELLS, _cells(k.by_cell, k_shift)),
+    }
+    if sampled is None:
+        parts |= _named("q_buckets", _MOMENTS, buckets)
+    else:
+        parts |= _named("spread", _SPREAD, spread_of(buckets, groups, sampled))
+    found = _on_host({name: part for name, part in parts.items() if part is not None})
+
+    def made_of(name: str, fields: tuple[str, ...]) -> list[np.ndarray]:
+        return [found.pop(f"{name}.{field}") for field in fields]
+
+    return LayerMoments(
+        q=Moments(*made_of("q", _MOMENTS)),
+        k=Moments(*made_of("k", _MOMENTS)),
+        q_buckets=Moments(*made_of("q_buckets", _MOMENTS)) if sampled is None else None,
+        q_cells=BucketMeans(*made_of("q_cells", _CELLS)),
+        k_cells=BucketMeans(*made_of("k_cells", _CELLS)),
+        spread=None if sampled is None else StoredSpread(sampled.pairs, *made_of("spread", _SPREAD)),
+        **found,
+    )
+
+
+def _named(name: str, fields: tuple[str, ...], values: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{name}.{field}": value for field, value in zip(fields, values, strict=True)}
+
+
+def _on_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Tensors of one type as arrays on the host; from a GPU in one transfer."""
+    values = list(tensors.values())
+    if not values[0].is_cuda:
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+    flat = torch.cat([tensor.reshape(-1) for tensor in values])
+    pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+    pinned.copy_(flat, non_blocking=True)
+    torch.cuda.current_stream(flat.device).synchronize()
+    parts = np.split(pinned.numpy().copy(), np.cumsum([tensor.numel() for tensor in values])[:-1])
+    return {name: part.reshape(tensors[name].shape) for name, part in zip(tensors, parts, strict=True)}
+
+
+def _with_time(shift: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """The shift of (x, t) in the sums."""
+    return torch.nn.functional.pad(shift, (0, 1), value=plan.window / 2)
+
+
+def _cells(sums: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Count, mean vector and mean position of each cell."""
+    n, mean = _mean(sums)
+    mean = torch.where(n[..., None] > 0, mean + shift[:, None, None], 0.0)
+    return n, mean[..., :-1], mean[..., -1]
+
+
+def _centred(sums: torch.Tensor, shift: torch.Tensor) -> Centred:
+    """Count, mean and scatter."""
+    n, mean = _mean(sums[..., -1, :])
+    scatter = sums[..., :-1, :-1] - n[..., None, None] * mean[..., :, None] * mean[..., None, :]
+    return n, torch.where(n[..., None] > 0, mean + shift[:, None], 0.0), scatter
+
+
+def _mean(last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    n = last[..., -1]
+    return n, last[..., :-1] / n.clamp_min(1.0)[..., None]
