@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ SMALL: dict[str, Any] = {
     r"mamba_d_state|mamba_d_conv|ssm_state_size|mamba_dt_rank": 16,
     r"mamba_n_heads|mamba_num_heads|n_mamba_heads": 4,
     r"mamba_d_head|mamba_head_dim": 32,
-    r"mamba_n_groups": 1,
+    r"mamba_n_groups|n_groups|expand": 1,
+    r"mamba_d_ssm": 128,
     r"rotary_dim": 8,
     r"lru_width": 64,
     r"attn_layer_indices": [1, 3],
@@ -91,8 +93,17 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"num_hidden_layers": 8},
     {"num_hidden_layers": 8, "num_key_value_heads": 4},
     {"qk_rope_head_dim": 16, "num_key_value_heads": 4},
+    {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    {"layer_types": ["conv", "full_attention"] * 2},
+    {"layers_block_type": ["mamba", "hybrid"] * 2},
+    {"attention_types": [[["global", "local"], 2]]},
+    {"default_language": "en_XX"},
 )
 """Settings that are tried in turn, until a model runs."""
+
+
+class ListedElsewhere(Exception):
+    """The config is of a model that has the one in question inside."""
 
 
 @dataclass(frozen=True)
@@ -111,18 +122,21 @@ class Outcome:
     """Largest difference between positions once the rotation is undone."""
 
 
-def small_config(config_class: type, other: dict[str, Any]) -> Any:
-    """A config with every setting small; settings that are derived from others are left to the class."""
+def small_config(config_class: type, other: dict[str, Any], *, fill: bool = False) -> Any:
+    """A config with every setting small.
+
+    Settings without a value, which are often derived from others, are left to the class or, if ``fill``, given one.
+    """
     default = config_class()
     if hasattr(default, "text_config"):
-        raise LookupError("its text model is listed under its own name")
+        raise ListedElsewhere("its text model is listed under its own name")
     chosen = {}
     for name, value in vars(default).items():
         rule = next((small for pattern, small in SMALL.items() if re.fullmatch(pattern, name)), None)
         if isinstance(rule, list):
             chosen[name] = rule
         elif rule is not None and (value is None or isinstance(value, int | float)) and not isinstance(value, bool):
-            chosen[name] = rule if value is not None or name.endswith("token_id") else None
+            chosen[name] = rule if fill or value is not None or name.endswith("token_id") else None
     chosen |= {name: value for name, value in other.items() if name in chosen or name in vars(default)}
     return config_class(**{name: value for name, value in chosen.items() if value is not None})
 
@@ -130,10 +144,10 @@ def small_config(config_class: type, other: dict[str, Any]) -> Any:
 def built(name: str, *, encoder: bool = False) -> Any:
     """A tiny model of random weights that runs; variants are tried in order."""
     first = None
-    for other in OTHERS:
+    for fill, other in product((False, True), OTHERS):
         try:
-            return _built(name, encoder, other)
-        except LookupError:
+            return _built(name, encoder, other, fill=fill)
+        except ListedElsewhere:
             raise
         except Exception as error:
             first = first or error
@@ -141,13 +155,13 @@ def built(name: str, *, encoder: bool = False) -> Any:
     raise first
 
 
-def _built(name: str, encoder: bool, other: dict[str, Any]) -> Any:
+def _built(name: str, encoder: bool, other: dict[str, Any], *, fill: bool) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     torch.manual_seed(0)
-    config = small_config(CONFIG_MAPPING[name], other)
+    config = small_config(CONFIG_MAPPING[name], other, fill=fill)
     if not encoder and getattr(config, "is_decoder", None) is False:
         config.is_decoder = True
     make = AutoModelForMaskedLM if encoder else AutoModelForCausalLM
@@ -165,7 +179,7 @@ def _built(name: str, encoder: bool, other: dict[str, Any]) -> Any:
 
 
 def tried(name: str, *, encoder: bool = False) -> Outcome:
-    """Build one model, capture it, check the four terms."""
+    """Build one model, capture it, check its rotation."""
     from qkscope.errors import QkscopeError
 
     try:

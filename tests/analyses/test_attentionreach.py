@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkscope.analyses.meanfield import MeanField
-from qkscope.analyses.reach import curve_area, predicted_beyond
+from qkscope.analyses.reach import Curves, curve_area, predicted_beyond
 from qkscope.core.reach import REACH_COUNTS, HeadReach, bin_starts, cut_windows, query_positions
 from qkscope.core.rope import Rope
 from tests.analyses.test_scores import WINDOW, planted
@@ -27,18 +27,37 @@ def test_the_dense_curve_is_the_curve(n):
 
 def test_predicted_beyond_is_a_softmax_over_what_the_query_sees():
     curves, seen, widths = field().dense(60), np.array([5, 33, 60]), np.array([4, 16, 64])
-    found = predicted_beyond(curves, seen, widths)
+    found = predicted_beyond(earlier(curves), seen, np.array([70, 9, 0]), widths)
     for s in range(2):
         for q, n in enumerate(seen):
             weights = np.exp(curves[s, :n]) / np.exp(curves[s, :n]).sum()
             assert np.allclose(found[s, q], [weights[w:].sum() for w in widths])
 
 
+def test_of_an_encoder_the_softmax_is_over_both_sides():
+    field_, n, widths = field(), 40, np.array([4, 16, 64])
+    curves = Curves(field_.dense(n), field_.mirrored.dense(n)[:, 1:])
+    seen, after = np.array([5, 33, 40]), np.array([39, 7, 0])
+    found = predicted_beyond(curves, seen, after, widths)
+    for q in range(3):
+        distance = np.arange(-after[q], seen[q])
+        weights = np.exp(field_.curves(distance))
+        for w, width in enumerate(widths):
+            expected = weights[:, np.abs(distance) >= width].sum(-1) / weights.sum(-1)
+            assert np.allclose(found[:, q, w], expected)
+    both = np.exp(field_.curves(np.arange(n))) + np.exp(field_.curves(-np.arange(n))) * (np.arange(n) > 0)
+    assert np.allclose(curve_area(curves), (np.cumsum(both, -1) / both.sum(-1, keepdims=True)).mean(-1))
+
+
+def earlier(curves: np.ndarray) -> Curves:
+    return Curves(curves, curves[:, :0])
+
+
 def test_the_area_is_one_for_the_nearest_key_alone_and_half_if_all_count_alike():
     near = np.zeros((1, 1000))
     near[0, 0] = 50.0
-    assert curve_area(near)[0] == pytest.approx(1.0)
-    assert curve_area(np.zeros((1, 1000)))[0] == pytest.approx(0.5, abs=1e-3)
+    assert curve_area(earlier(near))[0] == pytest.approx(1.0)
+    assert curve_area(earlier(np.zeros((1, 1000))))[0] == pytest.approx(0.5, abs=1e-3)
 
 
 def measured(masses: dict[int, float], sink: float) -> HeadReach:
@@ -49,7 +68,7 @@ def measured(masses: dict[int, float], sink: float) -> HeadReach:
     for start, mass in masses.items():
         sums[:, len(REACH_COUNTS) + starts.tolist().index(start)] = 4 * mass
     positions = np.tile(query_positions(WINDOW, 4, 4), 8)
-    return HeadReach(sums, starts, positions, np.repeat(np.arange(8), 4), 4)
+    return HeadReach(sums, starts, positions, WINDOW - 1 - positions, np.repeat(np.arange(8), 4), 4)
 
 
 def test_the_table_says_what_was_measured():

@@ -11,9 +11,11 @@ from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT, undone_sums
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
+from qkscope.core.sight import Sight
 from tests.helpers import head_data, one_head, tables_of
 
 D, WINDOW = 16, 256
+SIGHT = Sight(WINDOW)
 ROPE = Rope(10_000.0 ** (-np.arange(D // 2) / (D // 2)))
 
 
@@ -78,8 +80,8 @@ def test_planted_shares_are_recovered():
 def test_shares_do_not_depend_on_scale_or_on_a_common_rotation_of_planes():
     head = planted(1, 0.5, 0.5)
     q, k = locked_means(head)
-    plain = four_term_sums(head.vectors, q, k, 1.0, WINDOW).shares(ALL_AND_WITHOUT)
-    assert np.allclose(plain, four_term_sums(head.vectors, q, k, 7.0, WINDOW).shares(ALL_AND_WITHOUT))
+    plain = four_term_sums(head.vectors, q, k, 1.0, SIGHT).shares(ALL_AND_WITHOUT)
+    assert np.allclose(plain, four_term_sums(head.vectors, q, k, 7.0, SIGHT).shares(ALL_AND_WITHOUT))
     turn = np.exp(0.7j)
     turned = []
     for rows, mean in ((head.vectors.q, q), (head.vectors.k, k)):
@@ -87,7 +89,7 @@ def test_shares_do_not_depend_on_scale_or_on_a_common_rotation_of_planes():
         x[:, ROPE.pairs[:, 0]], x[:, ROPE.pairs[:, 1]] = planes.real, planes.imag
         turned.append((Rows(x, rows.position, rows.example_id), LockedMean(ROPE, mean.planes * turn, mean.mean)))
     (rows_q, mean_q), (rows_k, mean_k) = turned
-    again = four_term_sums(Pair(rows_q, rows_k), mean_q, mean_k, 1.0, WINDOW).shares(ALL_AND_WITHOUT)
+    again = four_term_sums(Pair(rows_q, rows_k), mean_q, mean_k, 1.0, SIGHT).shares(ALL_AND_WITHOUT)
     assert np.allclose(plain, again)
 
 
@@ -105,12 +107,12 @@ def test_a_two_way_table_has_the_plain_scores_on_its_diagonal():
 def test_equal_keys_are_all_position_and_unrotated_ones_all_content():
     rng = np.random.default_rng(0)
     head = planted(4, 0.5, 0.0)
-    position, content, rest = two_way_sums(head.vectors, ROPE, 1.0, WINDOW).sum(0)
+    position, content, rest = two_way_sums(head.vectors, ROPE, 1.0, SIGHT).sum(0)
     assert content < 1e-9 * position
     assert rest < 1e-9 * position
     rows = head.vectors.k
     loose = Pair(head.vectors.q, Rows(rng.normal(size=rows.x.shape), rows.position, rows.example_id))
-    position, content, rest = two_way_sums(loose, None, 1.0, WINDOW).sum(0)
+    position, content, rest = two_way_sums(loose, None, 1.0, SIGHT).sum(0)
     assert position < 1e-9 * content
     assert rest < 1e-9 * content
 

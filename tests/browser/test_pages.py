@@ -15,6 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from qkscope.heads import TERMS
+from qkscope.report.passage import packed_passage
 from qkscope.report.write import write_pages
 from qkscope.study.study import Entry, build
 from tests.browser.chromium import PROGRAM, launch
@@ -499,6 +500,27 @@ def test_a_text_is_read_with_mouse_and_keyboard_and_stays_in_the_link(tab, pages
     tab.keyboard.press("ArrowDown")
     expect(tab.locator("#name")).to_contain_text("l02h02")
     expect(tokens.nth(7)).to_have_attribute("aria-pressed", "true")
+
+
+def test_of_an_encoder_a_text_has_scores_of_later_tokens_too(tab, pages):
+    n, rng = 6, np.random.default_rng(0)
+    query, key = np.indices((n, n)).reshape(2, -1)
+    levels = {term: rng.integers(-127, 128, n * n) for term in TERMS}
+    rows = pd.DataFrame({"q_token": query, "k_token": key, "text": "x", "unit": 0.5, **levels})
+    tab.goto((pages / "explorer.html").as_uri() + "#l01h02;run=base")
+    drawn = tab.evaluate(
+        """([packed, tokens]) => {
+            const script = document.createElement("div");
+            script.textContent = packed;
+            return textView.draw(document.getElementById("text"), script, tokens, { query: 2 }, () => {});
+        }""",
+        [packed_passage(rows), [f"t{i}" for i in range(n)]],
+    )
+    score = rows[rows["q_token"] == 2].set_index("k_token")[list(TERMS)].sum(axis=1).drop(2)
+    assert drawn["best"] == score.sort_values(ascending=False).index.tolist()
+    assert tab.locator("#text .later").count() == 0
+    said = tab.locator("#text .line .what").all_inner_texts()
+    assert said == [f"t{k} {abs(2 - k)} {'back' if k < 2 else 'ahead'}" for k in drawn["best"]]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

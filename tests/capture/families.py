@@ -150,8 +150,10 @@ def build(family: Family, attention: str = "sdpa", dtype: torch.dtype = torch.fl
     torch.manual_seed(0)
     if isinstance(family.config, tf.models.mllama.configuration_mllama.MllamaTextConfig):
         make = tf.models.mllama.modeling_mllama.MllamaForCausalLM._from_config
-    else:
+    elif type(family.config) in tf.MODEL_FOR_CAUSAL_LM_MAPPING:
         make = tf.AutoModelForCausalLM.from_config
+    else:
+        make = tf.AutoModelForMaskedLM.from_config
     model = make(family.config, attn_implementation=attention, dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

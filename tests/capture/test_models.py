@@ -53,10 +53,10 @@ def test_what_is_refused_is_refused_for_its_reason(name):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoders_are_refused_as_encoders(name):
+def test_encoders_are_captured_whole(name):
     outcome = tried(name, encoder=True)
-    assert outcome.kind == "refused", outcome.why
-    assert "layer 0 also attends to later tokens, as encoders do" in outcome.why
+    assert (outcome.kind, outcome.captured, outcome.why) == ("supported", outcome.layers, "")
+    assert (outcome.rotary > 0) == (name != "distilbert")
 
 
 def test_layers_that_are_used_again_are_refused():

@@ -23,6 +23,7 @@ from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Coordinates, Pair
+from qkscope.core.sight import Sight
 
 
 class HeadCoordinates(NamedTuple):
@@ -145,9 +146,13 @@ class Batch:
             for i, pair in enumerate(self.vectors)
         ]
 
+    def sight(self, i: int) -> Sight:
+        """Which keys the queries of a head see."""
+        return Sight(int(self.reach[i]), self.heads[i].both)
+
     @cached_property
     def reach(self) -> Int[np.ndarray, "heads"]:
-        """How far back each head's queries see: the window, or less in a layer with a sliding window."""
+        """How far each head's queries see: the window, or less in a layer with a sliding window."""
         return np.array([min(int(h.moments.window), h.sliding_window or int(h.moments.window)) for h in self.heads])
 
     @cached_property

@@ -1,7 +1,8 @@
-"""The recency bias over the pairs that attention scores: how the score of earlier keys changes with their position.
+"""The recency bias over the pairs that attention scores: how the score of keys changes with their position.
 
-For each query i the slope of q_i·k_j on j over the keys j < i of its document; the slopes of all queries are pooled,
-each weighted by the spread of its keys: bias_causal = Σ_i Σ_j s_ij (j − j̄_i) / Σ_i Σ_j (j − j̄_i)².
+For each query i the slope of q_i·k_j on j over the keys j < i of its document, in encoders over all keys in sight; the
+slopes of all queries are pooled, each weighted by the spread of its keys:
+bias_causal = Σ_i Σ_j s_ij (j − j̄_i) / Σ_i Σ_j (j − j̄_i)².
 The spread grows with the cube of the number of keys, so late queries count most; bias_causal_by_query is the plain mean
 of the slopes of all queries with at least 8 keys.
 The numerator is Σ_i q_i·p_i with p_i = Σ_j (j − j̄_i) k_j, which all query heads of a key head share.
@@ -35,12 +36,12 @@ class CausalBias:
     by_query: Float[np.ndarray, "9"]
 
 
-def causal_bias(pair: Pair, sliding_window: int | None = None) -> CausalBias:
-    """The slope of the score over earlier keys, with queries weighted by the spread of their keys, and equally."""
+def causal_bias(pair: Pair, sliding_window: int | None = None, *, both: bool = False) -> CausalBias:
+    """The slope of the score over the keys it sees, with queries weighted by the spread of their keys, and equally."""
     if not len(pair.q) or not len(pair.k):
         return CausalBias(*np.full((2, len(ALL_AND_WITHOUT)), np.nan))
-    visible = _visible_keys(pair.q.tokens, pair.k.tokens, sliding_window)
-    sums = pair.k.once(("drawn", pair.q.tokens, sliding_window), lambda: _weighted_sums(pair.k.x, visible))
+    visible = _visible_keys(pair.q.tokens, pair.k.tokens, sliding_window, both)
+    sums = pair.k.once(("drawn", pair.q.tokens, sliding_window, both), lambda: _weighted_sums(pair.k.x, visible))
     top = np.where(visible.spread > 0, np.vecdot(pair.q.x, sums), 0.0)
     own = (visible.spread > 0) & (visible.high - visible.low >= MIN_KEYS)
     slopes = np.divide(top, visible.spread, out=np.zeros_like(top), where=own)
@@ -58,7 +59,7 @@ def _mean_slopes(
 
 @dataclass(frozen=True)
 class _VisibleKeys:
-    """For each query the range of earlier keys that it sees, and their spread; depends on token positions only."""
+    """For each query the range of keys that it sees, and their spread; depends on token positions only."""
 
     first: Int[np.ndarray, "n_q"]
     """Where the keys of its document begin."""
@@ -76,11 +77,12 @@ class _VisibleKeys:
 
 
 @lru_cache(maxsize=8)
-def _visible_keys(tokens_q: bytes, tokens_k: bytes, sliding_window: int | None) -> _VisibleKeys:
+def _visible_keys(tokens_q: bytes, tokens_k: bytes, sliding_window: int | None, both: bool) -> _VisibleKeys:
     (doc_q, at_q), (doc_k, at_k) = (np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k))
     keys = (doc_k << 32) + at_k
     reach = at_q if sliding_window is None else np.minimum(at_q, sliding_window - 1)
-    first, low, high = (np.searchsorted(keys, (doc_q << 32) + at) for at in (np.zeros_like(at_q), at_q - reach, at_q))
+    end = at_q + (2**31 if sliding_window is None else sliding_window) if both else at_q
+    first, low, high = (np.searchsorted(keys, (doc_q << 32) + at) for at in (np.zeros_like(at_q), at_q - reach, end))
     j = at_k - at_k.mean()
     n, sum_j, sum_jj = (running[high] - running[low] for running in (_running(v) for v in (np.ones(len(j)), j, j**2)))
     mean = ratio(sum_j, n)

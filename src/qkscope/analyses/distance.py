@@ -46,7 +46,7 @@ _SCALARS = (
 DISTANCE_TABLE = Table(
     "distance",
     (
-        Column("distance_low", "tokens", "smallest distance of query and key in the bin", "4"),
+        Column("distance_low", "tokens", "smallest distance of query and key in the bin; negative: later keys", "4"),
         Column("distance_high", "tokens", "largest distance in the bin", "4"),
         Column("n_pairs", "pairs", "pairs of sampled tokens of one document in the bin", "4"),
         Column("measured", "logit", "mean of q·k × the model's scaling over these pairs", "4"),
@@ -103,8 +103,8 @@ def _curve(batch: Batch, i: int) -> DistanceCurve | None:
     field, pair = batch.mean_fields[i], batch.vectors[i]
     if field is None or pair is None:
         return None
-    reach = int(batch.reach[i])
-    curve = distance_curve(score_pairs(pair.as_double(), field.scaling, reach), field, reach, curve_end(batch, i))
+    sight = batch.sight(i)
+    curve = distance_curve(score_pairs(pair.as_double(), field.scaling, sight), field, sight, curve_end(batch, i))
     return curve if len(curve.low) else None
 
 

@@ -1,8 +1,9 @@
 """The distance curve: the mean score at each distance, predicted from means alone and measured on pairs.
 
 Predicted is the mean-field score of meanfield.py. Measured is the mean of q_i·k_j·scaling over pairs of sampled tokens
-of one document, the query after the key and within the layer's sliding window. What is left, measured − predicted, is
-how far the contents of tokens at that distance agree.
+of one document, the key within sight of the query: earlier and within the layer's sliding window, in encoders also
+later, at a negative distance. What is left, measured − predicted, is how far the contents of tokens at that distance
+agree.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from qkscope.analyses.meanfield import MeanField
 from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair, Rows
+from qkscope.core.sight import Sight
 
 _BINS = 24
 """Bins of distance, equal on a logarithmic scale."""
@@ -27,9 +29,10 @@ MOST_PAIRED_TOKENS = 400
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of a query and an earlier key of its document."""
+    """Pairs of a query and a key of its document."""
 
     distance: Int[np.ndarray, "n"]
+    """i − j: negative if the key is the later one."""
     document: Int[np.ndarray, "n"]
     score: Float[np.ndarray, "n"]
     query_position: Int[np.ndarray, "n"]
@@ -62,28 +65,28 @@ class DistanceCurve:
     """Mean over bins of measured − predicted."""
 
 
-def score_pairs(pair: Pair, scaling: float, reach: int | None = None) -> Pairs:
-    """All pairs of sampled tokens of the same document, the query after the key and less than ``reach`` away."""
+def score_pairs(pair: Pair, scaling: float, sight: Sight) -> Pairs:
+    """All pairs of sampled tokens of the same document, the key within sight of the query."""
     parts = []
     for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
         q, k = (rows.of_document(document, MOST_PAIRED_TOKENS) for rows in (pair.q, pair.k))
-        parts.append(_of_document(q, k, document, scaling, reach))
+        parts.append(_of_document(q, k, document, scaling, sight))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [np.zeros(0)] * 4
     distance, document, score, position = columns
     return Pairs(distance.astype(np.int64), document.astype(np.int64), score, position.astype(np.int64))
 
 
-def distance_curve(pairs: Pairs, field: MeanField, reach: int, decay_range: int) -> DistanceCurve:
+def distance_curve(pairs: Pairs, field: MeanField, sight: Sight, decay_range: int) -> DistanceCurve:
     """Measure and predict in bins of distance; the prediction of a bin is the mean over its own pairs."""
     distances, of_pair = np.unique(pairs.distance, return_inverse=True)
     curves, factors = field.curves(distances), field.factors(pairs.query_position)
     expected = curves[0, of_pair] * factors
-    binned = _Binned.of(pairs, reach, distances, curves, _by_distance(pairs, of_pair, factors, len(distances)))
+    binned = _Binned.of(pairs, sight, distances, curves, _by_distance(pairs, of_pair, factors, len(distances)))
     measured, predicted = binned.measured[0], binned.predicted[0]
     bins, n = np.arange(len(measured)), binned.n[0]
     all_but_one = np.isfinite(binned.measured) & np.isfinite(binned.predicted)
     offset = np.where(all_but_one, binned.measured - binned.predicted, 0.0)
-    near = binned.high <= decay_range
+    near = np.maximum(np.abs(binned.low), np.abs(binned.high)) <= decay_range
     return DistanceCurve(
         low=binned.low,
         high=binned.high,
@@ -113,6 +116,17 @@ def bin_edges(reach: int) -> Int[np.ndarray, "edges"]:
     return np.unique(np.round(np.geomspace(1, max(reach, 2), _BINS + 1)).astype(np.int64))
 
 
+def distance_bins(sight: Sight) -> tuple[Int[np.ndarray, "bins"], Int[np.ndarray, "bins"]]:
+    """Smallest and largest distance of each bin, in order; those of later keys mirror those of earlier ones.
+
+    >>> [ends.tolist() for ends in distance_bins(Sight(4, both=True))]
+    [[-3, -2, -1, 1, 2, 3], [-3, -2, -1, 1, 2, 3]]
+    """
+    edges = bin_edges(sight.reach)
+    low, high = edges[:-1], edges[1:] - 1
+    return (np.append(-high[::-1], low), np.append(-low[::-1], high)) if sight.both else (low, high)
+
+
 @dataclass(frozen=True)
 class _Binned:
     """Means over the pairs of each bin that has enough: from all documents, then with each group left out."""
@@ -133,17 +147,16 @@ class _Binned:
     def of(
         cls,
         pairs: Pairs,
-        reach: int,
+        sight: Sight,
         distances: Int[np.ndarray, "u"],
         curves: Float[np.ndarray, "sets u"],
         weights: Float[np.ndarray, "sets u"],
     ) -> _Binned:
         """``curves`` are at the ``distances`` that occur, ``weights`` sum up each set's pairs there."""
-        edges = bin_edges(reach)
-        raw = np.searchsorted(edges, pairs.distance, side="right") - 1
-        counts = np.bincount(raw, minlength=len(edges))[: len(edges) - 1]
-        kept = np.flatnonzero(counts >= _MIN_PAIRS)
-        number = np.full(len(edges), -1)
+        low, high = distance_bins(sight)
+        raw = np.searchsorted(low, pairs.distance, side="right") - 1
+        kept = np.flatnonzero(np.bincount(raw, minlength=len(low)) >= _MIN_PAIRS)
+        number = np.full(len(low), -1)
         number[kept] = np.arange(len(kept))
         of_pair = number[raw]
         inside = of_pair >= 0
@@ -156,17 +169,17 @@ class _Binned:
         n = sums(np.ones(len(cell)))
         missing = np.where(n > 0, 0.0, np.nan)
         expected = weights * curves
-        ends = np.searchsorted(distances, [edges[:-1][kept], edges[1:][kept]])
+        ends = np.searchsorted(distances, [low[kept], high[kept] + 1])
         running = np.pad(np.cumsum(expected, -1), ((0, 0), (1, 0)))
         predicted = running[:, ends[1]] - running[:, ends[0]]
         return cls(
-            edges[:-1][kept],
-            edges[1:][kept] - 1,
+            low[kept],
+            high[kept],
             of_pair,
             n,
             ratio(sums(pairs.score[inside]), n) + missing,
             ratio(predicted, n) + missing,
-            ratio(sums(np.log2(pairs.distance[inside])), n) + missing,
+            ratio(sums(np.log2(np.abs(pairs.distance[inside]))), n) + missing,
         )
 
 
@@ -179,13 +192,13 @@ def _by_distance(
 
 
 def _of_document(
-    q: Rows, k: Rows, document: int, scaling: float, reach: int | None
+    q: Rows, k: Rows, document: int, scaling: float, sight: Sight
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     distance = q.position[:, None] - k.position[None]
-    later = (distance > 0) & (distance < (reach or np.inf))
+    seen = sight.sees(distance)
     score = scaling * (q.x.astype(np.float64) @ k.x.astype(np.float64).T)
     query_position = np.broadcast_to(q.position[:, None], distance.shape)
-    return distance[later], np.full(later.sum(), document), score[later], query_position[later]
+    return distance[seen], np.full(seen.sum(), document), score[seen], query_position[seen]
 
 
 def _standard_errors(

@@ -7,7 +7,7 @@ With the rotation undone, x_t = R_t(μ̃ + δ_t) for queries and keys (positionl
                     + R_i δq_i · R_j μ̃_k   query: which query it is, to the average key
                     + R_i δq_i · R_j δk_j]  content: this query with this key
 
-The two-way table of a query has its earlier keys as rows and their positions as columns: S_ab is the score of key a
+The two-way table of a query has the keys it sees as rows and their positions as columns: S_ab is the score of key a
 turned to the position of key b. Its sum of squares about the mean is the sum of those of column means (position), of
 row means (content) and of the rest (interaction).
 """
@@ -23,6 +23,7 @@ from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
+from qkscope.core.sight import Sight
 
 PAIRED_TOKENS = 96
 """Sampled tokens of one document that are paired with each other, at most."""
@@ -82,27 +83,25 @@ def terms(
     return np.stack([position, of_key - position, of_query - position, score - of_key - of_query + position])
 
 
-def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, reach: int) -> FourTermSums:
-    """Sums over pairs of sampled tokens of one document, the query after the key and less than ``reach`` away."""
+def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, sight: Sight) -> FourTermSums:
+    """Sums over pairs of sampled tokens of one document, the key within sight of the query."""
     products = np.zeros((N_GROUPS, 5, 5))
     for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
         queries, keys = (rows.of_document(document, PAIRED_TOKENS) for rows in (pair.q, pair.k))
-        distance = queries.position[:, None] - keys.position
-        seen = (distance > 0) & (distance < reach)
+        seen = sight.sees(queries.position[:, None] - keys.position)
         parts = terms(queries.x, keys.x, q.at(queries.position), k.at(keys.position), scaling)[:, seen]
         columns = np.vstack([np.ones(parts.shape[1]), parts])
         products[document % N_GROUPS] += columns @ columns.T
     return FourTermSums(products)
 
 
-def two_way_sums(pair: Pair, rope: Rope | None, scaling: float, reach: int) -> Float[np.ndarray, "groups 3"]:
+def two_way_sums(pair: Pair, rope: Rope | None, scaling: float, sight: Sight) -> Float[np.ndarray, "groups 3"]:
     """Sums of squares of the two-way tables of some queries: position, content, interaction, by document group."""
     sums = np.zeros((N_GROUPS, 3))
     for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
         queries, keys = (rows.of_document(document) for rows in (pair.q, pair.k))
         for i in np.unique(np.linspace(0, len(queries) - 1, _QUERIES + 1).astype(int))[1:].tolist():
-            distance = queries.position[i] - keys.position
-            seen = np.flatnonzero((distance > 0) & (distance < reach))
+            seen = np.flatnonzero(sight.sees(queries.position[i] - keys.position))
             if len(seen) >= _LEAST_KEYS:
                 chosen = keys.take(seen[np.unique(np.linspace(0, len(seen) - 1, _TABLE_KEYS).astype(int))])
                 sums[document % N_GROUPS] += _squares(scaling * two_way_table(queries.x[i], chosen, rope))

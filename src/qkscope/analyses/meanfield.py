@@ -9,7 +9,7 @@ where *rest* are the coordinates that are not rotated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Complex, Float, Int, Real
@@ -45,6 +45,11 @@ class MeanField:
         starts = (self.planes[:, None] * block).reshape(-1, self.rope.planes)
         real = np.hstack([starts.real, -starts.imag]) @ np.hstack([step.real, step.imag]).T
         return self.scaling * (real.reshape(len(self.planes), -1)[:, :n] + self.rest[:, None])
+
+    @property
+    def mirrored(self) -> MeanField:
+        """The mean-field score of later keys: at distance Δ what this one is at −Δ."""
+        return replace(self, planes=self.planes.conj())
 
     def factors(self, query_position: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
         """The temperature of queries at these positions; 1 if the layer applies none."""

@@ -1,6 +1,6 @@
 """Every score of a run's passage in four terms, for the explorer: 8 bits each, in units of the query's largest.
 
-One row per head, query token and key token up to it; the formulas are in fourterms.py.
+One row per head, query token and key token up to it, in encoders every key token; the formulas are in fourterms.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def passage_scores(head: HeadData) -> pd.DataFrame:
     at = np.arange(len(passage.tokens))
     locked_q, locked_k = (mean.at(at) for mean in locked_means(head))
     parts = terms(passage.q, passage.k, locked_q, locked_k, float(head.moments.scaling))
-    query, key = np.tril_indices(len(at))
+    query, key = np.indices((len(at), len(at))).reshape(2, -1) if head.both else np.tril_indices(len(at))
     seen = parts[:, query, key]
     largest = np.zeros(len(at))
     np.maximum.at(largest, query, np.abs(seen).max(0))

@@ -23,7 +23,7 @@ from qkscope.core.rope import Rope
 
 _LOCKS = ("lock_q", "lock_k")
 _SHARES = ("position_share_q", "position_share_k", "position_share")
-_CURVE = ("decay", "decay_r2", "curve_range")
+_CURVE = ("decay", "decay_r2", "curve_range", "lean")
 POSITION_TABLE = Table(
     "position",
     (
@@ -46,6 +46,11 @@ POSITION_TABLE = Table(
         ),
         Column("decay_r2", "share", "how straight the mean score is over the log of the distance", "4", Scale.SHARE),
         Column("curve_range", "logit", "largest minus smallest mean score over that range", "4", Scale.POSITIVE),
+        Column(
+            "lean", "logit",
+            "mean score of earlier minus that of later keys, over that range; empty where only earlier ones are seen",
+            "4", Scale.LINEAR, signed=True,
+        ),
         Column(
             "decay_range", "tokens", "distances from 1 to this one count for decay, decay_r2 and curve_range", "4",
             dtype="Int64",
@@ -98,7 +103,11 @@ def _curve(batch: Batch, i: int) -> Columns:
     if field is None:
         return {}
     at = distances(curve_end(batch, i))
-    return dict(vars(recency(field.curves(at), at)))
+    earlier = field.curves(at)
+    if not batch.heads[i].both:
+        return dict(vars(recency(earlier, at)))
+    later = field.curves(-at)
+    return {**vars(recency((earlier + later) / 2, at)), "lean": (earlier - later).mean(-1)}
 
 
 def curve_end(batch: Batch, i: int) -> int:

@@ -1,12 +1,14 @@
-"""How far back a head's attention goes: measured on the queries that a capture follows, and predicted from means.
+"""How far a head's attention goes: measured on the queries that a capture follows, and predicted from means.
 
 ``reach`` has one row per head and window w. Measured is the attention weight on keys that a window of w tokens does not
-see, Δ ≥ w, without the sinks; predicted is the same share under the softmax of the mean-field score (meanfield.py) over
-the same queries' keys. ``curve_area`` is the mean over distance of that softmax cumulated from the nearest key on: near
-1 if nothing but the nearest keys count, 1/2 if all count alike.
+see, Δ ≥ w (|Δ| ≥ w in encoders), without the sinks; predicted is the same share under the softmax of the mean-field
+score (meanfield.py) over the same queries' keys. ``curve_area`` is the mean over distance of that softmax cumulated
+from the nearest key on: near 1 if nothing but the nearest keys count, 1/2 if all count alike.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -34,7 +36,7 @@ _SCALARS = (
 REACH_TABLE = Table(
     "reach",
     (
-        Column("w", "tokens", "a window: it sees the keys less than this far back", "10"),
+        Column("w", "tokens", "a window: it sees the keys less than this far away", "10"),
         Column(
             "mass_beyond", "share", "of attention on keys beyond the window, without sinks", "10", Scale.SHARE,
             headline=False,
@@ -65,8 +67,7 @@ def compute_reach(batch: Batch) -> Found:
             rows["mass_beyond"][i], rows["share_beyond"][i] = _measured(head.reach, widths)
             numbers["mass_sink"][i], numbers["reach90"][i] = _sinks(head.reach), _reach90(head.reach)
         if field is not None or head.nope:
-            flat = np.zeros((sets, int(batch.reach[i])))  # without rotary the mean score is the same at every distance
-            curves = flat if field is None else field.dense(int(batch.reach[i]))
+            curves = Curves.of(field, int(batch.reach[i]), both=head.both)
             rows["predicted_beyond"][i] = _predicted(curves, field, head, widths)
             numbers["curve_area"][i] = curve_area(curves)
     known = np.isfinite(rows["mass_beyond"][:, 0]) | np.isfinite(rows["predicted_beyond"][:, 0])
@@ -79,41 +80,72 @@ def compute_reach(batch: Batch) -> Found:
     return Found({"reach": Values(columns, left_out, per_head, rows=exists)})
 
 
-def curve_area(curves: Float[np.ndarray, "sets n"]) -> Float[np.ndarray, "sets"]:
+class Curves(NamedTuple):
+    """The mean-field score at each distance."""
+
+    earlier: Float[np.ndarray, "sets n"]
+    """Of the query's own key and of earlier ones: at Δ = 0, 1, …"""
+    later: Float[np.ndarray, "sets m"]
+    """Of later keys: at Δ = −1, −2, …; none where queries do not see them."""
+
+    @classmethod
+    def of(cls, field: MeanField | None, n: int, *, both: bool) -> Curves:
+        """At distances less than ``n``; without rotary the mean score is the same at all of them."""
+        none = np.zeros((len(ALL_AND_WITHOUT), n))
+        earlier, later = (none, none) if field is None else (field.dense(n), field.mirrored.dense(n) if both else none)
+        return cls(earlier, later[:, 1:] if both else none[:, :0])
+
+    @property
+    def weights(self) -> tuple[Float[np.ndarray, "sets n"], Float[np.ndarray, "sets m"]]:
+        """The softmax of both together, times a constant."""
+        top = np.maximum(self.earlier.max(-1), self.later.max(-1, initial=-np.inf))[:, None]
+        return np.exp(self.earlier - top), np.exp(self.later - top)
+
+
+def curve_area(curves: Curves) -> Float[np.ndarray, "sets"]:
     """Mean over distance of the softmax of each curve, cumulated from the nearest key on.
 
-    >>> curve_area(np.zeros((1, 3))).round(3).tolist()
+    >>> curve_area(Curves(np.zeros((1, 3)), np.zeros((1, 0)))).round(3).tolist()
     [0.667]
     """
-    weights = np.exp(curves - curves.max(-1, keepdims=True))
+    weights, later = curves.weights
+    weights[:, 1 : later.shape[1] + 1] += later
     cumulated = np.cumsum(weights, -1)
     return (cumulated / cumulated[:, -1:]).mean(-1)
 
 
 def predicted_beyond(
-    curves: Float[np.ndarray, "sets n"], seen: Int[np.ndarray, "queries"], widths: Int[np.ndarray, "windows"]
+    curves: Curves,
+    seen: Int[np.ndarray, "queries"],
+    after: Int[np.ndarray, "queries"],
+    widths: Int[np.ndarray, "windows"],
 ) -> Float[np.ndarray, "sets queries windows"]:
-    """Share of the softmax of each curve on distances of w and more, for queries that see Δ = 0 … seen − 1."""
-    weights = np.exp(curves - curves.max(-1, keepdims=True))
-    cumulated = np.pad(np.cumsum(weights, -1), ((0, 0), (1, 0)))
-    whole = cumulated[:, seen][..., None]
-    return 1.0 - cumulated[:, np.minimum(widths, seen[:, None])] / whole
+    """Share of the softmax of each curve on distances of w and more.
+
+    Queries see Δ = 0 … seen − 1 and, where there is a curve of later keys, Δ = −1 … −after.
+    """
+    earlier, later = (np.pad(np.cumsum(part, -1), ((0, 0), (1, 0))) for part in curves.weights)
+    after = np.minimum(after, later.shape[1] - 1)
+    inside = earlier[:, np.minimum(widths, seen[:, None])] + later[:, np.minimum(widths - 1, after[:, None])]
+    return 1.0 - inside / (earlier[:, seen] + later[:, after])[..., None]
 
 
 def _predicted(
-    curves: Float[np.ndarray, "sets n"], field: MeanField | None, head: HeadData, widths: Int[np.ndarray, "windows"]
+    curves: Curves, field: MeanField | None, head: HeadData, widths: Int[np.ndarray, "windows"]
 ) -> Float[np.ndarray, "sets windows"]:
     """Mean over the queries that were followed, or else over the sampled ones."""
-    position, group, skip_first = _queries(head)
+    position, after, group, skip_first = _queries(head)
     if not len(position):
         return np.full((len(ALL_AND_WITHOUT), len(widths)), np.nan)
-    at, of_query = np.unique(position, return_inverse=True)
-    seen = np.clip(at - skip_first + 1, 1, curves.shape[1])
+    if not head.both:
+        after = np.zeros_like(position)
+    (at, later), of_query = np.unique([position, after], axis=1, return_inverse=True)
+    seen = np.clip(at - skip_first + 1, 1, curves.earlier.shape[1])
     if field is None or field.temperature is None:
-        shares = predicted_beyond(curves, seen, widths)
+        shares = predicted_beyond(curves, seen, later, widths)
     else:
-        factors = field.factors(at)
-        parts = [predicted_beyond(curves * factors[n], seen[n : n + 1], widths) for n in range(len(at))]
+        hot = (Curves(*(part * factor for part in curves)) for factor in field.factors(at))
+        parts = [predicted_beyond(c, seen[n : n + 1], later[n : n + 1], widths) for n, c in enumerate(hot)]
         shares = np.concatenate(parts, 1)
     counts = np.zeros((N_GROUPS, len(at)))
     np.add.at(counts, (group, of_query), 1.0)
@@ -121,13 +153,24 @@ def _predicted(
     return ratio(np.einsum("sq,sqw->sw", weights, shares), weights.sum(-1, keepdims=True))
 
 
-def _queries(head: HeadData) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"], int]:
-    """Position and document group of the queries, and how many keys of a document are sinks."""
+class _Queries(NamedTuple):
+    position: Int[np.ndarray, "n"]
+    after: Int[np.ndarray, "n"]
+    """Tokens of the document after it."""
+    group: Int[np.ndarray, "n"]
+    sinks: int
+    """Keys of a document that are sinks."""
+
+
+def _queries(head: HeadData) -> _Queries:
+    """The queries that were followed, or else the sampled ones, of whose documents the ends are not known."""
     if head.reach is not None:
-        return head.reach.positions, head.reach.groups, head.reach.skip_first
+        return _Queries(head.reach.positions, head.reach.after, head.reach.groups, head.reach.skip_first)
     if head.vectors is None:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0
-    return head.vectors.q.position, head.vectors.q.example_id % N_GROUPS, 0
+        none = np.zeros(0, dtype=np.int64)
+        return _Queries(none, none, none, 0)
+    position = head.vectors.q.position
+    return _Queries(position, int(head.moments.window) - 1 - position, head.vectors.q.example_id % N_GROUPS, 0)
 
 
 def _measured(
@@ -157,7 +200,7 @@ def _reach90(reach: HeadReach) -> Float[np.ndarray, "sets"]:
 
 REACH = Analysis(
     "reach",
-    "how far back attention goes, measured on some queries and predicted from mean vectors alone",
+    "how far attention goes, measured on some queries and predicted from mean vectors alone",
     (REACH_TABLE,),
     compute_reach,
     Scalars(_SCALARS, "reach", in_runs=("mass_sink", "reach90", "curve_area")),

@@ -18,6 +18,7 @@ from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT
 from qkscope.core.linalg import ratio
 from qkscope.core.reach import REACH_COUNTS
+from qkscope.core.sight import Sight
 from qkscope.heads import TERMS
 
 _MEANINGS = {
@@ -62,19 +63,19 @@ def compute_scores(batch: Batch) -> Found:
         return Found()
     numbers = {c.name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for c in SCORES_TABLE.columns}
     for i in known:
-        for name, values in _of_head(batch.heads[i], int(batch.reach[i])).items():
+        for name, values in _of_head(batch.heads[i], batch.sight(i)).items():
             numbers[name][i] = values
     per_head = {name: values[:, 0] for name, values in numbers.items()}
     left_out = {name: values[:, 1:] for name, values in numbers.items()}
     return Found({"scores": Values({}, left_out, per_head, np.array(known))})
 
 
-def _of_head(head: HeadData, reach: int) -> Columns:
+def _of_head(head: HeadData, sight: Sight) -> Columns:
     assert head.vectors is not None
     pair, scaling = head.vectors.as_double(), float(head.moments.scaling)
     q, k = locked_means(head)
-    shares = four_term_sums(pair, q, k, scaling, reach).shares(ALL_AND_WITHOUT)
-    tables = ALL_AND_WITHOUT @ two_way_sums(pair, None if head.rotary is None else head.rotary.rope, scaling, reach)
+    shares = four_term_sums(pair, q, k, scaling, sight).shares(ALL_AND_WITHOUT)
+    tables = ALL_AND_WITHOUT @ two_way_sums(pair, None if head.rotary is None else head.rotary.rope, scaling, sight)
     whole = tables.sum(-1)
     return {
         **{f"score_{term}": shares[:, i, i] for i, term in enumerate(TERMS)},

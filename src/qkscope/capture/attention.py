@@ -103,7 +103,7 @@ def numbered(modules: list[nn.Module]) -> Iterator[tuple[int, nn.Module]]:
     """Attention modules with the number of their layer: their own or, if they do not know it, in order."""
     for n, module in enumerate(modules):
         own: Any = getattr(module, "layer_idx", None)
-        yield (own if isinstance(own, int) else n), module
+        yield (own if isinstance(own, int) and own >= 0 else n), module
 
 
 def _why_not(decoder: nn.Module) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from qkscope.capture.attention import backbone, head_size, self_attentions
-from qkscope.capture.models import location, refuse_absurd, resolved_device, resolved_dtype
+from qkscope.capture.models import location, model_class, refuse_absurd, resolved_device, resolved_dtype
 from qkscope.capture.options import CaptureOptions, ModelOptions
 from qkscope.capture.parity import gate_tokens
 from qkscope.core.headmoments import N_GROUPS
@@ -89,7 +89,7 @@ def estimate(model_options: ModelOptions, options: CaptureOptions, window: int) 
     config = _config(model_options)
     try:
         with init_empty_weights():
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = model_class(config).from_config(config, trust_remote_code=False)
     except Exception as error:  # as in models.py
         raise _unreadable(model_options, error) from None
     text, layers = backbone(model).config, len(self_attentions(model))
@@ -156,7 +156,7 @@ def _layer_times(config: PretrainedConfig, window: int, device: str, dtype: torc
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     try:
         with torch.device(place):
-            decoder = backbone(AutoModelForCausalLM.from_config(small, dtype=dtype, trust_remote_code=False).eval())
+            decoder = backbone(model_class(small).from_config(small, dtype=dtype, trust_remote_code=False).eval())
         longer = min(window, _TIMED[place])
         shorter = max(longer // 2, 1)
         t_long, t_short = (_timed(decoder, length, place) for length in (longer, shorter))

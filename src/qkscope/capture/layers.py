@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from qkscope.capture.attention import Attention
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.rope import Embedding, LayerRope, describe_rope
+from qkscope.capture.weights import sees_later
 from qkscope.errors import CaptureError
 
 
@@ -25,6 +26,8 @@ class Layer:
     query_heads: tuple[int, ...]
     key_heads: tuple[int, ...]
     d: int
+    both: bool
+    """Whether queries also see later keys, as in encoders."""
     kind: str | None
     """Layer type in the model's config, such as sliding_attention."""
 
@@ -57,6 +60,7 @@ def describe_layer(
         query_heads=heads,
         key_heads=tuple(sorted({head // attention.q_per_kv for head in heads})),
         d=attention.q.shape[-1],
+        both=sees_later(attention),
         kind=_kind(decoder, attention.layer),
     )
 

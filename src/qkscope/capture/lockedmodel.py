@@ -67,6 +67,11 @@ class LockedModel:
         manifest = locked.run.manifest
         if manifest["stage"] != "post-rope":
             raise CaptureError(f"{locked.run.folder} was captured before the rotation; capture it without --pre-rope")
+        if any(entry.get("both") for entry in manifest["layers"]):
+            raise CaptureError(
+                f"{locked.run.folder} is a run of an encoder; what terms and windows cost is measured on models that "
+                "predict the next token"
+            )
         recorded, found = manifest["model"], models.describe_model(model)
         if recorded.get("parameters") != found["parameters"] or recorded.get("class") != found["class"]:
             said = f"{recorded.get('class')} with {recorded.get('parameters')} parameters"

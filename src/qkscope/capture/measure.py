@@ -40,14 +40,14 @@ class Measurement:
     def __init__(self, model: PreTrainedModel, gate: np.ndarray, options: CaptureOptions) -> None:
         self.model, self.decoder, self.options = model, backbone(model), options
         self.attentions = self_attentions(model)
-        self.any_local = self.one_pass = False
+        self.any_local = self.one_pass = self.encoder = False
         # Documents must not depend on earlier ones, not even through the state of a rotary embedding.
         self.forget = [embedding.remembered() for embedding in embeddings(model)]
         embedding: Any = self.decoder.get_input_embeddings()
         self.vocabulary = int(embedding.weight.shape[0])
         self.longest = int(getattr(self.decoder.config, "max_position_embeddings", None) or 2**31)
         self.layers = self._look(gate if options.window is not None else gate[: self.longest])
-        self.head = self._output_head(gate)
+        self.head = None if self.encoder else self._output_head(gate)
         self.report = self._report()
 
     def shard(
@@ -125,7 +125,7 @@ class Measurement:
         return vectors
 
     def _empty_sums(self, plan: Plan, layer: Layer) -> LayerSums:
-        reach = ReachSums(plan, layer.query_heads) if self.options.reach_queries else None
+        reach = ReachSums(plan, layer.query_heads, both=layer.both) if self.options.reach_queries else None
         return LayerSums(plan, self._rope(layer), reach=reach)
 
     # ---- description of the model ---------------------------------------------------------------
@@ -165,6 +165,7 @@ class Measurement:
             for attention in attentions
         }
         self.any_local = any(layer.local for layer in layers.values())
+        self.encoder = any(layer.both for layer in layers.values())
         self._check_lengths(layers)
         chosen = set(layers) if self.options.layers is None else set(self.options.layers)
         if not chosen <= set(layers):
@@ -203,13 +204,20 @@ class Measurement:
         return output_head(self.model, ids, hidden)
 
     def _check_lengths(self, layers: dict[int, Layer]) -> None:
-        """Raise an error if frequencies depend on the length of the sequence and padding or steps would change it."""
+        """Raise an error if a document must be read at once, without padding, and is not to be."""
         if any(layer.rope is not None and layer.rope.depends_on_length for layer in layers.values()):
             self.one_pass = True
             if self.options.batch > 1 or self.options.prefill:
                 raise CaptureError(
                     "the rotary encoding of this model depends on the length of the document (dynamic or longrope); "
                     "padding and steps would change it, so use --batch 1 and no --prefill"
+                )
+        if self.encoder:
+            self.one_pass = True
+            if self.options.prefill:
+                raise CaptureError(
+                    "the queries of this model also see later keys, so documents cannot be read in steps; "
+                    "leave out --prefill"
                 )
 
     def _rope(self, layer: Layer) -> LayerRope | None:

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -52,7 +56,7 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
             device_arguments["attn_implementation"] = options.attn
         dtype = resolved_dtype(options.dtype, device)
         _warm_up(config, device, dtype)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = model_class(config).from_pretrained(
             place, config=config, dtype=dtype, output_loading_info=True, **device_arguments, **arguments
         )
         model: PreTrainedModel = loaded[0]
@@ -80,6 +84,17 @@ def _commit(options: ModelOptions) -> str | None:
     cached = try_to_load_from_cache(options.model, "config.json", revision=options.revision)
     match = re.search(r"/snapshots/([0-9a-f]{40})/", cached) if isinstance(cached, str) else None
     return None if match is None else match[1]
+
+
+def model_class(config: Any) -> Any:
+    """The automatic class that a model is loaded with: a causal language model or, if it is none, what it is."""
+    made = str((getattr(config, "architectures", None) or [""])[0])
+    if made.endswith("ForMaskedLM") and type(config) in MODEL_FOR_MASKED_LM_MAPPING:
+        return AutoModelForMaskedLM
+    own = getattr(config, "auto_map", None) or {}
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
+        return AutoModelForCausalLM
+    return AutoModel
 
 
 def load_quietly() -> None:

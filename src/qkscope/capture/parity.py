@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from qkscope.capture.attention import Attention, watching
-from qkscope.capture.weights import attention_weights, for_each_query_head, mask_of, own_mask
+from qkscope.capture.weights import attention_weights, for_each_query_head
 from qkscope.errors import CaptureError
 
 _ATTEMPTS = 4
@@ -59,7 +59,6 @@ def check(model: nn.Module, forward: Any) -> list[Attention]:
     else:
         raise CaptureError("parity: the model's hidden states change when its attention is watched")
     _refuse_several_calls(seen)
-    _refuse_both_directions(seen)
     worst = max(errors, key=lambda layer: errors[layer])
     limit = 1e-3 if seen[0].q.dtype == torch.float32 else 5e-2
     if not errors[worst] < limit:
@@ -81,24 +80,6 @@ def _refuse_several_calls(seen: list[Attention]) -> None:
             f"layer {layer} attends {most} times in one pass (two maps per layer, or layers that are used again); "
             "which of them is meant cannot be told"
         )
-
-
-def _refuse_both_directions(seen: list[Attention]) -> None:
-    """Tell encoders, whose queries also see later keys."""
-    for attention in seen:
-        last = attention.q.shape[2] - 1
-        mask = own_mask(attention)
-        first = torch.zeros(1, dtype=torch.long, device=attention.q.device)
-        if mask is None:
-            causal = attention.call[1].get("is_causal")
-            ahead = not (getattr(attention.module, "is_causal", True) if causal is None else causal)
-        else:
-            ahead = last > 0 and bool(mask_of(attention, 0, first)[..., 1:].float().max() > -1e4)
-        if ahead:
-            raise CaptureError(
-                f"layer {attention.layer} also attends to later tokens, as encoders do; qkscope's tables are about "
-                "earlier keys, so it cannot be captured"
-            )
 
 
 def _refuse_non_finite(model: nn.Module, hidden: torch.Tensor) -> None:

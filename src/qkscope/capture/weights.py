@@ -12,6 +12,9 @@ import torch
 
 from qkscope.capture.attention import Attention
 
+_HIDDEN = -1e4
+"""What is added to a score that is masked is less than this."""
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -50,8 +53,18 @@ def own_mask(attention: Attention) -> torch.Tensor | None:
     return mask if isinstance(mask, torch.Tensor) and mask.ndim == 4 else None
 
 
+def sees_later(attention: Attention) -> bool:
+    """Whether queries also see later keys, as in encoders: as the call's mask says or, without one, its module."""
+    if own_mask(attention) is None:
+        causal = attention.call[1].get("is_causal")
+        return not (getattr(attention.module, "is_causal", True) if causal is None else causal)
+    first = torch.zeros(1, dtype=torch.long, device=attention.q.device)
+    later = mask_of(attention, 0, first)[..., 1:]
+    return later.numel() > 0 and bool(later.float().max() > _HIDDEN)
+
+
 def mask_of(attention: Attention, row: int, columns: torch.Tensor) -> torch.Tensor:
-    """What is added to the scores of these queries: the model's own mask, or the causal one it implies."""
+    """What is added to the scores of these queries: the model's own mask, or the one it implies."""
     _, query, key = attention.call[0][:3]
     keys, mask = key.shape[2], own_mask(attention)
     if mask is not None:
@@ -61,9 +74,10 @@ def mask_of(attention: Attention, row: int, columns: torch.Tensor) -> torch.Tens
         return torch.zeros_like(part, dtype=torch.float32).masked_fill(~part, -torch.inf) if _is_bool(part) else part
     query_at = (columns + keys - query.shape[2])[:, None]
     key_at = torch.arange(keys, device=columns.device)
-    hidden = key_at > query_at
-    if attention.sliding_window is not None:
-        hidden = hidden | (query_at - key_at >= attention.sliding_window)
+    distance = query_at - key_at
+    if sees_later(attention):
+        distance = distance.abs()
+    hidden = (distance < 0) | (distance >= (attention.sliding_window or keys))
     return torch.zeros(hidden.shape, device=columns.device).masked_fill(hidden, -torch.inf)
 
 

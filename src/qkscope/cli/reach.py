@@ -114,6 +114,8 @@ def _described(run: Path) -> tuple[int, dict[int, int | None], tuple[int, int]]:
     from qkscope.files.runfolder import RunFolder
 
     manifest = RunFolder.open(run).manifest
+    if any(layer.get("both") for layer in manifest["layers"]):
+        raise ConfigError(f"{run} is a run of an encoder, which keeps no keys; leave out --cut")
     sliding = {int(layer["layer"]): layer["sliding_window"] for layer in manifest["layers"]}
     n_layers = max(int(manifest["model"].get("layers") or 0), max(sliding) + 1)
     n_key_heads = 1 + max(head for layer in manifest["layers"] for head in layer["key_heads"])

@@ -36,7 +36,9 @@ class HeadData(NamedTuple):
     rotary: HeadRotary | None = None
     """Its rotary encoding, and the means of queries and keys with the rotation undone."""
     sliding_window: int | None = None
-    """Number of tokens that a query sees; None: all."""
+    """A query sees keys less than this far away; None: all."""
+    both: bool = False
+    """Whether its queries also see later keys, as in encoders."""
     nope: bool | None = None
     """Whether its layer has no rotary encoding; None: unknown."""
     reach: HeadReach | None = None

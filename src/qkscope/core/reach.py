@@ -1,8 +1,9 @@
-"""How far back attention goes: attention weights of some queries over all their keys, summed by distance.
+"""How far attention goes: attention weights of some queries over all their keys, summed by distance.
 
 A document's queries are evenly spaced over its tokens. The weight of a query on its keys is summed in bins of distance
-Δ = i − j, two to a doubling, so that every power of two is the first distance of a bin; the first ``skip_first`` keys
-of a document, the sinks, are a sum of their own. Sums are kept by document group and merge by addition.
+Δ = i − j, or |i − j| where queries also see later keys, two to a doubling, so that every power of two is the first
+distance of a bin; the first ``skip_first`` keys of a document, the sinks, are a sum of their own. Sums are kept by
+document group and merge by addition.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class HeadReach:
     starts: Int[np.ndarray, "bins"]
     positions: Int[np.ndarray, "queries"]
     """Position of each query."""
+    after: Int[np.ndarray, "queries"]
+    """Tokens of its document after it."""
     groups: Int[np.ndarray, "queries"]
     """Document group of each query."""
     skip_first: int

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.figure import Figure
 from qkscope.figures.select import models, rows
+from qkscope.figures.sides import sides
 from qkscope.figures.style import INK, canvas, grid, panels
 from qkscope.study.study import Study
 
@@ -45,10 +46,18 @@ def draw_curves(data: pd.DataFrame) -> Drawing:
     figure = canvas(7.4, 5.8)
     axes = panels(figure, 3, 3, height_ratios=[1, 1, 0.8])
     for cell, (key, curve) in zip(axes[:2].flat, heads_shown, strict=False):
-        x = np.sqrt(curve["distance_low"] * curve["distance_high"])
-        cell.errorbar(x, curve["measured"], yerr=curve["measured_se"], linestyle="none", marker="o", markersize=2.5,
-                      color=INK, elinewidth=0.8, label="measured")  # fmt: skip
-        cell.plot(x, curve["predicted"], color="#d2691e", linewidth=1.5, label="predicted from means")
+        for side in sides(curve):
+            rows = side.rows
+            cell.errorbar(side.x, rows["measured"], yerr=rows["measured_se"], color=INK, elinewidth=0.8,
+                          label=f"measured{side.said}", **(side.marks | {"markersize": 2.5}))  # fmt: skip
+            cell.plot(
+                side.x,
+                rows["predicted"],
+                side.line,
+                color="#d2691e",
+                linewidth=1.5,
+                label=f"predicted from means{side.said}",
+            )
         cell.set_xscale("log")
         cell.set_title(f"layer {key[1]}, head {key[2]}: R² {curve['distance_r2'].iloc[0]:.3f}", fontsize=7.5)
         grid(cell)
@@ -99,18 +108,17 @@ def prepare_depth_curves(study: Study) -> pd.DataFrame:
 
 def _on_one_grid(curves: pd.DataFrame) -> pd.DataFrame:
     """Every head's curve at the bins of the head with most bins; bins depend on the window of the head."""
-    heads = {key: curve.sort_values("distance_low") for key, curve in curves.groupby(["layer", "head"])}
-    grid = max(heads.values(), key=len)
-    log_distance = np.log(grid["distance_low"] * grid["distance_high"]) / 2
     interpolated = []
-    for (layer, head), curve in heads.items():
-        own_log_distance = np.log(curve["distance_low"] * curve["distance_high"]) / 2
-        covered = grid[(log_distance >= own_log_distance.min()) & (log_distance <= own_log_distance.max())]
-        values = {
-            name: np.interp(log_distance[covered.index], own_log_distance, curve[name])
-            for name in ("measured", "predicted")
-        }
-        interpolated.append(covered[["distance_low", "distance_high"]].assign(layer=layer, head=head, **values))
+    for side in sides(curves):
+        x = pd.Series(np.log(side.x), index=side.rows.index)
+        heads = [x[rows].sort_values() for rows in side.rows.groupby(["layer", "head"]).groups.values()]
+        grid = max(heads, key=len)
+        for own in heads:
+            covered = grid[(grid >= own.min()) & (grid <= own.max())]
+            values = {name: np.interp(covered, own, curves.loc[own.index, name]) for name in ("measured", "predicted")}
+            head = curves.loc[own.index[0], ["layer", "head"]].to_dict()
+            bins = curves.loc[covered.index, ["distance_low", "distance_high"]]
+            interpolated.append(bins.assign(**head, **values))
     return pd.concat(interpolated, ignore_index=True).assign(model=curves["model"].iloc[0])
 
 
@@ -123,10 +131,18 @@ def draw_depth_curves(data: pd.DataFrame) -> Drawing:
         if curve.empty:
             cell.set_visible(False)
             continue
-        x = np.sqrt(curve["distance_low"] * curve["distance_high"])
-        cell.fill_between(x, curve["measured_q1"], curve["measured_q3"], color=INK, alpha=0.1, linewidth=0)
-        cell.plot(x, curve["measured"], linestyle="none", marker="o", markersize=2.8, color=INK, label="measured")
-        cell.plot(x, curve["predicted"], color="#d2691e", linewidth=1.5, label="predicted from means")
+        for side in sides(curve):
+            rows = side.rows
+            cell.fill_between(side.x, rows["measured_q1"], rows["measured_q3"], color=INK, alpha=0.1, linewidth=0)
+            cell.plot(side.x, rows["measured"], color=INK, label=f"measured{side.said}", **side.marks)
+            cell.plot(
+                side.x,
+                rows["predicted"],
+                side.line,
+                color="#d2691e",
+                linewidth=1.5,
+                label=f"predicted from means{side.said}",
+            )
         cell.set_xscale("log")
         cell.set(xlabel="distance (tokens)")
         cell.set_title(THIRDS[number])
@@ -144,7 +160,8 @@ def say_depth_curves(data: pd.DataFrame) -> list[str]:
         curve = data[data["third"] == number]
         total = ((curve["measured"] - curve["measured"].mean()) ** 2).sum()
         r2 = 1 - ((curve["measured"] - curve["predicted"]) ** 2).sum() / total if total > 0 else np.nan
-        near, far = curve.iloc[0], curve.iloc[-1]
+        earlier = curve[curve["distance_low"] > 0]
+        near, far = earlier.iloc[0], earlier.iloc[-1]
         sentences.append(
             f"{THIRDS[number].capitalize()}: {near['measured']:+.2f} at distance {near['distance_low']:,.0f}, "
             f"{far['measured']:+.2f} beyond {far['distance_low']:,.0f}; R² of the mean curve {r2:.3f} "

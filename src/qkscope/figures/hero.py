@@ -12,6 +12,7 @@ from qkscope.figures.collagedata import drift
 from qkscope.figures.collages import draw_cloud, draw_drifts
 from qkscope.figures.figure import Figure, NotApplicable, needed
 from qkscope.figures.select import before_and_after, models
+from qkscope.figures.sides import sides
 from qkscope.figures.style import PHASES, canvas, grid, shortened
 from qkscope.study.study import Study
 
@@ -74,8 +75,9 @@ def curves_of(study: Study, labels: list[str], layer: int, head: int) -> pd.Data
     if curves is None:
         return pd.DataFrame()
     own = curves[curves["model"].isin(labels) & (curves["layer"] == layer) & (curves["head"] == head)]
-    distance = np.sqrt(own["distance_low"] * own["distance_high"])
-    return own[["model", "layer", "head", "measured", "predicted"]].assign(distance=distance, part="curve")
+    return own[["model", "layer", "head", "distance_low", "distance_high", "measured", "predicted"]].assign(
+        part="curve"
+    )
 
 
 def draw_hero(data: pd.DataFrame) -> Drawing:
@@ -100,8 +102,10 @@ def draw_hero(data: pd.DataFrame) -> Drawing:
         cell = next(rest)
         for number, (run, rows) in enumerate(curve.groupby("model", sort=False)):
             colour = PHASES[number % len(PHASES)]
-            cell.plot(rows["distance"], rows["measured"], "o", color=colour, markersize=2.6)
-            cell.plot(rows["distance"], rows["predicted"], color=colour, linewidth=1.3, label=shortened(str(run)))
+            for side in sides(rows):
+                label = shortened(str(run)) + side.said
+                cell.plot(side.x, side.rows["measured"], color=colour, **side.marks)
+                cell.plot(side.x, side.rows["predicted"], side.line, color=colour, linewidth=1.3, label=label)
         cell.set(xscale="log", xlabel="distance to the key (tokens)", ylabel="mean score (logits)")
         cell.set_title("its mean score: measured (dots)\nand predicted from means (line)")
         cell.legend()

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.figure import Figure, NotApplicable
+from qkscope.figures.sides import sides
 from qkscope.figures.style import PHASES, canvas, grid, panels
 from qkscope.study.study import Study, with_most_windows
 
@@ -44,8 +45,9 @@ def draw_same_weights(data: pd.DataFrame) -> Drawing:
     windows = sorted(data["window"].unique())
     for colour, window in zip(PHASES, windows, strict=False):
         curve = data[data["window"] == window]
-        x = np.sqrt(curve["distance_low"] * curve["distance_high"])
-        left.plot(x, curve["predicted"], color=colour, linewidth=1.6, label=f"window {window:,}")
+        for side in sides(curve):
+            label = f"window {window:,}{side.said}"
+            left.plot(side.x, side.rows["predicted"], side.line, color=colour, linewidth=1.6, label=label)
     left.set(xscale="log", xlabel="distance (tokens)", ylabel="mean score from means (logit)")
     left.legend()
     first = data[data["window"] == windows[0]].iloc[0]

@@ -36,6 +36,7 @@ class LayerEntry(_Entry):
     scaling: Annotated[float, Field(gt=0, lt=1e6, allow_inf_nan=False)]
     sliding_window: Annotated[int, Field(gt=0, lt=2**31, strict=True)] | None
     rope: RopeEntry | None
+    both: Annotated[bool, Field(strict=True)] = False
 
 
 class VectorsEntry(BaseModel):

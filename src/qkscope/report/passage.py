@@ -53,10 +53,11 @@ def packed_passage(rows: pd.DataFrame) -> str | None:
     """One head's passage in base64; None if a pair of tokens is missing or appears twice."""
     rows = rows.sort_values(["q_token", "k_token"], kind="stable")
     n = int(rows["q_token"].max()) + 1
-    query, key = np.tril_indices(n)
+    every = len(rows) == n * n  # of an encoder
+    query, key = np.indices((n, n)).reshape(2, -1) if every else np.tril_indices(n)
     if not _complete(rows, (query, key)):
         return None
-    units = rows["unit"].to_numpy("<f4")[np.arange(n) * (np.arange(n) + 3) // 2]
+    units = rows["unit"].to_numpy("<f4")[np.flatnonzero(query == key)]
     levels = [rows[term].to_numpy(float).round().clip(-127, 127).astype("i1") for term in TERMS]
     return base64.b64encode(units.tobytes() + np.concatenate(levels).tobytes()).decode("ascii")
 

@@ -70,7 +70,7 @@ class CapturedSource:
     def layer_notes(self, head: HeadId) -> LayerNotes:
         """From the manifest of the capture."""
         layer = self._layers[head.layer]
-        return LayerNotes(layer["rope"] is None, layer["sliding_window"])
+        return LayerNotes(layer["rope"] is None, layer["sliding_window"], layer.get("both", False))
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
         """Select the heads from their layer's moments, and read vectors from the sample."""
@@ -128,6 +128,7 @@ class CapturedSource:
             return None
         lengths = {number: int(manifest["documents"][number]["tokens"]) for number in self._measured}
         positions = {n: query_positions(length, count, options["skip_first"]) for n, length in lengths.items()}
+        after = [lengths[number] - 1 - part for number, part in positions.items()]
         groups = [np.full(len(part), number % N_GROUPS) for number, part in positions.items()]
         starts = bin_starts(int(manifest["window"]))
         none = [np.zeros(0, dtype=np.int64)]
@@ -135,6 +136,7 @@ class CapturedSource:
             moments.reach[query],
             starts,
             np.concatenate(none + list(positions.values())),
+            np.concatenate(none + after),
             np.concatenate(none + groups),
             int(options["skip_first"]),
         )

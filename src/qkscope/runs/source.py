@@ -49,7 +49,9 @@ class LayerNotes:
     nope: bool | None = None
     """Whether the layer has no rotary encoding."""
     sliding_window: int | None = None
-    """Tokens that a query sees, if it does not see all earlier ones."""
+    """A query sees keys less than this far away; None: all."""
+    both: bool = False
+    """Whether queries also see later keys, as in encoders."""
 
 
 @dataclass(frozen=True)

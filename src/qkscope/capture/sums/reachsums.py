@@ -20,8 +20,8 @@ from qkscope.core.reach import REACH_COUNTS, bin_starts
 class ReachSums:
     """The sums of core/reach.py for the query heads of one layer."""
 
-    def __init__(self, plan: Plan, heads: tuple[int, ...]) -> None:
-        self.plan, self.heads = plan, list(heads)
+    def __init__(self, plan: Plan, heads: tuple[int, ...], *, both: bool = False) -> None:
+        self.plan, self.heads, self.both = plan, list(heads), both
         self.starts = bin_starts(plan.window)
         self.total: torch.Tensor | None = None
         """Weight on sinks, in each bin, and sink gaps (H, 8, bins and 2), float64."""
@@ -62,7 +62,7 @@ class ReachSums:
         own = own_mask(attention)
         if own is not None and own.is_cuda:
             own.record_stream(torch.cuda.current_stream(device))
-        kind = (id(own), attention.sliding_window, row, keys, sinks, device)
+        kind = (id(own), attention.sliding_window, self.both, row, keys, sinks, device)
         seen = tokens.once(("seen", *kind), lambda: _Seen(own, mask_of(attention, row, index), sinks))
         ranges = tokens.once(
             ("ranges", row, keys, sinks, device),
@@ -73,6 +73,11 @@ class ReachSums:
         if len(self.heads) != len(scores):
             scores, weights = scores[self.heads], weights[self.heads]
         _add_ranges(self.total[:, group, :-1], weights, ranges, attention.q)
+        if self.both:
+            later = tokens.once(
+                ("later", row, keys, device), lambda: on_device(self._later_ranges(columns, keys), device)
+            )
+            _add_ranges(self.total[:, group, :-1], weights, later, attention.q)
         self.total[:, group, -1] += seen.gaps(scores.flatten(1))
         self.counts.append((group, len(columns), seen.both))
 
@@ -83,6 +88,13 @@ class ReachSums:
         begins = np.concatenate([ends[:, 1:], np.full((len(ends), 1), sinks)], 1)
         of_sinks = np.stack([np.zeros(len(ends)), np.minimum(sinks, query_at + 1)], -1)[:, None]
         return np.concatenate([of_sinks, np.stack([begins, ends], -1)], 1).astype(np.int64)
+
+    def _later_ranges(self, query_at: np.ndarray, keys: int) -> np.ndarray:
+        """The same of the keys after each query, by how far after; none of them are sinks."""
+        begins = np.minimum(query_at[:, None] + np.maximum(self.starts, 1), keys)
+        ends = np.concatenate([begins[:, 1:], np.full((len(begins), 1), keys)], 1)
+        none = np.zeros((len(begins), 1, 2))
+        return np.concatenate([none, np.stack([begins, ends], -1)], 1).astype(np.int64)
 
 
 def _add_ranges(total: torch.Tensor, weights: torch.Tensor, ranges: torch.Tensor, queries: torch.Tensor) -> None:

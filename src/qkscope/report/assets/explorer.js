@@ -398,7 +398,16 @@
     place.hidden = columns.length === 0;
     if (!columns.length) return;
     const [low, high, measured, error, predicted] = columns, x = low.map((a, n) => Math.sqrt(a * high[n]));
-    Plotly.react(place, [{ type: "scatter", mode: "markers", name: "measured", x, y: measured, error_y: { type: "data", array: error.map((e) => e || 0), thickness: 1, width: 0 }, marker: { size: 5, color: css("--ink") } }, { type: "scatter", mode: "lines", name: "predicted from means", x, y: predicted, line: { color: "#d2691e", width: 2 } }],
+    // Of an encoder, distances of later keys are negative: open marks, broken lines.
+    const traces = [false, true].flatMap((later) => {
+      const of = (values) => values.filter((_, n) => low[n] < 0 === later), said = later ? ", later keys" : "";
+      if (!of(x).length) return [];
+      return [
+        { type: "scatter", mode: "markers", name: `measured${said}`, x: of(x), y: of(measured), error_y: { type: "data", array: of(error).map((e) => e || 0), thickness: 1, width: 0 }, marker: { size: 5, color: css("--ink"), symbol: later ? "circle-open" : "circle" } },
+        { type: "scatter", mode: "lines", name: `predicted from means${said}`, x: of(x), y: of(predicted), line: { color: "#d2691e", width: 2, dash: later ? "dash" : "solid" } },
+      ];
+    });
+    Plotly.react(place, traces,
       small("mean score at each distance", { type: "log", title: { text: "distance (tokens)", font: { size: 10 } }, range: reach }, { zeroline: false, range: heights }), config);
   }
   function drawPlasticity(place, columns) {

@@ -1,16 +1,18 @@
 "use strict";
-// The passage in one head: which earlier tokens a query scores high, and which of the four terms say so.
+// The passage in one head: which tokens a query scores high, and which of the four terms say so.
 const textView = (() => {
   const TERMS = ["position", "key", "query", "content"], SINKS = 4, LISTED = 6;
   const make = (kind, text, className) => { const item = document.createElement(kind); if (text !== undefined) item.textContent = text; if (className) item.className = className; return item; };
 
   function unpack(script, n) {
-    const bytes = Uint8Array.from(atob(script.textContent.trim()), (c) => c.charCodeAt(0)), pairs = (n * (n + 1)) / 2;
+    const bytes = Uint8Array.from(atob(script.textContent.trim()), (c) => c.charCodeAt(0));
+    // In encoders a query sees every token, else only those up to itself.
+    const all = bytes.length === 4 * n + 4 * n * n, pairs = all ? n * n : (n * (n + 1)) / 2;
     if (bytes.length !== 4 * n + 4 * pairs) return null;
     const units = new Float32Array(bytes.buffer, 0, n);
     const levels = TERMS.map((_, t) => new Int8Array(bytes.buffer, 4 * n + t * pairs, pairs));
     // Logits of each term for the keys of a query.
-    return (query) => Object.fromEntries(TERMS.map((term, t) => [term, Float64Array.from({ length: query + 1 }, (_, key) => units[query] * levels[t][(query * (query + 1)) / 2 + key])]));
+    return (query) => Object.fromEntries(TERMS.map((term, t) => [term, Float64Array.from({ length: all ? n : query + 1 }, (_, key) => units[query] * levels[t][(all ? query * n : (query * (query + 1)) / 2) + key])]));
   }
   // Attention depends on differences between keys only; the first tokens, the sinks, would hide all others.
   function centred(values) {
@@ -55,7 +57,7 @@ const textView = (() => {
       const button = make("button", seen(token), "token");
       button.type = "button"; button.tabIndex = key === query ? 0 : -1; button.dataset.token = key;
       button.setAttribute("aria-pressed", String(key === query));
-      if (key <= query) { button.style.background = colour(values[key], most); button.title = `${signed(values[key])} logits`; } else button.classList.add("later");
+      if (key < values.length) { button.style.background = colour(values[key], most); button.title = `${signed(values[key])} logits`; } else button.classList.add("later");
       button.addEventListener("click", () => to({ query: key, term }, text, "[tabindex='0']"));
       return button;
     }));
@@ -65,7 +67,7 @@ const textView = (() => {
       event.preventDefault(); event.stopPropagation();
       to({ query: Math.min(tokens.length - 1, Math.max(1, query + step)), term }, text, "[tabindex='0']");
     };
-    const best = Array.from(values.keys()).filter((key) => key < query).sort((a, b) => row.away.score[b] - row.away.score[a]).slice(0, LISTED);
+    const best = Array.from(values.keys()).filter((key) => key !== query).sort((a, b) => row.away.score[b] - row.away.score[a]).slice(0, LISTED);
     const longest = Math.max(...best.map((key) => Math.max(...[1, -1].map((sign) => TERMS.reduce((sum, name) => sum + Math.max(0, sign * row.away[name][key]), 0)))), 1e-9);
     bars.replaceChildren(...best.map((key) => {
       const line = make("div", undefined, "line"), sides = [-1, 1].map((sign) => {
@@ -76,7 +78,7 @@ const textView = (() => {
         }
         return side;
       });
-      line.append(make("span", `${seen(tokens[key])} ${query - key} back`, "what"), ...sides, make("span", signed(row.away.score[key]), "sum"));
+      line.append(make("span", `${seen(tokens[key])} ${Math.abs(query - key)} ${key < query ? "back" : "ahead"}`, "what"), ...sides, make("span", signed(row.away.score[key]), "sum"));
       return line;
     }));
     const share = (name) => `${name} ${Math.round(100 * row.shares[name])}%`;
