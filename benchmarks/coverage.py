@@ -249,13 +249,13 @@ def _field_truth(means: np.ndarray, rng: np.random.Generator) -> dict[str, float
     field = MeanField(ROPE, np.tile(undone[0] * undone[1].conj(), (9, 1)), np.zeros(9), 1.0)
     at = distances(WINDOW // 2)
     curve = recency(field.curves(at)[:1], at)
-    pairs = distance_curve(score_pairs(many.vectors, 1.0, SIGHT), field, SIGHT, WINDOW // 2)
+    pairs = distance_curve(score_pairs(many.vectors, 1.0, SIGHT), field, WINDOW // 2)
     plain = np.exp(1j * np.arange(WINDOW)[:, None] * ROPE.frequencies).mean(0) * undone
     moved = (np.abs(undone) ** 2).sum(-1) - (np.abs(plain) ** 2).sum(-1)
     content = 8 * (1 + EFFECT**2)
     still = _field_head(means, 200, rng, noise=0.0).vectors
     assert still is not None
-    without_noise = distance_curve(score_pairs(still, 1.0, SIGHT), field, SIGHT, WINDOW // 2)
+    without_noise = distance_curve(score_pairs(still, 1.0, SIGHT), field, WINDOW // 2)
     return {
         "position_share_of_score": float(pairs.position_share_of_score[0]),
         "decay_measured": float(without_noise.decay_measured[0]),

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import qkscope
-from qkscope.analyses.distancecurve import bin_edges, distance_curve, score_pairs
+from qkscope.analyses.distancecurve import distance_curve, score_pairs
 from qkscope.analyses.meanfield import mean_field
+from qkscope.analyses.pairplaces import bin_edges
 from qkscope.analyses.ropeplanes import rope_planes
 from qkscope.core.headmoments import group_moments, undone_sums
 from qkscope.core.moments import Moments
@@ -50,7 +51,7 @@ def moments(rows: Rows) -> Moments:
 
 def curve(pair: Pair, rotary: HeadRotary, scaling: float = 0.5):
     field = mean_field(rotary, group_moments(pair.q), group_moments(pair.k), scaling)
-    return field, distance_curve(score_pairs(pair, scaling, SIGHT), field, SIGHT, WINDOW // 2)
+    return field, distance_curve(score_pairs(pair, scaling, SIGHT), field, WINDOW // 2)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -65,7 +66,7 @@ def test_without_noise_prediction_and_measurement_are_one(layout, sign):
     np.testing.assert_allclose(found.content_offset, 0.0, atol=1e-9)
     assert found.worst < 1e-9
     pairs = score_pairs(pair, 0.5, SIGHT)
-    np.testing.assert_allclose(field.curves(pairs.distance)[0], pairs.score, atol=1e-9)
+    np.testing.assert_allclose(field.curves(pairs.places.distance)[0], pairs.score, atol=1e-9)
 
 
 def test_with_noise_the_prediction_lies_within_the_standard_errors():
@@ -94,7 +95,8 @@ def test_pairs_are_of_one_document_with_the_query_after_the_key():
     q = Rows(np.eye(3), np.array([5, 9, 2]), np.array([0, 0, 1]))
     k = Rows(np.eye(3), np.array([4, 9, 1]), np.array([0, 0, 1]))
     pairs = score_pairs(Pair(q, k), 2.0, SIGHT)
-    assert sorted(zip(pairs.document.tolist(), pairs.distance.tolist(), pairs.score.tolist(), strict=True)) == [
+    groups = pairs.places.group.tolist()
+    assert sorted(zip(groups, pairs.places.distance.tolist(), pairs.score.tolist(), strict=True)) == [
         (0, 1, 2.0),
         (0, 5, 0.0),
         (1, 1, 2.0),
@@ -106,7 +108,7 @@ def test_a_temperature_of_the_query_is_multiplied_back():
     factor = 1 + np.arange(WINDOW) / WINDOW
     hot = Pair(Rows(pair.q.x * factor[pair.q.position][:, None], pair.q.position, pair.q.example_id), pair.k)
     field = mean_field(replace(rotary, temperature=factor), group_moments(pair.q), group_moments(pair.k), 1.0)
-    found = distance_curve(score_pairs(hot, 1.0, SIGHT), field, SIGHT, WINDOW // 2)
+    found = distance_curve(score_pairs(hot, 1.0, SIGHT), field, WINDOW // 2)
     np.testing.assert_allclose(found.predicted, found.measured, atol=1e-9)
 
 
@@ -114,7 +116,7 @@ def test_no_pairs_give_an_empty_curve():
     one = Rows(np.ones((1, D)), np.array([3]), np.array([0]))
     _, rotary, _ = head(0.0)
     field = mean_field(rotary, group_moments(one), group_moments(one), 1.0)
-    found = distance_curve(score_pairs(Pair(one, one), 1.0, SIGHT), field, SIGHT, WINDOW // 2)
+    found = distance_curve(score_pairs(Pair(one, one), 1.0, SIGHT), field, WINDOW // 2)
     assert len(found.low) == 0
     assert np.isnan(found.r2)
 

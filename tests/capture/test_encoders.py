@@ -12,7 +12,7 @@ import transformers as tf
 from typer.testing import CliRunner
 
 import qkscope
-from qkscope.analyses.distancecurve import distance_bins
+from qkscope.analyses.pairplaces import distance_bins
 from qkscope.cli.main import app
 from qkscope.core.sight import Sight
 from qkscope.errors import CaptureError

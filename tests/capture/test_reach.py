@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qkscope
-from qkscope.analyses.distancecurve import bin_edges
+from qkscope.analyses.pairplaces import bin_edges
 from qkscope.files.dataset import Dataset
 from qkscope.heads import HeadId
 from tests.capture.conftest import captured_with_vectors

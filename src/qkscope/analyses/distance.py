@@ -103,8 +103,7 @@ def _curve(batch: Batch, i: int) -> DistanceCurve | None:
     field, pair = batch.mean_fields[i], batch.vectors[i]
     if field is None or pair is None:
         return None
-    sight = batch.sight(i)
-    curve = distance_curve(score_pairs(pair.as_double(), field.scaling, sight), field, sight, curve_end(batch, i))
+    curve = distance_curve(score_pairs(pair.as_double(), field.scaling, batch.sight(i)), field, curve_end(batch, i))
     return curve if len(curve.low) else None
 
 

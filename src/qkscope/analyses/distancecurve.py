@@ -14,28 +14,20 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from qkscope.analyses.meanfield import MeanField
+from qkscope.analyses.pairplaces import Counted, PairPlaces, pair_places
 from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
 from qkscope.core.linalg import ratio
-from qkscope.core.rows import Pair, Rows
+from qkscope.core.rows import Pair
 from qkscope.core.sight import Sight
-
-_BINS = 24
-"""Bins of distance, equal on a logarithmic scale."""
-_MIN_PAIRS = 10
-"""Bins with fewer pairs are left out."""
-MOST_PAIRED_TOKENS = 400
-"""Sampled tokens of one document that are paired with each other, at most."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of a query and a key of its document."""
+    """Scores of pairs of a query and a key of its document."""
 
-    distance: Int[np.ndarray, "n"]
-    """i − j: negative if the key is the later one."""
-    document: Int[np.ndarray, "n"]
+    places: PairPlaces
+    counted: Counted
     score: Float[np.ndarray, "n"]
-    query_position: Int[np.ndarray, "n"]
 
 
 @dataclass(frozen=True)
@@ -67,156 +59,59 @@ class DistanceCurve:
 
 def score_pairs(pair: Pair, scaling: float, sight: Sight) -> Pairs:
     """All pairs of sampled tokens of the same document, the key within sight of the query."""
-    parts = []
-    for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
-        q, k = (rows.of_document(document, MOST_PAIRED_TOKENS) for rows in (pair.q, pair.k))
-        parts.append(_of_document(q, k, document, scaling, sight))
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [np.zeros(0)] * 4
-    distance, document, score, position = columns
-    return Pairs(distance.astype(np.int64), document.astype(np.int64), score, position.astype(np.int64))
+    places, counted = pair_places(pair, sight)
+    q, k = pair.q.x, pair.k.x
+    parts = [(q[d.q].astype(np.float64) @ k[d.k].astype(np.float64).T)[d.seen] for d in places.documents]
+    return Pairs(places, counted, scaling * np.concatenate([np.zeros(0), *parts]))
 
 
-def distance_curve(pairs: Pairs, field: MeanField, sight: Sight, decay_range: int) -> DistanceCurve:
+def distance_curve(pairs: Pairs, field: MeanField, decay_range: int) -> DistanceCurve:
     """Measure and predict in bins of distance; the prediction of a bin is the mean over its own pairs."""
-    distances, of_pair = np.unique(pairs.distance, return_inverse=True)
-    curves, factors = field.curves(distances), field.factors(pairs.query_position)
-    expected = curves[0, of_pair] * factors
-    binned = _Binned.of(pairs, sight, distances, curves, _by_distance(pairs, of_pair, factors, len(distances)))
-    measured, predicted = binned.measured[0], binned.predicted[0]
-    bins, n = np.arange(len(measured)), binned.n[0]
-    all_but_one = np.isfinite(binned.measured) & np.isfinite(binned.predicted)
-    offset = np.where(all_but_one, binned.measured - binned.predicted, 0.0)
-    near = np.maximum(np.abs(binned.low), np.abs(binned.high)) <= decay_range
+    places, counted = pairs.places, pairs.counted
+    curves = field.curves(places.distances)
+    expected, weights = curves[0, places.of_pair], counted.at_distance
+    if field.temperature is not None:
+        factors = field.factors(places.query_position)
+        expected, weights = expected * factors, places.by_distance(factors)
+    n, missing = counted.n, np.where(counted.n > 0, 0.0, np.nan)
+    measured = ratio(places.by_set(pairs.score[places.inside]), n) + missing
+    predicted = ratio(_in_bins(places, weights * curves), n) + missing
+    both = np.isfinite(measured) & np.isfinite(predicted)
+    offset = np.where(both, measured - predicted, 0.0)
+    near = np.maximum(np.abs(places.low), np.abs(places.high)) <= decay_range
     return DistanceCurve(
-        low=binned.low,
-        high=binned.high,
-        n_pairs=n.astype(np.int64),
-        measured=measured,
-        measured_se=_standard_errors(pairs, binned.of_pair, bins, measured, n),
-        predicted=predicted,
-        r2=_r_squared(measured, predicted),
-        r2_pairs=_r_squared(measured, predicted, n),
-        log_r2=_log_r2(binned.octave[0], measured),
-        worst=float(np.abs(measured - predicted).max(initial=0.0)) if len(bins) else float("nan"),
-        corr=_correlation(measured, predicted),
+        low=places.low,
+        high=places.high,
+        n_pairs=n[0].astype(np.int64),
+        measured=measured[0],
+        measured_se=_standard_errors(pairs, measured[0]),
+        predicted=predicted[0],
+        r2=_r_squared(measured[0], predicted[0]),
+        r2_pairs=_r_squared(measured[0], predicted[0], n[0]),
+        log_r2=_correlation(counted.octave[0], measured[0]) ** 2,
+        worst=float(np.abs(measured[0] - predicted[0]).max()) if len(places.low) else float("nan"),
+        corr=_correlation(measured[0], predicted[0]),
         position_share_of_score=_shares(pairs, expected),
         decay_measured=np.array(
-            [-_slope(x, y, near & np.isfinite(y)) for x, y in zip(binned.octave, binned.measured, strict=True)]
+            [-_slope(x, y, near & np.isfinite(y)) for x, y in zip(counted.octave, measured, strict=True)]
         ),
-        content_offset=np.where(all_but_one.any(-1), ratio(offset.sum(-1), all_but_one.sum(-1).astype(float)), np.nan),
+        content_offset=np.where(both.any(-1), ratio(offset.sum(-1), both.sum(-1).astype(float)), np.nan),
     )
 
 
-def bin_edges(reach: int) -> Int[np.ndarray, "edges"]:
-    """First distance of each bin, and one past the last.
-
-    >>> bin_edges(16)[:6].tolist()
-    [1, 2, 3, 4, 5, 6]
-    """
-    return np.unique(np.round(np.geomspace(1, max(reach, 2), _BINS + 1)).astype(np.int64))
+def _in_bins(places: PairPlaces, at_distance: Float[np.ndarray, "sets u"]) -> Float[np.ndarray, "sets bins"]:
+    """Sums over the distances of each bin."""
+    ends = np.searchsorted(places.distances, [places.low, places.high + 1])
+    running = np.pad(np.cumsum(at_distance, -1), ((0, 0), (1, 0)))
+    return running[:, ends[1]] - running[:, ends[0]]
 
 
-def distance_bins(sight: Sight) -> tuple[Int[np.ndarray, "bins"], Int[np.ndarray, "bins"]]:
-    """Smallest and largest distance of each bin, in order; those of later keys mirror those of earlier ones.
-
-    >>> [ends.tolist() for ends in distance_bins(Sight(4, both=True))]
-    [[-3, -2, -1, 1, 2, 3], [-3, -2, -1, 1, 2, 3]]
-    """
-    edges = bin_edges(sight.reach)
-    low, high = edges[:-1], edges[1:] - 1
-    return (np.append(-high[::-1], low), np.append(-low[::-1], high)) if sight.both else (low, high)
-
-
-@dataclass(frozen=True)
-class _Binned:
-    """Means over the pairs of each bin that has enough: from all documents, then with each group left out."""
-
-    low: Int[np.ndarray, "bins"]
-    high: Int[np.ndarray, "bins"]
-    of_pair: Int[np.ndarray, "n"]
-    """The bin of each pair; −1 where the bin has too few."""
-    n: Float[np.ndarray, "sets bins"]
-    measured: Float[np.ndarray, "sets bins"]
-    """Mean score; NaN where a set has no pair in the bin."""
-    predicted: Float[np.ndarray, "sets bins"]
-    """Mean of the mean-field score, which leaves out the same documents."""
-    octave: Float[np.ndarray, "sets bins"]
-    """Mean of log₂ of the distance."""
-
-    @classmethod
-    def of(
-        cls,
-        pairs: Pairs,
-        sight: Sight,
-        distances: Int[np.ndarray, "u"],
-        curves: Float[np.ndarray, "sets u"],
-        weights: Float[np.ndarray, "sets u"],
-    ) -> _Binned:
-        """``curves`` are at the ``distances`` that occur, ``weights`` sum up each set's pairs there."""
-        low, high = distance_bins(sight)
-        raw = np.searchsorted(low, pairs.distance, side="right") - 1
-        kept = np.flatnonzero(np.bincount(raw, minlength=len(low)) >= _MIN_PAIRS)
-        number = np.full(len(low), -1)
-        number[kept] = np.arange(len(kept))
-        of_pair = number[raw]
-        inside = of_pair >= 0
-        cell = (pairs.document[inside] % N_GROUPS) * len(kept) + of_pair[inside]
-
-        def sums(values: Float[np.ndarray, "m"]) -> Float[np.ndarray, "sets bins"]:
-            by_group = np.bincount(cell, values, minlength=N_GROUPS * len(kept)).reshape(N_GROUPS, len(kept))
-            return ALL_AND_WITHOUT @ by_group
-
-        n = sums(np.ones(len(cell)))
-        missing = np.where(n > 0, 0.0, np.nan)
-        expected = weights * curves
-        ends = np.searchsorted(distances, [low[kept], high[kept] + 1])
-        running = np.pad(np.cumsum(expected, -1), ((0, 0), (1, 0)))
-        predicted = running[:, ends[1]] - running[:, ends[0]]
-        return cls(
-            low[kept],
-            high[kept],
-            of_pair,
-            n,
-            ratio(sums(pairs.score[inside]), n) + missing,
-            ratio(predicted, n) + missing,
-            ratio(sums(np.log2(np.abs(pairs.distance[inside]))), n) + missing,
-        )
-
-
-def _by_distance(
-    pairs: Pairs, of_pair: Int[np.ndarray, "n"], factors: Float[np.ndarray, "n"], size: int
-) -> Float[np.ndarray, "sets u"]:
-    """Sum of the factors of the pairs at each distance: of all documents, then with each group left out."""
-    cell = (pairs.document % N_GROUPS) * size + of_pair
-    return ALL_AND_WITHOUT @ np.bincount(cell, factors, minlength=N_GROUPS * size).reshape(N_GROUPS, size)
-
-
-def _of_document(
-    q: Rows, k: Rows, document: int, scaling: float, sight: Sight
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    distance = q.position[:, None] - k.position[None]
-    seen = sight.sees(distance)
-    score = scaling * (q.x.astype(np.float64) @ k.x.astype(np.float64).T)
-    query_position = np.broadcast_to(q.position[:, None], distance.shape)
-    return distance[seen], np.full(seen.sum(), document), score[seen], query_position[seen]
-
-
-def _standard_errors(
-    pairs: Pairs,
-    bin_of_pair: Int[np.ndarray, "n"],
-    bins: Int[np.ndarray, "bins"],
-    mean: Float[np.ndarray, "bins"],
-    n: Float[np.ndarray, "bins"],
-) -> Float[np.ndarray, "bins"]:
+def _standard_errors(pairs: Pairs, mean: Float[np.ndarray, "bins"]) -> Float[np.ndarray, "bins"]:
     """By document: √(D/(D−1) Σ_d (n_d(m_d − m))²) / n; NaN for a single document."""
-    inside = bin_of_pair >= 0
-    documents, number = np.unique(pairs.document[inside], return_inverse=True)
-    shape = len(documents), max(len(bins), 1)
-    cell = number * shape[1] + bin_of_pair[inside]
-    sums = np.bincount(cell, pairs.score[inside], minlength=shape[0] * shape[1]).reshape(shape)[:, bins]
-    counts = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)[:, bins]
+    counts, sums = pairs.counted.n_of_document, pairs.places.by_document(pairs.score[pairs.places.inside])
     n_documents = (counts > 0).sum(0)
     spread = ((sums - counts * mean) ** 2).sum(0)
+    n = pairs.counted.n[0]
     return np.where(n_documents > 1, np.sqrt(ratio(n_documents * spread, (n_documents - 1.0) * n**2)), np.nan)
 
 
@@ -224,10 +119,12 @@ def _shares(pairs: Pairs, expected: Float[np.ndarray, "n"]) -> Float[np.ndarray,
     """Squared correlation of score and prediction: over all pairs, then with each document group left out."""
     if len(expected) < 3:
         return np.full(len(ALL_AND_WITHOUT), np.nan)
-    group = pairs.document % N_GROUPS
     s, e = pairs.score - pairs.score.mean(), expected - expected.mean()
-    sums = np.stack([np.bincount(group, v, minlength=N_GROUPS) for v in (np.ones_like(s), s, e, s * s, e * e, s * e)])
-    n, s1, e1, ss, ee, se = sums @ ALL_AND_WITHOUT.T
+    products = np.stack([np.ones_like(s), s, e])
+    sums = np.zeros((N_GROUPS, 3, 3))
+    for group, part in pairs.places.parts:
+        sums[group] += products[:, part] @ products[:, part].T
+    (n, s1, e1), (_, ss, se), (_, _, ee) = np.einsum("sg,gij->ijs", ALL_AND_WITHOUT, sums)
     n = np.maximum(n, 1.0)
     variances = np.maximum((ss - s1**2 / n) * (ee - e1**2 / n), 0.0)
     return np.where(variances > 0, ratio((se - s1 * e1 / n) ** 2, variances), np.nan)
@@ -245,10 +142,6 @@ def _r_squared(
     away = measured - np.average(measured, weights=weight)
     total = weight @ away**2
     return float(1 - weight @ (measured - predicted) ** 2 / total) if total > 0 else float("nan")
-
-
-def _log_r2(octave: Float[np.ndarray, "bins"], measured: Float[np.ndarray, "bins"]) -> float:
-    return _correlation(octave, measured) ** 2
 
 
 def _slope(x: Float[np.ndarray, "bins"], y: Float[np.ndarray, "bins"], chosen: Bool[np.ndarray, "bins"]) -> float:
