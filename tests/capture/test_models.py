@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import numpy as np
 import pytest
-from tools.families import UNDONE, Outcome, built, page, tried
+from packaging.version import Version
+from tools import families
+from tools.families import UNDONE, Outcome, page
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from qkscope.capture.measure import Measurement
 from qkscope.capture.options import CaptureOptions
 from qkscope.errors import CaptureError
 
+OLD = Version(version("transformers")) < Version("5.20")
+"""Older versions lack some models and build others otherwise; some of their attention computes by itself."""
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 GATE = np.random.default_rng(0).integers(3, 90, 120)
 SUPPORTED = (
@@ -28,6 +35,22 @@ REFUSED = {
     "mimo_v2_flash": "layers differ in query heads per key head (1, 2), and a run has one number",
 }
 ENCODERS = ("modernbert", "eurobert", "distilbert")
+
+
+def built(name: str) -> PreTrainedModel:
+    """A tiny model; skipped where the installed transformers has none of its kind."""
+    if name not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {name}")
+    model: PreTrainedModel = families.built(name)
+    return model
+
+
+def tried(name: str, *, encoder: bool = False) -> Outcome:
+    """What became of a model; skipped where the installed transformers is old and has it not, or not like this."""
+    outcome = families.tried(name, encoder=encoder)
+    if OLD and (outcome.kind == "not built" or "computes by itself" in outcome.why):
+        pytest.skip(f"{name}: {outcome.why}")
+    return outcome
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
