@@ -188,7 +188,7 @@ def tried(name: str, *, encoder: bool = False) -> Outcome:
         return Outcome(name, "not built", _line(error))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return _captured(name, model, Path(folder) / "run")
+            return captured(name, model, Path(folder) / "run")
     except QkscopeError as error:
         return Outcome(name, "refused", _line(error))
     except Exception as error:
@@ -197,7 +197,8 @@ def tried(name: str, *, encoder: bool = False) -> Outcome:
         return Outcome(name, "failed", f"{type(error).__name__}: {_line(error)} ({place})")
 
 
-def _captured(name: str, model: Any, folder: Path) -> Outcome:
+def captured(name: str, model: Any, folder: Path) -> Outcome:
+    """Capture a model into a folder, and check its rotation."""
     from qkscope.capture.options import CaptureOptions
     from qkscope.capture.passage import Passage
     from qkscope.capture.run import capture

@@ -6,13 +6,15 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
+import torch
 from packaging.version import Version
 from tools import families
 from tools.families import UNDONE, Outcome, page
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel
 
 from qkscope.capture.measure import Measurement
-from qkscope.capture.options import CaptureOptions
+from qkscope.capture.models import load_model
+from qkscope.capture.options import CaptureOptions, ModelOptions
 from qkscope.errors import CaptureError
 
 OLD = Version(version("transformers")) < Version("5.20")
@@ -135,3 +137,20 @@ def test_the_page_lists_each_where_it_belongs():
     assert text.index("| `a` | 2 | – | – |") < text.index("| `b` | 4 | 4 | 1e-07 |")
     assert "| `h` | 1 of 4 | 1 | 2e-07 | 1 of its 4 layers |" in text
     assert "| `r` | because \\| of |" in text
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"])
+def test_of_models_that_also_read_images_the_text_decoder_is_captured(name, tmp_path):
+    """M-RoPE gives a token three positions, which are equal on text: then the rotation is the plain one."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {"head_dim": 16, "intermediate_size": 96, "vocab_size": 96, "max_position_embeddings": 512}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}}
+    eyes = {"depth": 2, "embed_dim": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
+    eyes |= {"hidden_size": 64 if name == "qwen2_vl" else 32, "deepstack_visual_indexes": [0]}
+    config = CONFIG_MAPPING[name](text_config=sizes | more | rope, vision_config=eyes)
+    torch.manual_seed(0)
+    AutoModel.from_config(config).save_pretrained(tmp_path / "model")
+    model = load_model(ModelOptions(str(tmp_path / "model"), dtype="float32", device="cpu"))
+    outcome = families.captured(name, model, tmp_path / "run")
+    assert (outcome.kind, outcome.captured, outcome.rotary, outcome.why) == ("supported", 4, 4, "")
+    assert outcome.undone < UNDONE
