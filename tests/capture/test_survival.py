@@ -62,6 +62,27 @@ def test_twenty_kills_change_no_byte(model_folder, texts, tmp_path, what):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("what", ["capture", "merge", "analyze", "report"])
+def test_a_kill_at_any_rename_or_removal_leaves_the_old_or_the_new(model_folder, texts, tmp_path, what):
+    run, shares, results = tmp_path / "run", [tmp_path / f"share-{i}" for i in range(2)], tmp_path / "results"
+    given = {"capture": [model_folder, texts], "merge": shares, "analyze": [run], "report": [results]}[what]
+    if what in ("analyze", "report"):
+        do(build(families()["llama"]), [np.arange(3, 90)] * 8, run)
+    if what == "merge":
+        for number, share in enumerate(shares, 1):
+            chosen = ["--shard", f"{number}/2", "--layers", "0,1", "--max-docs", "8", "--documents-per-shard", "2"]
+            done = alone("qkscope", "capture", model_folder, "--texts", texts, *chosen, "-o", share)
+            assert done.returncode == 0, done.stderr
+    if what == "report":
+        done = alone("qkscope", "analyze", run, "--layers", "0", "--only", "pca", "--workers", "1", "-o", results)
+        assert done.returncode == 0, done.stderr
+    (tmp_path / "place").mkdir()
+    done = alone("tests.dying", what, *given, tmp_path / "place")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(" 0 wrong\n")
+
+
+@pytest.mark.slow
 def test_two_processes_in_one_folder_twenty_times(model_folder, texts, tmp_path):
     done = alone("tests.racing", 20, model_folder, texts, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

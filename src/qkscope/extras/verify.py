@@ -12,6 +12,7 @@ from jaxtyping import Bool
 from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES
 from qkscope.engine import Place
 from qkscope.errors import DatasetError, HeadError, TableError
+from qkscope.files.atomic import settle
 from qkscope.files.checksums import CHECKSUMS, compare
 from qkscope.files.runfolder import RunFolder
 from qkscope.pipeline.analyze import analyze
@@ -54,6 +55,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 def check_tables(folder: Path, tables: Path, model: str | None = None, workers: int | None = None) -> list[str]:
     """One line for each difference between tables on disk and those computed from the run."""
+    settle(tables)
     tables_on_disk = {name: frame for name in DECLARED_TABLES if (frame := read_table(tables, name)) is not None}
     if not tables_on_disk:
         raise TableError(f"{tables} contains no tables")

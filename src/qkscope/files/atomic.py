@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qkscope.errors import TableError
+from qkscope.files.readers import read_text
 
-_TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tmp")
+UNFINISHED = ".unfinished.json"
+"""The list of files that are complete under temporary names: {temporary: name}."""
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.tmp")
 
 
 def check_writable(folder: Path) -> None:
@@ -29,12 +33,27 @@ def temporary_name(name: str) -> str:
     return f".{name}.{os.getpid()}.tmp"
 
 
-def remove_leftovers(folder: Path, names: re.Pattern[str]) -> None:
-    """Remove temporary files that a killed process left; ``names`` matches the final names of these files."""
+def remove_leftovers(folder: Path, names: re.Pattern[str], *, dead: bool = False) -> None:
+    """Remove temporary files that a killed process left; ``names`` matches the final names of these files.
+
+    Without a lock, ``dead``: only of processes that are no more.
+    """
     for path in folder.glob(".*.tmp"):
         match = _TEMPORARY.fullmatch(path.name)
-        if match is not None and names.fullmatch(match["name"]) and path.is_file() and not path.is_symlink():
+        if match is None or not (names.fullmatch(match["name"]) or match["name"] == UNFINISHED):
+            continue
+        if path.is_file() and not path.is_symlink() and not (dead and _lives(int(match["process"]))):
             path.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @contextmanager
@@ -51,19 +70,69 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write several files into one folder; all are on disk under temporary names before the first is renamed."""
+    """Write several files into one folder, as one step: after a crash all are the old ones or all the new ones.
+
+    All are on disk under temporary names before a list of them is; from then on they count as written, and who finds
+    the list renames the rest (``settle``).
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    staged = {folder / temporary_name(name): folder / name for name in contents}
+    finish(folder)
+    remove_leftovers(folder, re.compile("|".join(map(re.escape, contents))), dead=True)
+    staged = {temporary_name(name): name for name in contents}
+    listed = len(staged) > 1
     try:
         for temporary, content in zip(staged, contents.values(), strict=True):
-            temporary.write_bytes(content)
-            sync(temporary)
-        for temporary, final in staged.items():
-            temporary.replace(final)
-        sync(folder)
+            (folder / temporary).write_bytes(content)
+            sync(folder / temporary)
+        if listed:
+            with atomic_path(folder / UNFINISHED) as temporary_list:
+                temporary_list.write_text(json.dumps(staged))
+        _rename(folder, staged)
+        if listed:
+            (folder / UNFINISHED).unlink(missing_ok=True)
     finally:
-        for temporary in staged:
-            temporary.unlink(missing_ok=True)
+        if not (listed and (folder / UNFINISHED).exists()):
+            for temporary in staged:
+                (folder / temporary).unlink(missing_ok=True)
+
+
+def settle(folder: Path) -> None:
+    """Rename what a killed process wrote into a folder but did not rename; one that still writes is awaited."""
+    if not (folder / UNFINISHED).exists():
+        return
+    try:
+        with locked(folder):
+            finish(folder)
+    except OSError as error:
+        raise TableError(
+            f"{folder} was being written when something stopped it, and cannot be put in order ({error.strerror}); "
+            "make it writable"
+        ) from None
+
+
+def finish(folder: Path) -> None:
+    """As ``settle``, by whoever has locked the folder."""
+    unfinished = folder / UNFINISHED
+    if not unfinished.exists():
+        return
+    try:
+        staged = json.loads(read_text(unfinished))
+        names = {str(temporary): str(name) for temporary, name in staged.items()}
+    except (ValueError, AttributeError, RecursionError):
+        names = {"": ""}
+    for temporary, name in names.items():
+        match = _TEMPORARY.fullmatch(temporary)
+        if match is None or match["name"] != name or "/" in name:
+            raise TableError(f"{unfinished} was not written by qkscope; move it away")
+    _rename(folder, names)
+    unfinished.unlink(missing_ok=True)
+
+
+def _rename(folder: Path, staged: Mapping[str, str]) -> None:
+    for temporary, name in staged.items():
+        with suppress(FileNotFoundError):  # one that was renamed before
+            (folder / temporary).replace(folder / name)
+    sync(folder)
 
 
 @contextmanager

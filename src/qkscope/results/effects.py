@@ -14,7 +14,7 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 
 from qkscope.errors import TableError
-from qkscope.files.atomic import locked
+from qkscope.files.atomic import finish, locked
 from qkscope.results.schema import column_names
 from qkscope.results.tables import read_table, write_tables
 
@@ -115,6 +115,7 @@ def write_measured(folder: Path, frames: dict[str, pd.DataFrame]) -> list[Path]:
     """Write such tables into a folder, beside rows of other models; returns the csv files."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
+        finish(folder)
         kept = {}
         for name, frame in frames.items():
             old = read_table(folder, name)

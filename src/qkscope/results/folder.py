@@ -17,7 +17,7 @@ from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.scalars import with_scalars
 from qkscope.errors import TableError
-from qkscope.files.atomic import check_writable, locked, remove_leftovers
+from qkscope.files.atomic import check_writable, finish, locked, remove_leftovers, settle
 from qkscope.results.axes import AXES_FILE, axes_bytes, read_axes
 from qkscope.results.derived import derived_tables
 from qkscope.results.passage import PASSAGES_FILE, passages_bytes, read_passages
@@ -36,6 +36,7 @@ _OURS = re.compile(
 def check_results_folder(folder: Path) -> None:
     """Raise before the computation what writing would raise after it: a folder or table that must not be replaced."""
     check_writable(folder)
+    settle(folder)
     for name in TABLES:
         if (folder / f"{name}.csv").is_dir() or (folder / f"{name}.parquet").is_dir():
             raise TableError(f"{folder / name}.csv or .parquet is a folder; move it away or write elsewhere")
@@ -54,6 +55,7 @@ def write_folder(folder: Path, results: Sequence[ModelResults], *, wall_seconds:
     models = [result.model for result in results]
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
+        finish(folder)
         remove_leftovers(folder, _OURS)
         frames = {
             name: _with_kept_rows(folder, name, [result.tables.frames[name] for result in results], models)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.errors import TableError
-from qkscope.files.atomic import locked, write_together
+from qkscope.files.atomic import finish, locked, write_together
 from qkscope.files.readers import read_frame
 
 POINTS_FILE = "points.parquet"
@@ -60,6 +60,7 @@ def write_points(folder: Path, new: pd.DataFrame) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
+            finish(folder)
             write_together(folder, {POINTS_FILE: points_bytes(folder, new)})
     except OSError as error:
         raise TableError(f"cannot write to {folder} ({error.strerror}); choose another results folder") from None

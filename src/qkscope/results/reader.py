@@ -14,6 +14,7 @@ from qkscope.analyses.catalogue import DECLARED_TABLES
 from qkscope.analyses.scalars import heads_from
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
+from qkscope.files.atomic import settle
 from qkscope.files.readers import UNREADABLE, read_frame, read_text
 from qkscope.results.axes import read_axes
 from qkscope.results.passage import read_passages
@@ -52,11 +53,13 @@ class Folder:
 
 def is_results(path: Path) -> bool:
     """Whether a folder contains tables."""
+    settle(path)
     return any((path / f"{name}.{suffix}").is_file() for name in DECLARED_TABLES for suffix in ("parquet", "csv"))
 
 
 def read_folder(path: Path) -> Folder:
     """Read all existing tables: the parquet file, or else the csv file."""
+    settle(path)
     tables = {name: frame for name in (*DECLARED_TABLES, *MEASURED) if (frame := _read(path, name)) is not None}
     heads = heads_from(tables)
     if "heads" not in tables and heads is not None:

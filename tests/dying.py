@@ -1,0 +1,118 @@
+"""SIGKILL at every rename and removal of a command, one after the other; then the same command again, to the end.
+
+    python -m tests.dying capture MODEL TEXTS PLACE
+    python -m tests.dying merge RUN_1 RUN_2 PLACE
+    python -m tests.dying analyze RUN PLACE
+    python -m tests.dying report RESULTS PLACE
+
+Of a report, whose figures are written one like the other, it is every thirteenth.
+After each kill, tables and pages must be all old or all new, once a reader has settled their folder; the second attempt
+must give, byte for byte, what a command gives that was left alone. Exit code 1 unless all of them do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qkscope.files.atomic import settle
+from tests.forking import all_bytes, import_everything, start, timed, wait
+
+CALLS = ("rename", "replace", "unlink", "remove", "rmdir")
+COMMANDS: dict[str, Callable[..., list[str]]] = {
+    "capture": lambda model, texts: [
+        *["capture", model, "--texts", texts, "--threads", "1", "--documents-per-shard", "4", "--sample", "50"],
+        *["--layers", "0,1", "--max-docs", "8", "-q", "-o"],
+    ],
+    "merge": lambda *shares: ["merge", *shares, "-q", "-o"],
+    "analyze": lambda run: ["analyze", run, "--layers", "0", "--only", "pca,rotation", "--workers", "1", "-q", "-o"],
+    "report": lambda results: ["report", results, "--workers", "1", "-q", "-o"],
+}
+"""What is run; the output folder is added."""
+STEPS = {"report": 13}
+CHANGES = {"summary.json"}
+"""Files that hold how long something took."""
+
+
+def main(what: str, *places: str) -> int:
+    import_everything()
+    *given, place = places
+    folder = Path(place)
+    command = COMMANDS[what](*given)
+    timed([*command, str(folder / "whole")], folder / "said")
+    expected, before = contents(folder / "whole"), dict[str, bytes]()
+    if what == "analyze":  # over older tables
+        timed([*command, str(folder / "before"), "--no-intervals"], folder / "said")
+        before = contents(folder / "before")
+    number, kills, wrong, step = 1, 0, 0, STEPS.get(what, 1)
+    while True:
+        target = folder / "killed"
+        if before:
+            shutil.copytree(folder / "before", target)
+        if wait(dying([*command, str(target)], folder / "said", number)) == 0:
+            print(f"{kills} kills, {wrong} wrong")
+            return int(wrong > 0 or kills < 3)
+        kills += 1
+        wrong += not sound(target, before, expected, what)
+        timed([*command, str(target)], folder / "said")
+        if contents(target) != expected:
+            wrong += 1
+            odd = {name for name in {*contents(target), *expected} if contents(target).get(name) != expected.get(name)}
+            print(f"kill {number}: {', '.join(sorted(odd)[:5])} differ after the second attempt")
+        shutil.rmtree(target)
+        number += step
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: content for name, content in all_bytes(folder).items() if Path(name).name not in CHANGES}
+
+
+def sound(target: Path, before: dict[str, bytes], expected: dict[str, bytes], what: str) -> bool:
+    """Whether tables or pages are all old or all new, once a reader has settled the folder."""
+    if what not in ("analyze", "report") or not target.exists():
+        return True
+    for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
+        settle(folder)
+        inside = "" if folder == target else f"{folder.relative_to(target)}/"
+        found = {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")} - CHANGES
+        if not any(is_state(folder, inside, found, state) for state in (before, expected, {})):
+            print(f"{folder.relative_to(target)}: neither old nor new: {', '.join(sorted(found))}")
+            return False
+    return True
+
+
+def is_state(folder: Path, inside: str, found: set[str], state: dict[str, bytes]) -> bool:
+    """Whether the files that were found are those that a whole set has in this folder."""
+    names = {name.removeprefix(inside) for name in state if str(Path(name).parent) == (inside.rstrip("/") or ".")}
+    return found == names and all((folder / name).read_bytes() == state[inside + name] for name in names)
+
+
+def dying(arguments: list[str], said: Path, last: int) -> int:
+    """Run a command in a process that is killed right before its ``last`` rename or removal."""
+    own, counter = os.getpid(), iter(range(1, last))
+
+    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+        def at(*given: Any, **named: Any) -> Any:
+            if os.getpid() != own and next(counter, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*given, **named)
+
+        return at
+
+    originals = {name: getattr(os, name) for name in CALLS}
+    for name, call in originals.items():
+        setattr(os, name, wrapped(call))
+    try:
+        return start(arguments, said)
+    finally:
+        for name, call in originals.items():
+            setattr(os, name, call)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], *sys.argv[2:]))
