@@ -732,7 +732,19 @@ OPTIONS = [
         "a table of another version",
         lambda p: [(p / "out").mkdir(), pq.write_table(pa.table({"model": ["m"]}), p / "out" / "heads.parquet")],
         ANALYZE,
-        "{place}/out/heads.parquet was not written by this version (heads: unexpected or missing columns: active_planes, active_share, amplification and 189 more); move it away or write elsewhere",
+        "{place}/out/heads.parquet was not written by this version (heads: unexpected or missing columns: active_planes, active_share, amplification and 193 more); move it away or write elsewhere",
+    ),
+    error(
+        "a list of renames that qkscope did not write",
+        content("out/.renames.json", '{".qk.csv.1.tmp": "../../elsewhere"}'),
+        ANALYZE,
+        "{place}/out/.renames.json was not written by qkscope; move it away",
+    ),
+    error(
+        "a pipe instead of a list of renames",
+        fifo("out/.renames.json"),
+        ANALYZE,
+        "{place}/out/.renames.json was not written by qkscope; move it away",
     ),
     error(
         "a table with text instead of numbers",
@@ -899,6 +911,18 @@ CAPTURES = [
         lambda p: (p / "none").mkdir(),
         ("capture", "{place}/model", "--texts", "{place}/none", "-o", "{place}/new"),
         "no text found at {place}/none; expected .txt, .md, .jsonl, .parquet files",
+    ),
+    error(
+        "attention by code from the Hub",
+        nothing,
+        (*CAPTURE, "--attn", "someone/kernel"),
+        "the attention implementation 'someone/kernel' is code on the Hub, which is not run; use --attn sdpa or eager",
+    ),
+    error(
+        "a config that asks for attention by code from the Hub",
+        said("model/config.json", attn_implementation="someone/kernel:run"),
+        CAPTURE,
+        "the attention implementation 'someone/kernel:run' is code on the Hub, which is not run; use --attn sdpa or eager",
     ),
     error(
         "texts that are not UTF-8",

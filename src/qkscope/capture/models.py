@@ -50,6 +50,7 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
         for key, value in (options.config_overrides or {}).items():
             _override(config, key, value)
         refuse_absurd(config)
+        _refuse_foreign_kernels(options, config)
         device = resolved_device(options.device)
         device_arguments = {"device_map": "auto" if device == "balanced" else device}
         if options.attn is not None:
@@ -65,6 +66,16 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
     if getattr(model.config, "_commit_hash", None) is None:
         model.config._commit_hash = _commit(options)
     return model
+
+
+def _refuse_foreign_kernels(options: ModelOptions, config: PretrainedConfig) -> None:
+    """Raise an error if attention is to be computed by code that would be downloaded from the Hub and run."""
+    asked = [options.attn, *(part._attn_implementation for part in (config, config.get_text_config(decoder=True)))]
+    for name in asked:
+        if isinstance(name, str) and re.search(r"[/:]", name):
+            raise CaptureError(
+                f"the attention implementation {name!r} is code on the Hub, which is not run; use --attn sdpa or eager"
+            )
 
 
 def _warm_up(config: PretrainedConfig, device: str, dtype: torch.dtype | str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import typer
@@ -17,6 +18,8 @@ from qkscope.cli.merge import merge_command
 from qkscope.cli.reach import reach_command
 from qkscope.cli.report import report_command, view_command
 from qkscope.cli.study import study_app, study_capture_command
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # before anything of the Hub is imported
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -129,11 +129,12 @@ def _say_agreement(table: pd.DataFrame, output: Path) -> None:
     from qkscope.figures.agreement import draw_agreement
     from qkscope.figures.style import house_style
     from qkscope.files.atomic import write_together
+    from qkscope.files.csvtext import csv_bytes
 
     picture = io.BytesIO()
     with house_style():
         draw_agreement(table).savefig(picture, format="png")
-    files = {"against.csv": table.to_csv(index=False).encode(), "against.png": picture.getvalue()}
+    files = {"against.csv": csv_bytes(table), "against.png": picture.getvalue()}
     write_together(output, files)
     log.info("how far columns rank heads as the list does: ρ, its 95% interval over layers, AUC of the top tenth")
     for row in table.itertuples():

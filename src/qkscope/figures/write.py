@@ -17,6 +17,7 @@ from qkscope.figures.catalogue import CATALOGUE, FIGURES_BY_NAME
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style
 from qkscope.files.atomic import atomic_path, write_together
+from qkscope.files.csvtext import csv_bytes
 from qkscope.study.study import Study
 
 
@@ -87,10 +88,10 @@ def _write(task: _Task) -> Written:
         png, svg = rendered(drawing, "png"), rendered(drawing, "svg")
     says = figure.says(task.data)
     readme = _readme(figure.title, figure.shows, says, task.about, task.data)
-    csv = task.data.to_csv(index=False, float_format="%.7g")
+    csv = csv_bytes(task.data, "%.7g")
     write_together(
         task.folder,
-        {"figure.png": png, "figure.svg": svg, "data.csv": csv.encode(), "README.md": readme.encode()},
+        {"figure.png": png, "figure.svg": svg, "data.csv": csv, "README.md": readme.encode()},
     )
     return Written(task.name, figure.title, figure.shows, says, png)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from qkscope.errors import TableError
 from qkscope.files.readers import read_text
 
-UNFINISHED = ".unfinished.json"
+RENAMES = ".renames.json"
 """The list of files that are complete under temporary names: {temporary: name}."""
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.tmp")
 
@@ -40,7 +40,7 @@ def remove_leftovers(folder: Path, names: re.Pattern[str], *, dead: bool = False
     """
     for path in folder.glob(".*.tmp"):
         match = _TEMPORARY.fullmatch(path.name)
-        if match is None or not (names.fullmatch(match["name"]) or match["name"] == UNFINISHED):
+        if match is None or not (names.fullmatch(match["name"]) or match["name"] == RENAMES):
             continue
         if path.is_file() and not path.is_symlink() and not (dead and _lives(int(match["process"]))):
             path.unlink(missing_ok=True)
@@ -85,20 +85,20 @@ def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
             (folder / temporary).write_bytes(content)
             sync(folder / temporary)
         if listed:
-            with atomic_path(folder / UNFINISHED) as temporary_list:
+            with atomic_path(folder / RENAMES) as temporary_list:
                 temporary_list.write_text(json.dumps(staged))
         _rename(folder, staged)
         if listed:
-            (folder / UNFINISHED).unlink(missing_ok=True)
+            (folder / RENAMES).unlink(missing_ok=True)
     finally:
-        if not (listed and (folder / UNFINISHED).exists()):
+        if not (listed and (folder / RENAMES).exists()):
             for temporary in staged:
                 (folder / temporary).unlink(missing_ok=True)
 
 
 def settle(folder: Path) -> None:
     """Rename what a killed process wrote into a folder but did not rename; one that still writes is awaited."""
-    if not (folder / UNFINISHED).exists():
+    if not (folder / RENAMES).exists():
         return
     try:
         with locked(folder):
@@ -112,20 +112,20 @@ def settle(folder: Path) -> None:
 
 def finish(folder: Path) -> None:
     """As ``settle``, by whoever has locked the folder."""
-    unfinished = folder / UNFINISHED
-    if not unfinished.exists():
+    listed = folder / RENAMES
+    if not listed.exists():
         return
     try:
-        staged = json.loads(read_text(unfinished))
+        staged = json.loads(read_text(listed))
         names = {str(temporary): str(name) for temporary, name in staged.items()}
-    except (ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         names = {"": ""}
     for temporary, name in names.items():
         match = _TEMPORARY.fullmatch(temporary)
         if match is None or match["name"] != name or "/" in name:
-            raise TableError(f"{unfinished} was not written by qkscope; move it away")
+            raise TableError(f"{listed} was not written by qkscope; move it away")
     _rename(folder, names)
-    unfinished.unlink(missing_ok=True)
+    listed.unlink(missing_ok=True)
 
 
 def _rename(folder: Path, staged: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from qkscope.figures.figure import NotApplicable
 from qkscope.figures.select import checkpoints
 from qkscope.figures.write import SkippedFigure, write_figures
 from qkscope.files.atomic import write_together
+from qkscope.files.csvtext import csv_bytes
 from qkscope.report.explorer import explorer_html
 from qkscope.report.report import report_html
 from qkscope.results.derived import run_row
@@ -66,12 +67,12 @@ def write_pages(
 
 def _csv_files(study: Study) -> dict[str, bytes]:
     """runs.csv with one row per run and, for checkpoints, tracks.csv with components followed from one to the next."""
-    files = {RUNS: runs_table(study).to_csv(index=False).encode()}
+    files = {RUNS: csv_bytes(runs_table(study))}
     try:
         tracks = component_tracks(study, checkpoints(study))
     except NotApplicable:
         tracks = None
-    return files if tracks is None else files | {TRACKS: tracks.to_csv(index=False, float_format="%.6g").encode()}
+    return files if tracks is None else files | {TRACKS: csv_bytes(tracks, "%.6g")}
 
 
 def runs_table(study: Study) -> pd.DataFrame:

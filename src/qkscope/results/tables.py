@@ -10,6 +10,7 @@ import pandas as pd
 
 from qkscope.errors import TableError
 from qkscope.files.atomic import write_together
+from qkscope.files.csvtext import csv_bytes
 from qkscope.files.readers import UNREADABLE, read_frame
 from qkscope.results.schema import KEYS, TABLES, TEXTS, column_names
 
@@ -63,7 +64,7 @@ def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], others: Mappi
         buffer = io.BytesIO()
         ordered.to_parquet(buffer, index=False, compression="zstd")
         contents[f"{table}.parquet"] = buffer.getvalue()
-        contents[f"{table}.csv"] = ordered.to_csv(index=False).encode()
+        contents[f"{table}.csv"] = csv_bytes(ordered)
     try:
         write_together(folder, contents | dict(others))
     except OSError as error:
