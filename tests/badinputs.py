@@ -114,6 +114,13 @@ def words_in(path: Path, name: str) -> None:
     pq.write_table(found.set_column(found.column_names.index(name), name, words), path)
 
 
+def filled(path: Path, name: str, value: float) -> None:
+    """Replace all numbers of a column of a parquet file by one."""
+    found = pq.read_table(path)
+    same = pa.array([value] * len(found))
+    pq.write_table(found.set_column(found.column_names.index(name), name, same), path)
+
+
 def pipe(place: Path) -> None:
     file(place).unlink()
     os.mkfifo(file(place))
@@ -751,6 +758,33 @@ OPTIONS = [
         lambda p: [shutil.copytree(p / "tables-data", p / "out"), words_in(p / "out" / "rotated.parquet", "r_k_a")],
         ANALYZE,
         "{place}/out/rotated.parquet was not written by this version (column r_k_a must contain numbers); move it away or write elsewhere",
+    ),
+    error(
+        "a table with a number that no analysis gives",
+        lambda p: [
+            shutil.copytree(p / "tables-data", p / "out"),
+            filled(p / "out" / "rotated.parquet", "r_k_a", 1e308),
+        ],
+        ANALYZE,
+        "{place}/out/rotated.parquet was not written by this version (column r_k_a contains 1e+308); move it away or write elsewhere",
+    ),
+    error(
+        "a table with a layer that no model has",
+        lambda p: filled(p / "tables-data" / "rotated.parquet", "layer", 2 * 10**9),
+        ("report", "{place}/tables-data", "-o", "{place}/report"),
+        "{place}/tables-data/rotated.parquet: column layer contains 2000000000; layers and heads are counted from 0, up to 10,000",
+    ),
+    error(
+        "a summary with a number of thirty digits",
+        content("out/summary.json", '{"models": {"m": {"n_tokens": 1' + "0" * 30 + "}}}"),
+        ANALYZE,
+        "{place}/out/summary.json cannot be read (ValueError('a number of 31 digits')); move it away or write elsewhere",
+    ),
+    error(
+        "a summary with a number that is not finite",
+        content("out/summary.json", '{"models": {"m": {"loss": 1e400}}}'),
+        ANALYZE,
+        "{place}/out/summary.json cannot be read (ValueError('the number 1e400')); move it away or write elsewhere",
     ),
     error(
         "axes with text instead of numbers",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
 from qkscope.errors import TableError
 
+LARGEST = 1e100
+"""No analysis gives a number beyond this one."""
 MOST_TEXT = 2**30
 """Largest text file that is read, in bytes."""
 UNREADABLE = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, pa.ArrowException)
@@ -27,6 +32,24 @@ def read_text(path: Path) -> str:
     if path.stat().st_size > MOST_TEXT:
         raise ValueError("it exceeds the 1 GiB limit")
     return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file whose numbers are finite and of 64 bits; errors as of ``read_text``."""
+    return json.loads(read_text(path), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 19:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {digits[:20]}")
+    return number
 
 
 def read_frame(path: Path) -> pd.DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,15 @@ from qkscope.analyses.scalars import heads_from
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
 from qkscope.files.atomic import settle
-from qkscope.files.readers import UNREADABLE, read_frame, read_text
+from qkscope.files.readers import LARGEST, UNREADABLE, read_frame, read_json
 from qkscope.results.axes import read_axes
 from qkscope.results.passage import read_passages
 from qkscope.results.points import read_points
 from qkscope.results.schema import KEYS, MEASURED, TABLES
 from qkscope.results.summary import SUMMARY
 
+MOST = 10_000
+"""Layers of a model, heads of a layer and other things that are counted, at most, as in a manifest."""
 VECTOR_FILES = ("points", "axes", "passage")
 """Files of a results folder that are not tables."""
 INDICES = tuple(
@@ -95,11 +96,12 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
 
 
 def _checked(frame: pd.DataFrame, name: str, file: Path) -> pd.DataFrame:
-    """Check that each head occurs once and indices start at 0; replace infinities by NaN; apply the sign rule."""
-    for column in INDICES:
-        if column in frame and frame[column].min() < 0:
+    """Check that each head occurs once, and indices; drop numbers that no analysis gives; apply the sign rule."""
+    for column in [name for name in INDICES if name in frame]:
+        outside = [x for x in (frame[column].min(), frame[column].max()) if not 0 <= x < MOST]
+        if outside:
             raise TableError(
-                f"{file}: column {column} contains {frame[column].min()}; layers and heads are counted from 0"
+                f"{file}: column {column} contains {outside[0]}; layers and heads are counted from 0, up to {MOST:,}"
             )
     keys = ["model", *(key for key in KEYS[name] if key in frame)]
     duplicates = frame[frame.duplicated(keys)]
@@ -107,7 +109,9 @@ def _checked(frame: pd.DataFrame, name: str, file: Path) -> pd.DataFrame:
         row = duplicates.iloc[0]
         head = ", ".join(f"{key} {row[key]}" for key in keys if key in ("model", "layer", "head"))
         raise TableError(f"{file} has {head} more than once")
-    frame = frame.replace([np.inf, -np.inf], np.nan)
+    absurd = frame.select_dtypes("float64").abs() > LARGEST
+    for column in absurd.columns[absurd.any()]:
+        frame[column] = frame[column].mask(absurd[column])
     if name == "qk":
         sign = np.where(frame["r_q"] <= -SIGN_ANCHOR, -1.0, 1.0)
         frame = frame.assign(r_q=frame["r_q"] * sign, r_k=frame["r_k"] * sign)
@@ -146,7 +150,7 @@ def _integers(column: pd.Series) -> pd.Series:
 
 def _summary(path: Path) -> dict[str, Any]:
     try:
-        models = json.loads(read_text(path / SUMMARY))["models"]
+        models = read_json(path / SUMMARY)["models"]
         return models if isinstance(models, dict) else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}  # a folder of another program has no summary; tables are enough

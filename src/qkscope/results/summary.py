@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from qkscope.analyses.analysis import Analysis, Table
 from qkscope.analyses.tables import Columns, Tables
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.errors import TableError
-from qkscope.files.readers import read_text
+from qkscope.files.readers import read_json
 
 SUMMARY = "summary.json"
 
@@ -135,7 +134,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {"models": {}}
     try:
-        models = json.loads(read_text(path))["models"]
+        models = read_json(path)["models"]
         return {"models": {name: dict(entry) for name, entry in models.items()}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TableError(f"{path} cannot be read ({error!r}); move it away or write elsewhere") from None

@@ -11,7 +11,7 @@ import pandas as pd
 from qkscope.errors import TableError
 from qkscope.files.atomic import write_together
 from qkscope.files.csvtext import csv_bytes
-from qkscope.files.readers import UNREADABLE, read_frame
+from qkscope.files.readers import LARGEST, UNREADABLE, read_frame
 from qkscope.results.schema import KEYS, TABLES, TEXTS, column_names
 
 
@@ -53,6 +53,8 @@ def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
     for name in frame.columns.difference(list(TEXTS)):
         if not (pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all()):
             raise TableError(f"column {name} must contain numbers")
+        if pd.api.types.is_float_dtype(frame[name]) and (frame[name].abs() > LARGEST).any():
+            raise TableError(f"column {name} contains {frame[name].abs().max():.3g}")
     return frame
 
 
