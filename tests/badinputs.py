@@ -121,6 +121,19 @@ def filled(path: Path, name: str, value: float) -> None:
     pq.write_table(found.set_column(found.column_names.index(name), name, same), path)
 
 
+def bomb(path: str, column: str) -> Callable[[Path], None]:
+    """A small parquet file that unpacks to half a GiB."""
+
+    def breaks(place: Path) -> None:
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        rows = pa.table({column: pa.array(np.zeros(2**21, dtype=np.int64))})
+        with pq.ParquetWriter(place / path, rows.schema, compression="zstd") as writer:
+            for _ in range(32):
+                writer.write_table(rows)
+
+    return breaks
+
+
 def pipe(place: Path) -> None:
     file(place).unlink()
     os.mkfifo(file(place))
@@ -228,6 +241,11 @@ HEADS = [
         "a named pipe",
         pipe,
         "the path is not a regular file; download or capture it again [{place}/data/l00h01q/data.parquet]",
+    ),
+    head(
+        "a small file that fills the memory",
+        bomb("data/l00h01q/data.parquet", "position"),
+        "the file cannot be read as parquet (it unpacks to 0.5 GiB from … bytes; if that is meant, set QKSCOPE_MOST_GIB to more); download or capture it again [{place}/data/l00h01q/data.parquet]",
     ),
     head(
         "a file without rows",
@@ -769,6 +787,12 @@ OPTIONS = [
         "{place}/out/rotated.parquet was not written by this version (column r_k_a contains 1e+308); move it away or write elsewhere",
     ),
     error(
+        "a small table that fills the memory",
+        bomb("out/rotated.parquet", "model"),
+        ANALYZE,
+        "{place}/out/rotated.parquet was not written by this version (it unpacks to 0.5 GiB from … bytes; if that is meant, set QKSCOPE_MOST_GIB to more); move it away or write elsewhere",
+    ),
+    error(
         "a table with a layer that no model has",
         lambda p: filled(p / "tables-data" / "rotated.parquet", "layer", 2 * 10**9),
         ("report", "{place}/tables-data", "-o", "{place}/report"),
@@ -957,6 +981,12 @@ CAPTURES = [
         said("model/config.json", attn_implementation="someone/kernel:run"),
         CAPTURE,
         "the attention implementation 'someone/kernel:run' is code on the Hub, which is not run; use --attn sdpa or eager",
+    ),
+    error(
+        "a small file of texts that fills the memory",
+        bomb("texts/b.parquet", "text"),
+        CAPTURE,
+        "{place}/texts/b.parquet cannot be read (it unpacks to 0.5 GiB from … bytes; if that is meant, set QKSCOPE_MOST_GIB to more); leave it out",
     ),
     error(
         "texts that are not UTF-8",

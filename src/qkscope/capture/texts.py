@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from qkscope.errors import CaptureError
 from qkscope.files.hub import locate
+from qkscope.files.readers import parquet_file, read_text
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 
@@ -79,7 +79,7 @@ def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
         elif path.suffix == ".parquet":
             yield from _parquet(path, name, field)
         else:
-            yield Document(name, path.read_text(encoding="utf-8"))
+            yield Document(name, read_text(path))
     except UnicodeDecodeError as error:
         problem = "is not UTF-8 text; convert it" if path.suffix != ".parquet" else f"cannot be read ({error})"
         raise CaptureError(f"{path} {problem}, or leave it out") from None
@@ -88,11 +88,11 @@ def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
 
 
 def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
-    with pq.ParquetFile(path) as file:
+    with parquet_file(path) as file:
         if file.schema_arrow.names.count(field) != 1:
             names = ", ".join(file.schema_arrow.names[:10])
             raise CaptureError(f"{path}: expected one column {field!r}, got {names}; choose a column with --field")
-        values = (value for batch in file.iter_batches(columns=[field]) for value in batch[0].to_pylist())
+        values = (value for batch in file.iter_batches(256, columns=[field]) for value in batch[0].to_pylist())
         for number, value in enumerate(values):
             if value:
                 yield Document(f"{name}:{number}", _text(value, f"{path}, row {number}"))

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from qkscope.errors import TableError
 
 LARGEST = 1e100
 """No analysis gives a number beyond this one."""
+MOST_GIB = "QKSCOPE_MOST_GIB"
+"""Environment variable: how many GiB a parquet file may unpack to, in place of the following."""
+_MOST = 16 * 2**30
+_SUSPECT, _DENSE = 2**28, 1000
+"""A file of more bytes than this, once unpacked, is suspect if that is so many times its size."""
 MOST_TEXT = 2**30
 """Largest text file that is read, in bytes."""
 UNREADABLE = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, pa.ArrowException)
@@ -52,9 +61,36 @@ def _finite(digits: str) -> float:
     return number
 
 
+@contextmanager
+def parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
+    """A parquet file to read from; an ``OSError`` if it would fill the memory, as its footer says."""
+    check_regular(path)
+    with pq.ParquetFile(path) as file:
+        _refuse_bomb(file.metadata, path.stat().st_size)
+        yield file
+
+
+def _refuse_bomb(footer: pq.FileMetaData, size: int) -> None:
+    """Raise an error if a file holds more than it may, or far more than its size lets expect."""
+    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    unpacked = sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks)
+    raised = os.environ.get(MOST_GIB, "")
+    if raised.isdecimal():
+        refused = unpacked > int(raised) * 2**30
+    else:
+        refused = unpacked > _MOST or (unpacked > _SUSPECT and unpacked > _DENSE * size)
+    if refused:
+        raise OSError(
+            f"it unpacks to {unpacked / 2**30:.1f} GiB from {size:,} bytes; if that is meant, set {MOST_GIB} to more"
+        )
+
+
 def read_frame(path: Path) -> pd.DataFrame:
     """The content of a parquet file; a ``TableError`` says in a few words why it cannot be read."""
     try:
+        with parquet_file(path):
+            pass
         return pd.read_parquet(path)
     except UNREADABLE as error:
         raise TableError(" ".join(str(error).split())[:200] or type(error).__name__) from None

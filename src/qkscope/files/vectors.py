@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, Real
 from qkscope.core.rows import Rows
 from qkscope.errors import HeadError
 from qkscope.files.atomic import atomic_path
+from qkscope.files.readers import parquet_file
 from qkscope.heads import HeadId
 
 DATA_FILE = "data.parquet"
@@ -46,7 +47,7 @@ def read_rows(path: Path, head: HeadId) -> Rows:
 def read_sliding_window(path: Path) -> int | None:
     """The first value of ``sliding_window``; None if it is null or missing, or if the file cannot be read."""
     try:
-        with pq.ParquetFile(path) as file:
+        with parquet_file(path) as file:
             if "sliding_window" not in file.schema_arrow.names:
                 return None
             batch = next(file.iter_batches(1, columns=["sliding_window"]), None)
@@ -122,8 +123,8 @@ def _read_table(path: Path, head: HeadId) -> pa.Table:
         problem = "the path is not a regular file" if path.exists() else "the file is missing"
         raise HeadError(head, f"{problem}; download or capture it again", path)
     try:
-        # ParquetFile, unlike read_table, does not guess partitions from the folder names.
-        with pq.ParquetFile(path) as file:
+        # A ParquetFile, unlike read_table, does not guess partitions from the folder names.
+        with parquet_file(path) as file:
             missing = [name for name in _READ if name not in file.schema_arrow.names]
             repeated = [name for name in _READ if file.schema_arrow.names.count(name) > 1]
             if repeated:

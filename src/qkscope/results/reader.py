@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from qkscope.analyses.scalars import heads_from
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
 from qkscope.files.atomic import settle
-from qkscope.files.readers import LARGEST, UNREADABLE, read_frame, read_json
+from qkscope.files.readers import LARGEST, UNREADABLE, read_frame, read_json, read_text
 from qkscope.results.axes import read_axes
 from qkscope.results.passage import read_passages
 from qkscope.results.points import read_points
@@ -80,7 +81,7 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
     if not file.is_file():
         return None
     try:
-        frame = read_frame(file) if file is parquet else pd.read_csv(file, low_memory=False)
+        frame = read_frame(file) if file is parquet else pd.read_csv(io.StringIO(read_text(file)), low_memory=False)
     except (TableError, *UNREADABLE) as error:
         raise TableError(f"{file} cannot be read as a table ({' '.join(str(error).split())})") from None
     required = DECLARED_TABLES[name].required if name in DECLARED_TABLES else KEYS[name]
