@@ -146,3 +146,12 @@ def test_a_figure_is_saved_by_its_extension(tmp_path, suffix):
 def test_other_extensions_are_refused(tmp_path):
     with pytest.raises(TableError, match=r"ends in .png, .svg or .pdf"):
         save(Figure(), tmp_path / "x.jpg")
+
+
+def test_labels_are_no_tags_in_a_readme():
+    from qkscope.figures.write import _readme
+
+    text = _readme("A figure", "It shows.", ["<script>x</script> is first."], "- <img src=x>", pd.DataFrame({"x": [1]}))
+    assert "<script>" not in text
+    assert "<img" not in text
+    assert "&lt;script>x&lt;/script> is first." in text

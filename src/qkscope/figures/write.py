@@ -133,7 +133,13 @@ def _produced(study: Study, command: str) -> str:
     return "\n".join([f"{produced}qkscope {__version__}, from the tables of:", "", *runs])
 
 
+def _plain(text: str) -> str:
+    """Text for Markdown, in which labels of runs are no tags."""
+    return text.replace("<", "&lt;")
+
+
 def _readme(title: str, shows: str, says: list[str], about: str, data: pd.DataFrame) -> str:
+    says, about = [_plain(sentence) for sentence in says], _plain(about)
     lines = [f"# {title}", "", "![](figure.png)", "", "## What it shows", "", shows, "", "## In this data", ""]
     lines += [f"- {sentence}" for sentence in says]
     lines += ["", "## How it was produced", "", about, "", f"`data.csv` holds what is drawn: {len(data):,} rows.", ""]
