@@ -139,6 +139,7 @@ def test_the_page_lists_each_where_it_belongs():
     assert "| `r` | because \\| of |" in text
 
 
+@pytest.mark.skipif(OLD, reason="older versions ask for three positions, and are refused")
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"])
 def test_of_models_that_also_read_images_the_text_decoder_is_captured(name, tmp_path):
     """M-RoPE gives a token three positions, which are equal on text: then the rotation is the plain one."""

@@ -43,8 +43,14 @@ class Embedding:
         """Cos and sin (T, planes) in float32 at these positions (T,), times the embedding's attention factor."""
         probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=positions.device)
         options = {} if self.layer_type is None else {"layer_type": self.layer_type}
-        with torch.no_grad():
-            answer = self._copy()(probe, positions[None], **options)
+        try:
+            with torch.no_grad():
+                answer = self._copy()(probe, positions[None], **options)
+        except (IndexError, ValueError) as error:
+            raise CaptureError(
+                f"{type(self.module).__name__} cannot be asked for its angles at a text's positions ({error}); try a "
+                "newer transformers"
+            ) from None
         if isinstance(answer, torch.Tensor):
             return answer.real[0].float(), answer.imag[0].float()
         cos, sin = (part[0].float() for part in answer)
