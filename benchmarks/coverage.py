@@ -113,7 +113,7 @@ def _ranges(seeds: range) -> dict[str, list[tuple[float, float, float]]]:
         pair, moments = Pair(head.q, head.k), one_head(head.q, head.k, WINDOW)
         axes = components(head.truth.q, head.truth.k, 2).axes
         line = lda_accuracy(group_moments(head.q), group_moments(head.k), pair, axes)
-        causal, truth = causal_bias(pair), _causal_truth(head)
+        causal, truth = causal_bias(pair, SIGHT), _causal_truth(head)
         found = {
             "bias_causal": (_interval(moments, causal.pooled, Scale.LINEAR), truth.pooled[0]),
             "bias_causal_by_query": (_interval(moments, causal.by_query, Scale.LINEAR), truth.by_query[0]),
@@ -179,7 +179,7 @@ def _causal_truth(head: PlantedHead) -> CausalBias:
     for law in (head.truth.law_q, head.truth.law_k):
         drawn = law.draw(128 * 200, 200, rng)
         means.append(Rows(law.mean_at(drawn.position.astype(float)), drawn.position, drawn.example_id))
-    return causal_bias(Pair(*means))
+    return causal_bias(Pair(*means), SIGHT)
 
 
 def _ap_truth(head: PlantedHead) -> dict[str, float]:

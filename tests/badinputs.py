@@ -989,6 +989,12 @@ CAPTURES = [
         "{place}/texts/b.parquet cannot be read (it unpacks to 0.5 GiB from … bytes; if that is meant, set QKSCOPE_MOST_GIB to more); leave it out",
     ),
     error(
+        "a text of more than a GiB",
+        lambda p: [content("texts/b.txt", "w01")(p), os.truncate(p / "texts" / "b.txt", 2**30 + 1)],
+        CAPTURE,
+        "{place}/texts/b.txt cannot be read (it exceeds the 1 GiB limit); leave it out",
+    ),
+    error(
         "texts that are not UTF-8",
         content("texts/b.txt", b"\xff\xfe\xfa"),
         CAPTURE,

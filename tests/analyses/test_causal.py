@@ -7,6 +7,9 @@ import pytest
 
 from qkscope.analyses.causal import MIN_KEYS, causal_bias
 from qkscope.core.rows import Pair, Rows
+from qkscope.core.sight import Sight
+
+ALL = Sight(10**6)
 
 
 def rows(rng: np.random.Generator, documents: int, each: int, d: int = 5) -> Rows:
@@ -15,16 +18,15 @@ def rows(rng: np.random.Generator, documents: int, each: int, d: int = 5) -> Row
     return Rows(x, position, np.repeat(np.arange(documents), each))
 
 
-def by_hand(pair: Pair, reach: int | None = None, without: int | None = None, *, equally: bool = False) -> float:
+def by_hand(pair: Pair, sight: Sight, without: int | None = None, *, equally: bool = False) -> float:
     top = bottom = 0.0
     slopes = []
     for i in range(len(pair.q)):
         if without is not None and pair.q.example_id[i] % 8 == without:
             continue
         gap = pair.q.position[i] - pair.k.position
-        seen = (pair.k.example_id == pair.q.example_id[i]) & (gap > 0)
-        if reach is not None:
-            seen &= gap < reach
+        near = (np.abs(gap) < sight.reach) & ((gap > 0) | sight.both)  # an encoder sees its own key, too
+        seen = (pair.k.example_id == pair.q.example_id[i]) & near
         j = pair.k.position[seen] - pair.k.position[seen].mean() if seen.any() else np.zeros(0)
         own = (pair.k.x[seen] @ pair.q.x[i]) @ j
         top += own
@@ -34,14 +36,14 @@ def by_hand(pair: Pair, reach: int | None = None, without: int | None = None, *,
     return float(np.mean(slopes)) if equally else top / bottom
 
 
-@pytest.mark.parametrize("reach", [None, 60])
-def test_running_sums_are_the_pairs_one_by_one(reach: int | None):
+@pytest.mark.parametrize("sight", [ALL, Sight(60), Sight(300, both=True), Sight(60, both=True)])
+def test_running_sums_are_the_pairs_one_by_one(sight: Sight):
     rng = np.random.default_rng(0)
     pair = Pair(rows(rng, 10, 40), rows(rng, 10, 30))
-    found = causal_bias(pair, reach)
+    found = causal_bias(pair, sight)
     for slopes, equally in ((found.pooled, False), (found.by_query, True)):
-        assert slopes[0] == pytest.approx(by_hand(pair, reach, equally=equally), rel=1e-9)
-        assert slopes[1 + 3] == pytest.approx(by_hand(pair, reach, without=3, equally=equally), rel=1e-9)
+        assert slopes[0] == pytest.approx(by_hand(pair, sight, equally=equally), rel=1e-9)
+        assert slopes[1 + 3] == pytest.approx(by_hand(pair, sight, without=3, equally=equally), rel=1e-9)
 
 
 def test_a_head_that_decays_with_distance_is_biased_although_its_means_are_not():
@@ -49,32 +51,32 @@ def test_a_head_that_decays_with_distance_is_biased_although_its_means_are_not()
     theta, t = 0.003, np.arange(400)
     turning = np.stack([np.cos(theta * t), np.sin(theta * t)], -1)
     one = Rows(turning, t, np.zeros(400, dtype=int))
-    assert causal_bias(Pair(one, one)).pooled[0] > 5e-4
+    assert causal_bias(Pair(one, one), ALL).pooled[0] > 5e-4
 
 
 def test_without_pairs_there_is_no_slope():
     empty = Rows(np.zeros((0, 2)), np.zeros(0, dtype=int), np.zeros(0, dtype=int))
     one = Rows(np.ones((2, 2)), np.array([0, 1]), np.zeros(2, dtype=int))
-    assert np.isnan(causal_bias(Pair(one, one)).pooled[0])
-    assert np.isnan(causal_bias(Pair(one, empty)).pooled).all()
+    assert np.isnan(causal_bias(Pair(one, one), ALL).pooled[0])
+    assert np.isnan(causal_bias(Pair(one, empty), ALL).pooled).all()
 
 
 def test_documents_of_two_tokens_have_no_slope():
     """One key before a query: rounding must not pass for a spread of positions."""
     rng = np.random.default_rng(0)
     rows = Rows(rng.standard_normal((6, 4)), np.array([7, 1000, 3, 70_001, 5, 6]), np.repeat(np.arange(3), 2))
-    found = causal_bias(Pair(rows, rows))
+    found = causal_bias(Pair(rows, rows), ALL)
     assert np.isnan(found.pooled).all()
     assert np.isnan(found.by_query).all()
 
 
-@pytest.mark.parametrize("reach", [None, 128])
-def test_vectors_in_single_precision_give_the_same_slope(reach: int | None):
+@pytest.mark.parametrize("sight", [ALL, Sight(128)])
+def test_vectors_in_single_precision_give_the_same_slope(sight: Sight):
     """Long documents and a short window: what is seen is a small difference of what was before."""
     rng = np.random.default_rng(3)
     t = np.arange(20_000)
     k = rng.standard_normal((20_000, 8)) + 2e-5 * t[:, None]
     q = rng.standard_normal((20_000, 8)) + 1.0
     pairs = [Pair(*(Rows(x.astype(kind), t, t // 10_000) for x in (q, k))) for kind in ("f4", "f8")]
-    single, double = (causal_bias(pair, reach).pooled for pair in pairs)
+    single, double = (causal_bias(pair, sight).pooled for pair in pairs)
     np.testing.assert_allclose(single, double, rtol=2e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from packaging.version import Version
-from tools import families
+from tools import families, tinymodels
 from tools.families import UNDONE, Outcome, page
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel
 
@@ -43,7 +43,7 @@ def built(name: str) -> PreTrainedModel:
     """A tiny model; skipped where the installed transformers has none of its kind."""
     if name not in CONFIG_MAPPING:
         pytest.skip(f"this version of transformers has no {name}")
-    model: PreTrainedModel = families.built(name)
+    model: PreTrainedModel = tinymodels.built(name)
     return model
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair
+from qkscope.core.sight import Sight
 
 BLOCK = 128
 """Keys that are weighted one by one; earlier keys of the document enter as two sums."""
@@ -36,12 +37,12 @@ class CausalBias:
     by_query: Float[np.ndarray, "9"]
 
 
-def causal_bias(pair: Pair, sliding_window: int | None = None, *, both: bool = False) -> CausalBias:
+def causal_bias(pair: Pair, sight: Sight) -> CausalBias:
     """The slope of the score over the keys it sees, with queries weighted by the spread of their keys, and equally."""
     if not len(pair.q) or not len(pair.k):
         return CausalBias(*np.full((2, len(ALL_AND_WITHOUT)), np.nan))
-    visible = _visible_keys(pair.q.tokens, pair.k.tokens, sliding_window, both)
-    sums = pair.k.once(("drawn", pair.q.tokens, sliding_window, both), lambda: _weighted_sums(pair.k.x, visible))
+    visible = _visible_keys(pair.q.tokens, pair.k.tokens, sight)
+    sums = pair.k.once(("drawn", pair.q.tokens, sight), lambda: _weighted_sums(pair.k.x, visible))
     top = np.where(visible.spread > 0, np.vecdot(pair.q.x, sums), 0.0)
     own = (visible.spread > 0) & (visible.high - visible.low >= MIN_KEYS)
     slopes = np.divide(top, visible.spread, out=np.zeros_like(top), where=own)
@@ -77,12 +78,12 @@ class _VisibleKeys:
 
 
 @lru_cache(maxsize=8)
-def _visible_keys(tokens_q: bytes, tokens_k: bytes, sliding_window: int | None, both: bool) -> _VisibleKeys:
+def _visible_keys(tokens_q: bytes, tokens_k: bytes, sight: Sight) -> _VisibleKeys:
     (doc_q, at_q), (doc_k, at_k) = (np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k))
     keys = (doc_k << 32) + at_k
-    reach = at_q if sliding_window is None else np.minimum(at_q, sliding_window - 1)
-    end = at_q + (2**31 if sliding_window is None else sliding_window) if both else at_q
-    first, low, high = (np.searchsorted(keys, (doc_q << 32) + at) for at in (np.zeros_like(at_q), at_q - reach, end))
+    begin = np.maximum(at_q - sight.reach + 1, 0)
+    end = at_q + sight.reach if sight.both else at_q
+    first, low, high = (np.searchsorted(keys, (doc_q << 32) + at) for at in (np.zeros_like(at_q), begin, end))
     j = at_k - at_k.mean()
     n, sum_j, sum_jj = (running[high] - running[low] for running in (_running(v) for v in (np.ones(len(j)), j, j**2)))
     mean = ratio(sum_j, n)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from qkscope.analyses.meanfield import MeanField
-from qkscope.analyses.pairplaces import Counted, PairPlaces, pair_places
+from qkscope.analyses.pairplaces import PairPlaces, pair_places
 from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair
@@ -26,7 +26,6 @@ class Pairs:
     """Scores of pairs of a query and a key of its document."""
 
     places: PairPlaces
-    counted: Counted
     score: Float[np.ndarray, "n"]
 
 
@@ -59,21 +58,21 @@ class DistanceCurve:
 
 def score_pairs(pair: Pair, scaling: float, sight: Sight) -> Pairs:
     """All pairs of sampled tokens of the same document, the key within sight of the query."""
-    places, counted = pair_places(pair, sight)
+    places = pair_places(pair, sight)
     q, k = pair.q.x, pair.k.x
     parts = [(q[d.q].astype(np.float64) @ k[d.k].astype(np.float64).T)[d.seen] for d in places.documents]
-    return Pairs(places, counted, scaling * np.concatenate([np.zeros(0), *parts]))
+    return Pairs(places, scaling * np.concatenate([np.zeros(0), *parts]))
 
 
 def distance_curve(pairs: Pairs, field: MeanField, decay_range: int) -> DistanceCurve:
     """Measure and predict in bins of distance; the prediction of a bin is the mean over its own pairs."""
-    places, counted = pairs.places, pairs.counted
+    places = pairs.places
     curves = field.curves(places.distances)
-    expected, weights = curves[0, places.of_pair], counted.at_distance
+    expected, weights = curves[0, places.of_pair], places.n_at_distance
     if field.temperature is not None:
         factors = field.factors(places.query_position)
         expected, weights = expected * factors, places.by_distance(factors)
-    n, missing = counted.n, np.where(counted.n > 0, 0.0, np.nan)
+    n, missing = places.n, np.where(places.n > 0, 0.0, np.nan)
     measured = ratio(places.by_set(pairs.score[places.inside]), n) + missing
     predicted = ratio(_in_bins(places, weights * curves), n) + missing
     both = np.isfinite(measured) & np.isfinite(predicted)
@@ -88,12 +87,12 @@ def distance_curve(pairs: Pairs, field: MeanField, decay_range: int) -> Distance
         predicted=predicted[0],
         r2=_r_squared(measured[0], predicted[0]),
         r2_pairs=_r_squared(measured[0], predicted[0], n[0]),
-        log_r2=_correlation(counted.octave[0], measured[0]) ** 2,
+        log_r2=_correlation(places.octave[0], measured[0]) ** 2,
         worst=float(np.abs(measured[0] - predicted[0]).max()) if len(places.low) else float("nan"),
         corr=_correlation(measured[0], predicted[0]),
         position_share_of_score=_shares(pairs, expected),
         decay_measured=np.array(
-            [-_slope(x, y, near & np.isfinite(y)) for x, y in zip(counted.octave, measured, strict=True)]
+            [-_slope(x, y, near & np.isfinite(y)) for x, y in zip(places.octave, measured, strict=True)]
         ),
         content_offset=np.where(both.any(-1), ratio(offset.sum(-1), both.sum(-1).astype(float)), np.nan),
     )
@@ -108,10 +107,10 @@ def _in_bins(places: PairPlaces, at_distance: Float[np.ndarray, "sets u"]) -> Fl
 
 def _standard_errors(pairs: Pairs, mean: Float[np.ndarray, "bins"]) -> Float[np.ndarray, "bins"]:
     """By document: √(D/(D−1) Σ_d (n_d(m_d − m))²) / n; NaN for a single document."""
-    counts, sums = pairs.counted.n_of_document, pairs.places.by_document(pairs.score[pairs.places.inside])
+    counts, sums = pairs.places.n_of_document, pairs.places.by_document(pairs.score[pairs.places.inside])
     n_documents = (counts > 0).sum(0)
     spread = ((sums - counts * mean) ** 2).sum(0)
-    n = pairs.counted.n[0]
+    n = pairs.places.n[0]
     return np.where(n_documents > 1, np.sqrt(ratio(n_documents * spread, (n_documents - 1.0) * n**2)), np.nan)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
 from qkscope.core.linalg import ratio
-from qkscope.core.rows import Pair
+from qkscope.core.rows import Pair, rows_of
 from qkscope.core.sight import Sight
 
 _BINS = 24
@@ -57,6 +57,27 @@ class PairPlaces:
     group: Int[np.ndarray, "n"]
     """Document group of each pair."""
 
+    @cached_property
+    def n(self) -> Float[np.ndarray, "sets bins"]:
+        """Pairs in each bin."""
+        return self.by_set(np.ones(len(self.inside)))
+
+    @cached_property
+    def octave(self) -> Float[np.ndarray, "sets bins"]:
+        """Mean log₂ of the distance in each bin; NaN where a set has no pair in it."""
+        octaves = self.by_set(np.log2(np.abs(self.distance[self.inside])))
+        return ratio(octaves, self.n) + np.where(self.n > 0, 0.0, np.nan)
+
+    @cached_property
+    def n_of_document(self) -> Float[np.ndarray, "documents bins"]:
+        """Pairs of each document in each bin."""
+        return self.by_document(np.ones(len(self.inside)))
+
+    @cached_property
+    def n_at_distance(self) -> Float[np.ndarray, "sets u"]:
+        """Pairs at each distance."""
+        return self.by_distance(np.ones(len(self.distance)))
+
     @property
     def parts(self) -> Iterator[tuple[int, slice]]:
         """For each document its group, and where its pairs are."""
@@ -97,18 +118,7 @@ def _sums(
     return np.bincount(cell, values, minlength=rows * columns).reshape(rows, columns).astype(np.float64)
 
 
-@dataclass(frozen=True)
-class Counted:
-    """Of pairs in bins: how many there are, and their mean log₂ of the distance."""
-
-    n: Float[np.ndarray, "sets bins"]
-    octave: Float[np.ndarray, "sets bins"]
-    """NaN where a set has no pair in the bin."""
-    n_of_document: Float[np.ndarray, "documents bins"]
-    at_distance: Float[np.ndarray, "sets u"]
-
-
-def pair_places(pair: Pair, sight: Sight) -> tuple[PairPlaces, Counted]:
+def pair_places(pair: Pair, sight: Sight) -> PairPlaces:
     """The pairs of a sample within sight."""
     return _places(pair.q.tokens, pair.k.tokens, sight)
 
@@ -134,7 +144,7 @@ def distance_bins(sight: Sight) -> tuple[Int[np.ndarray, "bins"], Int[np.ndarray
 
 
 @lru_cache(maxsize=4)
-def _places(tokens_q: bytes, tokens_k: bytes, sight: Sight) -> tuple[PairPlaces, Counted]:
+def _places(tokens_q: bytes, tokens_k: bytes, sight: Sight) -> PairPlaces:
     (doc_q, at_q), (doc_k, at_k) = (np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k))
     documents = list(_documents((doc_q, at_q), (doc_k, at_k), sight))
     none = np.zeros(0, dtype=np.int64)
@@ -148,14 +158,10 @@ def _places(tokens_q: bytes, tokens_k: bytes, sight: Sight) -> tuple[PairPlaces,
     number = np.full(len(low), -1)
     number[kept] = np.arange(len(kept))
     inside = np.flatnonzero(number[raw] >= 0)
-    places = PairPlaces(
+    return PairPlaces(
         documents, distance, query_position, distances, of_pair, low[kept], high[kept], inside,
         number[raw][inside], document % N_GROUPS,
     )  # fmt: skip
-    one = np.ones(len(distance))
-    n = places.by_set(one[inside])
-    octave = ratio(places.by_set(np.log2(np.abs(distance[inside]))), n) + np.where(n > 0, 0.0, np.nan)
-    return places, Counted(n, octave, places.by_document(one[inside]), places.by_distance(one))
 
 
 def _documents(
@@ -165,13 +171,6 @@ def _documents(
 ) -> Iterator[DocumentPlaces]:
     """Document by document, given the document and position of each row."""
     for document in np.intersect1d(q[0], k[0]).tolist():
-        rows = [_thinned(of_row, document) for of_row in (q[0], k[0])]
+        rows = [rows_of(of_row, document, MOST_PAIRED_TOKENS) for of_row in (q[0], k[0])]
         seen = sight.sees(q[1][rows[0]][:, None] - k[1][rows[1]])
         yield DocumentPlaces(document, rows[0], rows[1], seen)
-
-
-def _thinned(document_of_row: Int[np.ndarray, "n"], document: int) -> Int[np.ndarray, "m"]:
-    first, end = np.searchsorted(document_of_row, [document, document + 1])
-    if end - first > MOST_PAIRED_TOKENS:
-        return np.linspace(first, end - 1, MOST_PAIRED_TOKENS).astype(int)
-    return np.arange(first, end)

@@ -186,10 +186,8 @@ def _causal(batch: Batch) -> dict[str, Float[np.ndarray, "heads 9"]]:
     """The causal biases of each head that has vectors, then with each document group left out."""
     none = np.full(len(ALL_AND_WITHOUT), np.nan)
     biases = [
-        CausalBias(none, none)
-        if head.vectors is None
-        else causal_bias(head.vectors, head.sliding_window, both=head.both)
-        for head in batch.heads
+        CausalBias(none, none) if pair is None else causal_bias(pair, batch.sight(i))
+        for i, pair in enumerate(batch.vectors)
     ]
     return {
         "bias_causal": np.stack([bias.pooled for bias in biases]),

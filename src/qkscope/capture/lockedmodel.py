@@ -67,7 +67,7 @@ class LockedModel:
         manifest = locked.run.manifest
         if manifest["stage"] != "post-rope":
             raise CaptureError(f"{locked.run.folder} was captured before the rotation; capture it without --pre-rope")
-        if any(entry.get("both") for entry in manifest["layers"]):
+        if locked.run.encoder:
             raise CaptureError(
                 f"{locked.run.folder} is a run of an encoder; what terms and windows cost is measured on models that "
                 "predict the next token"

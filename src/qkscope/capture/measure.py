@@ -15,7 +15,8 @@ from qkscope._version import __version__
 from qkscope.capture import models, parity
 from qkscope.capture.attention import Attention, backbone, head_size, self_attentions, watching
 from qkscope.capture.batches import batch_tokens, padded
-from qkscope.capture.layers import Layer, describe_layer
+from qkscope.capture.chosenlayers import ChosenLayers
+from qkscope.capture.layers import Layer
 from qkscope.capture.loss import GATE_TOKENS, LossSums, OutputHead, output_head
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions
@@ -40,14 +41,14 @@ class Measurement:
     def __init__(self, model: PreTrainedModel, gate: np.ndarray, options: CaptureOptions) -> None:
         self.model, self.decoder, self.options = model, backbone(model), options
         self.attentions = self_attentions(model)
-        self.any_local = self.one_pass = self.encoder = False
         # Documents must not depend on earlier ones, not even through the state of a rotary embedding.
         self.forget = [embedding.remembered() for embedding in embeddings(model)]
         embedding: Any = self.decoder.get_input_embeddings()
         self.vocabulary = int(embedding.weight.shape[0])
         self.longest = int(getattr(self.decoder.config, "max_position_embeddings", None) or 2**31)
-        self.layers = self._look(gate if options.window is not None else gate[: self.longest])
-        self.head = None if self.encoder else self._output_head(gate)
+        self.chosen = self._look(gate if options.window is not None else gate[: self.longest])
+        self.layers = self.chosen.layers
+        self.head = None if self.chosen.encoder else self._output_head(gate)
         self.report = self._report()
 
     def shard(
@@ -102,7 +103,7 @@ class Measurement:
         with memory_told([]):
             kept = kept_vectors(labels, sums)
             whole = replace(shard, sampled=None) if left_out else shard
-            sampled = sampled_keys(kept, whole, self.layers, self.q_per_kv, plan.buckets)
+            sampled = sampled_keys(kept, whole, self.layers, self.chosen.q_per_kv, plan.buckets)
             moments = finished(sums, shard, sampled) if rows else {}
         return ShardSums(moments, kept, left_out, self.report.digest, losses.of)
 
@@ -136,7 +137,7 @@ class Measurement:
         return ModelReport(
             models.describe_model(self.model),
             [_plain(layer.as_dict()) for layer in self.layers.values()],
-            self.q_per_kv,
+            self.chosen.q_per_kv,
             self.longest,
             self.vocabulary,
             torch.get_num_threads() if device.type == "cpu" else None,
@@ -144,7 +145,7 @@ class Measurement:
             {"qkscope": __version__} | packages,
         )
 
-    def _look(self, gate: np.ndarray) -> dict[int, Layer]:
+    def _look(self, gate: np.ndarray) -> ChosenLayers:
         """Check parity on these tokens, and describe every layer that is to be measured."""
         ids = torch.from_numpy(np.clip(gate, 0, self.vocabulary - 1))[None]  # token ids beyond it are an error later
 
@@ -158,41 +159,7 @@ class Measurement:
         except OutOfMemoryIn as error:
             advice = "try --dtype bfloat16, --device balanced or fewer --workers"
             raise CaptureError(f"out of memory after the model was loaded ({error.reason}); {advice}") from None
-        candidates = embeddings(self.model)
-        attentions = self._with_keys_of_tokens(attentions)
-        layers = {
-            attention.layer: describe_layer(attention, self.decoder, candidates, self.options)
-            for attention in attentions
-        }
-        self.any_local = any(layer.local for layer in layers.values())
-        self.encoder = any(layer.both for layer in layers.values())
-        self._check_lengths(layers)
-        chosen = set(layers) if self.options.layers is None else set(self.options.layers)
-        if not chosen <= set(layers):
-            raise CaptureError(f"the model has no layers {sorted(chosen - set(layers))}; it has {sorted(layers)}")
-        if self.options.full_attention_only:
-            chosen = {layer for layer in chosen if not layers[layer].local}
-        if not chosen:
-            raise CaptureError(
-                "none of the chosen layers has full attention; choose others or drop --full-attention-only"
-            )
-        self.q_per_kv = _agreed(
-            {attention.layer: attention.q_per_kv for attention in attentions if attention.layer in chosen}
-        )
-        return {layer: layers[layer] for layer in sorted(chosen)}
-
-    def _with_keys_of_tokens(self, attentions: list[Attention]) -> list[Attention]:
-        """The calls whose keys are those of single tokens; an error if others are asked for."""
-        usual = [a for a in attentions if a.call[0][2].shape[2] == a.q.shape[2]]
-        other = {a.layer for a in attentions} - {a.layer for a in usual}
-        wanted = other if self.options.layers is None else other & set(self.options.layers)
-        if wanted:
-            rest = ",".join(str(attention.layer) for attention in usual)
-            raise CaptureError(
-                f"layer {min(wanted)} attends to keys that are not those of single tokens, such as compressed ones; "
-                + (f"choose others: --layers {rest}" if rest else "the model cannot be captured")
-            )
-        return usual
+        return ChosenLayers.of(attentions, self.decoder, embeddings(self.model), self.options)
 
     def _output_head(self, gate: np.ndarray) -> OutputHead | None:
         """How the model computes logits; None if that cannot be told, and then no loss is recorded."""
@@ -202,23 +169,6 @@ class Measurement:
         with torch.no_grad():
             hidden = self._decode(ids, None, None, 0).last_hidden_state
         return output_head(self.model, ids, hidden)
-
-    def _check_lengths(self, layers: dict[int, Layer]) -> None:
-        """Raise an error if a document must be read at once, without padding, and is not to be."""
-        if any(layer.rope is not None and layer.rope.depends_on_length for layer in layers.values()):
-            self.one_pass = True
-            if self.options.batch > 1 or self.options.prefill:
-                raise CaptureError(
-                    "the rotary encoding of this model depends on the length of the document (dynamic or longrope); "
-                    "padding and steps would change it, so use --batch 1 and no --prefill"
-                )
-        if self.encoder:
-            self.one_pass = True
-            if self.options.prefill:
-                raise CaptureError(
-                    "the queries of this model also see later keys, so documents cannot be read in steps; "
-                    "leave out --prefill"
-                )
 
     def _rope(self, layer: Layer) -> LayerRope | None:
         return None if self.options.pre_rope else layer.rope
@@ -275,8 +225,8 @@ class Measurement:
         if self.options.prefill is not None:
             requested = self.options.prefill or length
         else:
-            masked = self.any_local or self.decoder.config._attn_implementation == "eager"
-            requested = 2048 if masked and length > LONG and not self.one_pass else length
+            masked = self.chosen.any_local or self.decoder.config._attn_implementation == "eager"
+            requested = 2048 if masked and length > LONG and not self.chosen.one_pass else length
         return length if requested >= length else max(width, requested // width * width)
 
     def _angles(self, first: int, end: int) -> _Angles:
@@ -303,19 +253,6 @@ class Measurement:
 
 _Angle = tuple[torch.Tensor, torch.Tensor]
 _Angles = dict[Embedding, _Angle]
-
-
-def _agreed(q_per_kv: dict[int, int]) -> int:
-    """Query heads per key head of all these layers; an error says which layers agree."""
-    first = next(iter(q_per_kv.values()))
-    same = [layer for layer, number in q_per_kv.items() if number == first]
-    if len(same) < len(q_per_kv):
-        listed = ", ".join(map(str, sorted(set(q_per_kv.values()))))
-        raise CaptureError(
-            f"layers differ in query heads per key head ({listed}), and a run has one number; capture layers that "
-            f"agree, such as --layers {','.join(map(str, same))}"
-        )
-    return first
 
 
 def _empty_cache() -> None:

@@ -83,7 +83,7 @@ def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
     except UnicodeDecodeError as error:
         problem = "is not UTF-8 text; convert it" if path.suffix != ".parquet" else f"cannot be read ({error})"
         raise CaptureError(f"{path} {problem}, or leave it out") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise CaptureError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); leave it out") from None
 
 

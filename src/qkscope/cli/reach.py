@@ -75,6 +75,8 @@ def reach_command(
         if measure is not None and cut is None:
             raise ConfigError("--measure needs --cut, the window to measure")
         listed = None if against is None else choosing.read_list(against)
+        if cut is not None:
+            _refuse_encoders(run)
         tables, code = _tables(run, output, workers, started)
         widths = sorted(tables["reach"]["w"].unique().tolist())
         at = cut or int(widths[len(widths) // 2])
@@ -109,13 +111,18 @@ def _tables(run: Path, output: Path, workers: int | None, started: float) -> tup
     return {name: frames[name] for name in ("position", "reach")}, code
 
 
+def _refuse_encoders(run: Path) -> None:
+    from qkscope.files.runfolder import RunFolder
+
+    if RunFolder.open(run).encoder:
+        raise ConfigError(f"{run} is a run of an encoder, which keeps no keys; leave out --cut")
+
+
 def _described(run: Path) -> tuple[int, dict[int, int | None], tuple[int, int]]:
     """Sinks of a captured run, the sliding window of each layer, and how many layers and key heads the model has."""
     from qkscope.files.runfolder import RunFolder
 
     manifest = RunFolder.open(run).manifest
-    if any(layer.get("both") for layer in manifest["layers"]):
-        raise ConfigError(f"{run} is a run of an encoder, which keeps no keys; leave out --cut")
     sliding = {int(layer["layer"]): layer["sliding_window"] for layer in manifest["layers"]}
     n_layers = max(int(manifest["model"].get("layers") or 0), max(sliding) + 1)
     n_key_heads = 1 + max(head for layer in manifest["layers"] for head in layer["key_heads"])

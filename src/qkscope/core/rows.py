@@ -13,6 +13,18 @@ from jaxtyping import Float, Int, Integer
 _T = TypeVar("_T")
 
 
+def rows_of(example_id: Int[np.ndarray, "n"], document: int, most: int | None = None) -> Int[np.ndarray, "m"]:
+    """Indices of the rows of one document, which are sorted by it, thinned evenly to at most ``most``.
+
+    >>> rows_of(np.array([0, 0, 1, 1, 1, 1, 2]), 1, 3).tolist()
+    [2, 3, 5]
+    """
+    first, end = np.searchsorted(example_id, [document, document + 1])
+    if most is not None and end - first > most:
+        return np.linspace(first, end - 1, most).astype(int)
+    return np.arange(first, end)
+
+
 @dataclass(frozen=True)
 class Rows:
     """Vectors x of one head (or, with axes between n and d, of several) with position and document of each."""
@@ -52,10 +64,7 @@ class Rows:
 
     def of_document(self, document: int, most: int | None = None) -> Rows:
         """The rows of one document, thinned evenly to at most ``most``; rows must be sorted by document."""
-        first, end = np.searchsorted(self.example_id, [document, document + 1])
-        if most is not None and end - first > most:
-            return self.take(np.linspace(first, end - 1, most).astype(int))
-        return self.take(np.arange(first, end))
+        return self.take(rows_of(self.example_id, document, most))
 
     def as_double(self) -> Rows:
         """The same rows in float64; cached."""

@@ -15,7 +15,7 @@ from qkscope.figures.collages import draw_cloud, draw_drifts
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.hero import cloud_of, curves_of
 from qkscope.figures.scoreterms import TERM_COLOURS
-from qkscope.figures.sides import sides
+from qkscope.figures.sides import draw_sides
 from qkscope.figures.style import K, Q, canvas, grid, shortened
 from qkscope.heads import TERMS
 from qkscope.study.study import Study
@@ -107,11 +107,8 @@ def _draw_cloud(axes: Axes, cloud: pd.DataFrame) -> None:
 
 
 def _draw_curve(axes: Axes, curve: pd.DataFrame) -> None:
-    for side in sides(curve):
-        measured, predicted = side.rows["measured"], side.rows["predicted"]
-        axes.plot(side.x, measured, color="#222", label=f"measured{side.said}", **(side.marks | {"markersize": 4.5}))
-        axes.plot(side.x, predicted, side.line, color="#d2691e", linewidth=2, label=f"predicted from means{side.said}")
-    axes.set(xscale="log", xlabel="distance to the key (tokens)", ylabel="mean score (logits)")
+    draw_sides(axes, curve, 4.5, 2.0, "#222")
+    axes.set(xlabel="distance to the key (tokens)", ylabel="mean score (logits)")
     axes.set_title("score by distance")
     axes.legend(fontsize=10)
     grid(axes)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.figure import Figure
 from qkscope.figures.select import models, rows
-from qkscope.figures.sides import sides
+from qkscope.figures.sides import draw_sides, sides
 from qkscope.figures.style import INK, canvas, grid, panels
 from qkscope.study.study import Study
 
@@ -46,19 +46,7 @@ def draw_curves(data: pd.DataFrame) -> Drawing:
     figure = canvas(7.4, 5.8)
     axes = panels(figure, 3, 3, height_ratios=[1, 1, 0.8])
     for cell, (key, curve) in zip(axes[:2].flat, heads_shown, strict=False):
-        for side in sides(curve):
-            rows = side.rows
-            cell.errorbar(side.x, rows["measured"], yerr=rows["measured_se"], color=INK, elinewidth=0.8,
-                          label=f"measured{side.said}", **(side.marks | {"markersize": 2.5}))  # fmt: skip
-            cell.plot(
-                side.x,
-                rows["predicted"],
-                side.line,
-                color="#d2691e",
-                linewidth=1.5,
-                label=f"predicted from means{side.said}",
-            )
-        cell.set_xscale("log")
+        draw_sides(cell, curve, 2.5, 1.5, INK)
         cell.set_title(f"layer {key[1]}, head {key[2]}: R² {curve['distance_r2'].iloc[0]:.3f}", fontsize=7.5)
         grid(cell)
     for cell in list(axes[:2].flat)[len(heads_shown) :]:
@@ -132,18 +120,10 @@ def draw_depth_curves(data: pd.DataFrame) -> Drawing:
             cell.set_visible(False)
             continue
         for side in sides(curve):
-            rows = side.rows
-            cell.fill_between(side.x, rows["measured_q1"], rows["measured_q3"], color=INK, alpha=0.1, linewidth=0)
-            cell.plot(side.x, rows["measured"], color=INK, label=f"measured{side.said}", **side.marks)
-            cell.plot(
-                side.x,
-                rows["predicted"],
-                side.line,
-                color="#d2691e",
-                linewidth=1.5,
-                label=f"predicted from means{side.said}",
+            cell.fill_between(
+                side.x, side.rows["measured_q1"], side.rows["measured_q3"], color=INK, alpha=0.1, linewidth=0
             )
-        cell.set_xscale("log")
+        draw_sides(cell, curve, 2.8, 1.5, INK)
         cell.set(xlabel="distance (tokens)")
         cell.set_title(THIRDS[number])
         grid(cell)

@@ -103,9 +103,8 @@ def draw_hero(data: pd.DataFrame) -> Drawing:
         for number, (run, rows) in enumerate(curve.groupby("model", sort=False)):
             colour = PHASES[number % len(PHASES)]
             for side in sides(rows):
-                label = shortened(str(run)) + side.said
-                cell.plot(side.x, side.rows["measured"], color=colour, **side.marks)
-                cell.plot(side.x, side.rows["predicted"], side.line, color=colour, linewidth=1.3, label=label)
+                side.points(cell, 2.6, colour)
+                side.curve(cell, 1.3, colour, shortened(str(run)))
         cell.set(xscale="log", xlabel="distance to the key (tokens)", ylabel="mean score (logits)")
         cell.set_title("its mean score: measured (dots)\nand predicted from means (line)")
         cell.legend()

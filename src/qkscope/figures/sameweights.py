@@ -46,8 +46,7 @@ def draw_same_weights(data: pd.DataFrame) -> Drawing:
     for colour, window in zip(PHASES, windows, strict=False):
         curve = data[data["window"] == window]
         for side in sides(curve):
-            label = f"window {window:,}{side.said}"
-            left.plot(side.x, side.rows["predicted"], side.line, color=colour, linewidth=1.6, label=label)
+            side.curve(left, 1.6, colour, f"window {window:,}")
     left.set(xscale="log", xlabel="distance (tokens)", ylabel="mean score from means (logit)")
     left.legend()
     first = data[data["window"] == windows[0]].iloc[0]

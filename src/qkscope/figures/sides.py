@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,29 @@ class Side:
         """Style of a line."""
         return "--" if self.later else "-"
 
-    @property
-    def marks(self) -> dict[str, Any]:
-        """Style of points."""
-        return {"linestyle": "none", "marker": "o", "markersize": 2.8} | ({"fillstyle": "none"} if self.later else {})
+    def points(self, axes: Axes, size: float, color: str, label: str = "", **style: Any) -> None:
+        """The measured curve, with its standard errors if it has any; later keys have open marks."""
+        axes.errorbar(
+            self.x, self.rows["measured"], yerr=self.rows.get("measured_se"), linestyle="none", marker="o",
+            markersize=size, color=color, fillstyle="none" if self.later else "full", elinewidth=0.8,
+            label=label and label + self.said, **style,
+        )  # fmt: skip
+
+    def curve(self, axes: Axes, width: float, color: str, label: str) -> None:
+        """The predicted curve; that of later keys is broken."""
+        axes.plot(self.x, self.rows["predicted"], self.line, color=color, linewidth=width, label=label + self.said)
+
+
+PREDICTED = "#d2691e"
+"""Colour of what means predict."""
+
+
+def draw_sides(axes: Axes, curve: pd.DataFrame, points: float, width: float, color: str) -> None:
+    """Measured points and predicted lines of a curve over a logarithmic distance."""
+    for side in sides(curve):
+        side.points(axes, points, color, "measured")
+        side.curve(axes, width, PREDICTED, "predicted from means")
+    axes.set_xscale("log")
 
 
 def sides(curve: pd.DataFrame) -> Iterator[Side]:

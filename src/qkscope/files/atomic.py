@@ -52,7 +52,7 @@ def _lives(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass  # it is somebody else's
     return True
 
 
@@ -113,19 +113,21 @@ def settle(folder: Path) -> None:
 def finish(folder: Path) -> None:
     """As ``settle``, by whoever has locked the folder."""
     listed = folder / RENAMES
-    if not listed.exists():
-        return
+    if listed.exists():
+        _rename(folder, _read_renames(listed))
+        listed.unlink(missing_ok=True)
+
+
+def _read_renames(path: Path) -> dict[str, str]:
+    """What a process that was killed has left to rename: {temporary: name}."""
     try:
-        staged = json.loads(read_text(listed))
-        names = {str(temporary): str(name) for temporary, name in staged.items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        names = {"": ""}
-    for temporary, name in names.items():
-        match = _TEMPORARY.fullmatch(temporary)
-        if match is None or match["name"] != name or "/" in name:
-            raise TableError(f"{listed} was not written by qkscope; move it away")
-    _rename(folder, names)
-    listed.unlink(missing_ok=True)
+        staged = dict(json.loads(read_text(path)))
+        matches = {temporary: _TEMPORARY.fullmatch(temporary) for temporary in staged}
+    except (OSError, ValueError, TypeError, RecursionError):
+        matches = {"": None}
+    if not all(match and match["name"] == staged[name] and "/" not in name for name, match in matches.items()):
+        raise TableError(f"{path} was not written by qkscope; move it away")
+    return staged
 
 
 def _rename(folder: Path, staged: Mapping[str, str]) -> None:

@@ -89,8 +89,7 @@ def _refuse_bomb(footer: pq.FileMetaData, size: int) -> None:
 def read_frame(path: Path) -> pd.DataFrame:
     """The content of a parquet file; a ``TableError`` says in a few words why it cannot be read."""
     try:
-        with parquet_file(path):
-            pass
-        return pd.read_parquet(path)
+        with parquet_file(path) as file:
+            return file.read(use_pandas_metadata=True).to_pandas()
     except UNREADABLE as error:
         raise TableError(" ".join(str(error).split())[:200] or type(error).__name__) from None

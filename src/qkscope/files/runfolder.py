@@ -60,6 +60,11 @@ class RunFolder:
             raise DatasetError(f"{path} is not a valid manifest ({error_text}); capture the run again")
         return cls(folder, manifest)
 
+    @property
+    def encoder(self) -> bool:
+        """Whether queries of any layer also see later keys."""
+        return any(layer.get("both") for layer in self.manifest["layers"])
+
     def layer(self, layer: int, *, buckets: bool = True) -> LayerMoments:
         """The moments of one layer; what is kept of queries by bucket only if ``buckets``."""
         return read_layer_of(self.manifest, self.folder / MOMENTS, layer, buckets=buckets)
