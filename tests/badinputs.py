@@ -165,6 +165,25 @@ def weights(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) ->
     return lambda place: save_file(change(load_file(place / file_)), place / file_, metadata={"format": "pt"})
 
 
+def wide(place: Path) -> None:
+    """A run whose files all say that it is of 16 M tokens."""
+    said("run/run.json", window=2**24, documents__0__tokens=2**23, options__reach_queries=0)(place)
+    for path in (place / "run" / "moments").iterdir():
+        save_file({name: array for name, array in load_file(path).items() if name != "reach"}, path)
+
+
+def pickled(place: Path) -> None:
+    """Weights that would run a command if they were unpickled."""
+    import torch
+
+    class Command:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.system, (f"touch {place / 'executed'}",)
+
+    (place / "model" / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": Command()}, place / "model" / "pytorch_model.bin")
+
+
 def code(place: Path) -> None:
     """A model that comes with its own code."""
     said(
@@ -556,6 +575,19 @@ RUNS = [
         said("run/run.json", window=2**24),
         RUN,
         "{place}/run/run.json is not a valid manifest (window: 16777216 tokens, while the longest document has 87); capture the run again",
+    ),
+    Case(
+        "a window that the sample does not fill",
+        wide,
+        RUN,
+        2,
+        (
+            *(
+                f"failed: run l0{n // 4}h0{n % 4}q: a window of 16,777,216 tokens for 100 rows at positions up to 84; capture the run again [{{place}}/run/sample]"
+                for n in range(8)
+            ),
+            "error: no head could be analysed; {place}/out is unchanged",
+        ),
     ),
     error(
         "a window above the limit",
@@ -971,6 +1003,26 @@ CAPTURES = [
         "no text found at {place}/none; expected .txt, .md, .jsonl, .parquet files",
     ),
     error(
+        "weights in a pickle that holds more than tensors",
+        pickled,
+        CAPTURE,
+        "{place}/model cannot be loaded (a file of its weights holds more than tensors, which is not loaded; convert it to safetensors)",
+    ),
+    error(
+        "a tokenizer whose template asks for a token that it does not have",
+        said(
+            "model/tokenizer.json",
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            },
+        ),
+        CAPTURE,
+        "the tokenizer fails (…); give another with --tokenizer",
+    ),
+    error(
         "attention by code from the Hub",
         nothing,
         (*CAPTURE, "--attn", "someone/kernel"),
@@ -1304,7 +1356,7 @@ characters in names are spelled out wherever they are printed.
 A head that fails does not affect the rows of other heads. If a message appears once per head, the first one is shown.
 
 The content of a file is never executed: YAML is read with `safe_load`, arrays with safetensors and parquet, never with
-pickle; `trust_remote_code` is off unless `--trust-remote-code` is given, which prints a warning. Names of heads and
+pickle; weights in `pytorch_model.bin` are read by torch as tensors and nothing else (`weights_only`); `trust_remote_code` is off unless `--trust-remote-code` is given, which prints a warning. Names of heads and
 models cannot write outside the output folder. Sizes are checked before memory is allocated. The report escapes all text
 that it shows, and neither the report nor the explorer needs a server.
 """

@@ -44,6 +44,8 @@ def one_head(q: Rows, k: Rows, window: int = 4096) -> HeadMoments:
         scaling=np.asarray(q.d**-0.5),
         dropped_q=np.asarray(0),
         dropped_k=np.asarray(0),
+        repeated_q=np.asarray(0),
+        repeated_k=np.asarray(0),
     )
 
 

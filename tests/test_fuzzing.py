@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -113,3 +115,19 @@ def test_what_was_found_before(what):
     targets, made = FOUND[what]
     for target in targets:
         check(target, made())
+
+
+def test_no_size_that_a_file_claims_takes_more_than_two_gib():
+    done = alone("-m", "tests.sizes", "--footers", "100")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(" 0 findings") == len(TARGETS)
+
+
+def test_a_process_that_asks_for_more_gets_an_error():
+    code = "import numpy; from tests.sizes import limit_addresses; limit_addresses(0.5); numpy.ones(2**{})"
+    assert alone("-c", code.format(20)).returncode == 0
+    assert "MemoryError" in alone("-c", code.format(27)).stderr
+
+
+def alone(*given: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *given], capture_output=True, text=True, check=False)

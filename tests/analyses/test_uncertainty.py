@@ -13,6 +13,7 @@ from benchmarks.coverage import (
 )
 from scipy import stats
 
+import qkscope
 from qkscope.analyses.plasticity import AP
 from qkscope.analyses.rotation import ROTATED_TABLE
 from qkscope.analyses.uncertainty import Scale, jackknife
@@ -20,7 +21,9 @@ from qkscope.core.headmoments import HeadMoments
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
-from tests.helpers import heads_of, moments_of, one_head, tables_of, with_intervals
+from qkscope.files.vectors import read_rows, write_rows
+from qkscope.heads import HeadId
+from tests.helpers import heads_of, moments_of, one_head, small_dataset, tables_of, with_intervals
 
 
 def test_jackknife_of_a_mean_is_the_classical_standard_error():
@@ -190,6 +193,33 @@ def test_flags_name_what_qualifies_a_row():
     assert table["flags"][0] == "low_n;few_documents;nonfinite_q=2;nonfinite_k=7"
     many = plant(8, n=400, documents=32)
     assert tables_of(heads_of(many), "rotation")["rotated"]["flags"][0] == ""
+
+
+@pytest.mark.parametrize("value", [0.0, 3.7])
+def test_a_head_whose_queries_are_all_the_same_is_flagged_and_has_neither_class_nor_plasticity(tmp_path, value):
+    """A head that was cut has q = 0; it is not content-focused, and no order of keys is up to it."""
+    place = small_dataset(tmp_path / "data", layers=1)
+    rows = read_rows(place / "l00h01q" / "data.parquet", HeadId(0, 1, "q"))
+    write_rows(place / "l00h01q" / "data.parquet", Rows(np.full_like(rows.x, value), rows.position, rows.example_id))
+    tables = qkscope.tables(qkscope.open(place))
+    dead = tables["heads"].set_index("head").loc[1]
+    assert "constant_q" in dead["flags"].split(";")
+    assert pd.isna(dead["taxonomy"])
+    assert np.isnan(dead["ap_overall"])
+    assert 1 not in set(tables["plasticity"]["head"])
+    others = tables["heads"][tables["heads"]["head"] != 1]
+    assert not others["flags"].str.contains("constant").any()
+    assert others["taxonomy"].notna().all()
+    assert others["ap_overall"].notna().all()
+
+
+def test_tokens_with_several_rows_are_flagged(tmp_path):
+    place = small_dataset(tmp_path / "data", layers=1)
+    rows = read_rows(place / "l00h00k" / "data.parquet", HeadId(0, 0, "k"))
+    write_rows(place / "l00h00k" / "data.parquet", rows.concat(rows.take(np.arange(7))))
+    flags = qkscope.rotation(qkscope.open(place)).set_index("head")["flags"]
+    assert ["repeated_k=7" in flag.split(";") for flag in flags] == [True, True, False, False]
+    assert not flags.str.contains("repeated_q").any()
 
 
 def test_intervals_can_be_left_out():

@@ -138,6 +138,19 @@ def test_a_finished_run_that_was_not_tidied_is_tidied(model, ids, tmp_path):
     assert all_bytes(tmp_path / "run") == all_bytes(tmp_path / "whole")
 
 
+def test_a_folder_that_is_renamed_meanwhile_is_told_and_can_be_resumed(model, ids, tmp_path):
+    def rename(progress) -> None:
+        if progress.documents == 9:
+            (tmp_path / "run").rename(tmp_path / "moved")
+
+    with pytest.raises(DatasetError, match="run was renamed or removed while it was being written; rerun the same"):
+        do(model, ids, tmp_path / "run", rename)
+    assert not (tmp_path / "run").exists()
+    do(model, ids, tmp_path / "moved")
+    do(model, ids, tmp_path / "whole")
+    assert all_bytes(tmp_path / "moved") == all_bytes(tmp_path / "whole")
+
+
 def test_begin_again_forgets_what_was_there_but_no_finished_run(model, ids, tmp_path):
     do(model, ids, tmp_path / "whole", skip_first=5)
     interrupted(model, ids, tmp_path / "run", 12)

@@ -12,9 +12,11 @@ from qkscope.engine import HERE
 from qkscope.errors import ConfigError
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
+from qkscope.pipeline import task
 from qkscope.pipeline.analyze import analysis_names, analyze, write_results
 from qkscope.pipeline.job import Job
 from qkscope.results.axes import read_axes
+from qkscope.runs.dataset import DatasetSource
 from qkscope.runs.run import open_run
 from tests.helpers import small_dataset
 
@@ -46,3 +48,22 @@ def test_planes_alone_can_be_paired_by_token(tmp_path):
     (outcome,) = analyze([job], ["planes"], place=HERE)
     assert not outcome.failures
     assert np.isfinite(outcome.tables.frames["planes"]["var_share"]).all()
+
+
+@pytest.mark.parametrize("where", ["load", "tabulate"])
+def test_a_head_that_does_not_fit_into_memory_costs_no_other(tmp_path, monkeypatch, where):
+    run = open_run(small_dataset(tmp_path / "data", layers=1))
+    original = {"load": DatasetSource.load, "tabulate": task.tabulate}[where]
+
+    def too_much(*given):
+        heads = given[1] if where == "load" else [head.head for head in given[0].heads]
+        if HeadId(0, 2, "q") in heads:
+            raise MemoryError
+        return original(*given)
+
+    monkeypatch.setattr(*((DatasetSource, "load") if where == "load" else (task, "tabulate")), too_much)
+    (outcome,) = analyze([Job(run)], ["rotation"], place=HERE)
+    lost = [2, 3] if where == "load" else [2]  # heads that read one key head are read together
+    assert [failure.error.head.head for failure in outcome.failures] == lost
+    assert all("out of memory" in str(failure) for failure in outcome.failures)
+    assert set(outcome.tables.frames["rotated"]["head"]) == {0, 1, 2, 3} - set(lost)

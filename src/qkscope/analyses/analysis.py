@@ -89,8 +89,8 @@ NOTES = (
 )  # fmt: skip
 FLAGS = Column(
     "flags", "",
-    "what qualifies the row, joined by ';': low_n, few_documents, nonfinite_q=N, nonfinite_k=N, weak_axis (rotated), "
-    "ambiguous_class (qk); heads has all of them", "6",
+    "what qualifies the row, joined by ';': low_n, few_documents, constant_q, constant_k, nonfinite_q=N, "
+    "nonfinite_k=N, repeated_q=N, repeated_k=N, weak_axis (rotated), ambiguous_class (qk); heads has all of them", "6",
     dtype="text",
 )  # fmt: skip
 COUNTS = (

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtr
 
+from qkscope.analyses.uncertainty import constant
 from qkscope.core.bucketspread import BucketSpread, drift_basis, spread_along
 from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_of, bucket_width
 from qkscope.core.keypairs import KeyPairs
@@ -43,8 +44,11 @@ class Plasticity:
 def bucket_plasticity(
     q_buckets: BucketSpread, q_cells: BucketMeans, total_q: Moments, keys: KeyPairs, width: int
 ) -> Plasticity:
-    """AP with the full covariance of each bucket, and with the published model of the queries."""
-    has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
+    """AP with the full covariance of each bucket, and with the published model of the queries.
+
+    Heads whose queries are all the same have none: there is no random query whose order of keys could be up to it.
+    """
+    has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0) & ~constant(total_q)[..., None]
     mean = along(keys.delta, q_buckets.mean_x)
     variance = q_buckets.along_pairs
     exact = reversible(mean, variance)

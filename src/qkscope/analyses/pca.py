@@ -15,12 +15,14 @@ from qkscope.analyses.batch import Batch
 from qkscope.analyses.components import TAXONOMY, HeadVariance, head_variance, taxonomy
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.tables import Columns
-from qkscope.analyses.uncertainty import Scale
+from qkscope.analyses.uncertainty import Scale, constant
 from qkscope.core.headmoments import N_GROUPS
 
 _CORRELATION, _SHARE, _LINEAR = Scale.CORRELATION, Scale.SHARE, Scale.LINEAR
 _TAXONOMY = Column(
-    "taxonomy", "", "position-dominated, q-positional, k-positional, content-focused or mixed, from PC0", "1",
+    "taxonomy", "",
+    "position-dominated, q-positional, k-positional, content-focused or mixed, from PC0; empty where all queries, or "
+    "all keys, are the same", "1",
     dtype="text",
 )  # fmt: skip
 _ON_PC0 = " (component 0 only)"
@@ -142,10 +144,17 @@ _PER_COMPONENT = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "slope_q",
 
 def compute_pca(batch: Batch) -> Found:
     """``qk``, ``heads`` and the axes themselves."""
-    options, pcs = batch.options.pca, batch.components
-    kind = np.array(TAXONOMY)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
+    kind = _classes(batch)
     tables = {"qk": _components(batch, kind), "heads": _heads(batch, kind)}
     return Found(tables, {"axes": _axes(batch)})
+
+
+def _classes(batch: Batch) -> np.ndarray:
+    """The class of each head by its PC0; None where queries or keys are all the same, which correlates with nothing."""
+    options, pcs = batch.options.pca, batch.components
+    kind = np.array(TAXONOMY, dtype=object)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
+    kind[constant(batch.moments.total_q) | constant(batch.moments.total_k)] = None
+    return kind
 
 
 def _components(batch: Batch, kind: np.ndarray) -> Values:

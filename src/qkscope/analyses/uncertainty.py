@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import stdtrit
 
 from qkscope.core.headmoments import HeadMoments
+from qkscope.core.moments import Moments
 
 _LEVEL = 0.95
 MIN_GROUPS = 4
 """With fewer non-empty document groups there is no interval."""
 MIN_ROWS_PER_DIMENSION = 5
 """With fewer rows per dimension a row carries the flag ``low_n``."""
+_NONE = 1e-13
+"""Share of a variance in the mean square that is rounding."""
 
 
 class Scale(Enum):
@@ -82,20 +84,30 @@ def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "*batch 8"]:
 def flags(moments: HeadMoments, more: Mapping[str, Bool[np.ndarray, "heads"]] | None = None) -> list[str]:
     """The flags of each head, joined by ``;``: what to know before using its numbers; ``more`` are of its table."""
     n_q, n_k = moments.q.n.sum(-1), moments.k.n.sum(-1)
-    low_n = np.minimum(n_q, n_k) < MIN_ROWS_PER_DIMENSION * moments.d
-    few = moments.n_groups < MIN_GROUPS
-    raised = [_head_flags(*head) for head in zip(low_n, few, moments.dropped_q, moments.dropped_k, strict=True)]
-    for name, heads in (more or {}).items():
-        raised = [[*names, *[name] * bool(chosen)] for names, chosen in zip(raised, heads, strict=True)]
-    return [";".join(names) for names in raised]
+    counted = {
+        "nonfinite_q": moments.dropped_q,
+        "nonfinite_k": moments.dropped_k,
+        "repeated_q": moments.repeated_q,
+        "repeated_k": moments.repeated_k,
+    }
+    raised = {
+        "low_n": np.minimum(n_q, n_k) < MIN_ROWS_PER_DIMENSION * moments.d,
+        "few_documents": moments.n_groups < MIN_GROUPS,
+        "constant_q": constant(moments.total_q),
+        "constant_k": constant(moments.total_k),
+        **counted,
+        **(more or {}),
+    }
+    return [
+        ";".join(f"{name}={heads[i]}" if name in counted else name for name, heads in raised.items() if heads[i])
+        for i in range(len(n_q))
+    ]
 
 
-def _head_flags(
-    low_n: np.bool_, few_groups: np.bool_, dropped_q: np.integer[Any], dropped_k: np.integer[Any]
-) -> list[str]:
-    raised = ["low_n"] * bool(low_n) + ["few_documents"] * bool(few_groups)
-    raised += [f"nonfinite_q={dropped_q}"] * bool(dropped_q) + [f"nonfinite_k={dropped_k}"] * bool(dropped_k)
-    return raised
+def constant(moments: Moments) -> Bool[np.ndarray, "*batch"]:
+    """Whether the vectors are all the same, as those of a head that was cut: nothing can be said about what varies."""
+    variance = np.trace(moments.cov_x, axis1=-2, axis2=-1)
+    return np.asarray(variance <= _NONE * (variance + (moments.mean_x**2).sum(-1)))
 
 
 def _center_and_se(

@@ -18,6 +18,7 @@ from transformers.utils.hub import cached_file
 
 from qkscope.capture.options import ModelOptions
 from qkscope.capture.texts import Document
+from qkscope.capture.tokenids import token_ids
 from qkscope.errors import CaptureError
 
 _log = logging.getLogger("qkscope")
@@ -94,7 +95,7 @@ def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase, bos:
 
 
 def _tokens(text: str, tokenizer: PreTrainedTokenizerBase, bos: Bos | None) -> np.ndarray:
-    ids = np.asarray(tokenizer(text)["input_ids"], dtype=np.int64)
+    ids = token_ids(text, tokenizer)
     if bos is None:
         return ids
     own = tokenizer.bos_token_id
@@ -104,7 +105,7 @@ def _tokens(text: str, tokenizer: PreTrainedTokenizerBase, bos: Bos | None) -> n
 
 
 def _first_of(text: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    ids = tokenizer(text)["input_ids"]
+    ids = token_ids(text, tokenizer)
     return int(ids[0]) if len(ids) else None
 
 

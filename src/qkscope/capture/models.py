@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from transformers import (
 from qkscope.capture.attention import backbone, head_size, self_attentions
 from qkscope.capture.options import ModelOptions
 from qkscope.capture.sums.gramsums import warm_up
+from qkscope.capture.tokenids import is_panic
 from qkscope.errors import CaptureError
 
 MOST_LAYERS = 10_000
@@ -140,8 +142,12 @@ def _errors_as_one_line(options: ModelOptions) -> Iterator[None]:
         yield
     except CaptureError:
         raise
-    except Exception as error:  # transformers raises errors of many kinds on a bad config
+    except BaseException as error:  # transformers raises errors of many kinds on a bad config
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         reason = " ".join(str(error).split())[:400] or type(error).__name__
+        if isinstance(error, UnpicklingError):  # not what torch advises: to load whatever it is
+            reason = "a file of its weights holds more than tensors, which is not loaded; convert it to safetensors"
         raise CaptureError(f"{options.model} cannot be loaded ({reason})") from None
 
 

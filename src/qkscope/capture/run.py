@@ -34,7 +34,7 @@ from qkscope.core.layermoments import LayerMoments
 from qkscope.engine import pool
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.files.inprogress import CaptureInProgress, check_capture_folder
-from qkscope.files.locks import held
+from qkscope.files.locks import HeldFolder, held
 from qkscope.files.manifest import problem
 from qkscope.files.parts import LeftOutDocument, Note, Span
 from qkscope.files.passage import PASSAGE_ENTRY, write_passage
@@ -70,7 +70,7 @@ def capture(
     replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
     job_shards = range(in_all) if execution.share is None else execution.share.shards(in_all)
-    with held(folder), pool(replica, execution.place(device), len(job_shards), per_worker=1) as workers:
+    with held(folder) as held_folder, pool(replica, execution.place(device), len(job_shards), per_worker=1) as workers:
         ((_, report),) = workers.map([None])
         assert isinstance(report, ModelReport)
         window = options.window or min(longest, report.longest)
@@ -86,10 +86,11 @@ def capture(
             if passage is not None:
                 write_passage(folder, report.passage)
             names = [documents[number].name for number in usable]
-            job = _Job(state, report, cut_ids, names, options, execution, job_shards)
+            job = _Job(state, report, cut_ids, names, options, execution, job_shards, held_folder)
             replica.on_documents = job.tell
             job.do(workers.map)
             last = job.last
+        held_folder.check()
         if execution.share is None:
             assemble(state, execution.on_writing, last)
     return folder
@@ -156,6 +157,7 @@ class _Job:
     execution: ExecutionOptions
     shards: range
     """The shards of this job, done or not."""
+    held_folder: HeldFolder
     last: tuple[int, KeptVectors] | None = field(default=None, init=False)
     """Number and vectors of the shard that completed the run, which are not on disk."""
     _tokens: int = field(default=0, init=False)
@@ -240,6 +242,7 @@ class _Job:
                 f"the worker that measured {shard} has another model, GPU type or package versions than the first one; "
                 "use the same on all machines"
             )
+        self.held_folder.check()
         for document, reason in sums.left_out.items():
             _log.error("left out document %d (%s): %s", document, self.names[document], reason)
         if sums.one_by_one:

@@ -56,17 +56,14 @@ def plan_command(quiet: Quiet = False, verbose: Verbose = False, **values: Any) 
             raise ConfigError("a plan needs a MODEL")
         need_torch()
         from qkscope.capture import models
+        from qkscope.capture.bos import tokenize
         from qkscope.capture.estimate import GIB, estimate
         from qkscope.capture.texts import read_documents
 
         values = defaults(ModelOptions, CaptureOptions, VectorSampling) | values
         model, options = from_values(ModelOptions, values), capture_options(values)
         documents = read_documents(values["texts"], values["field"], values["max_docs"]) if values["texts"] else []
-        counted = (
-            [len(ids) for ids in models.load_tokenizer(model)([one.text for one in documents])["input_ids"]]
-            if documents
-            else []
-        )
+        counted = [len(ids) for ids in tokenize(documents, models.load_tokenizer(model))] if documents else []
         window = values["window"] or max(counted, default=4096)
         lengths = [min(window, tokens) for tokens in counted]
         cost = estimate(model, options, window)

@@ -86,6 +86,10 @@ class HeadMoments:
     """Non-finite query rows left out."""
     dropped_k: Int[np.ndarray, "*batch"]
     """Non-finite key rows left out."""
+    repeated_q: Int[np.ndarray, "*batch"]
+    """Query rows whose token has another row before."""
+    repeated_k: Int[np.ndarray, "*batch"]
+    """Key rows whose token has another row before."""
     cross: Moments | None = None
     """Moments of (q, k) at the same token by document group (…, 8), for ``pairing="token"``."""
     q_cells: BucketMeans | None = None
@@ -104,6 +108,8 @@ class HeadMoments:
             scaling=np.stack([h.scaling for h in heads]),
             dropped_q=np.stack([h.dropped_q for h in heads]),
             dropped_k=np.stack([h.dropped_k for h in heads]),
+            repeated_q=np.stack([h.repeated_q for h in heads]),
+            repeated_k=np.stack([h.repeated_k for h in heads]),
             cross=Moments.stack(cross) if len(cross) == len(heads) else None,
             q_cells=BucketMeans.stack(q_cells) if len(q_cells) == len(heads) else None,
         )

@@ -83,6 +83,8 @@ class LayerMoments:
             scaling=np.asarray(scaling),
             dropped_q=np.asarray(0),
             dropped_k=np.asarray(0),
+            repeated_q=np.asarray(0),
+            repeated_k=np.asarray(0),
             q_cells=self.q_cells[query],
         )
 

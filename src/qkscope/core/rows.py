@@ -91,6 +91,12 @@ class Rows:
             return self
         return self.take(row_order(self.x, self.example_id, self.position))
 
+    @property
+    def repeated(self) -> int:
+        """Rows whose token has another row before; rows must be sorted."""
+        tokens = token_keys(self.example_id, self.position)
+        return int((tokens[1:] == tokens[:-1]).sum())
+
     def finite(self) -> Rows:
         """The rows whose vectors contain neither NaN nor infinity."""
         # One sum is enough for nearly every file; if it overflows, each value is checked.

@@ -37,10 +37,11 @@ def effects(
     """
     from qkscope.capture.effects import EffectOptions, EffectsJob, cut_documents
     from qkscope.capture.lockedmodel import LockedModel
+    from qkscope.capture.tokenids import token_ids
 
     if tokenizer is None and any(isinstance(text, str) for text in texts):
         raise ConfigError("texts as strings need a tokenizer; give one, or token ids")
-    ids = [np.asarray(tokenizer(text)["input_ids"] if isinstance(text, str) else text) for text in texts]
+    ids = [token_ids(text, tokenizer) if isinstance(text, str) else np.asarray(text) for text in texts]
     found = LockedModel.of(model, run)
     documents = cut_documents(ids, window or int(found.run.manifest["window"]))
     with TemporaryDirectory() as folder:

@@ -103,10 +103,12 @@ def _said(text: Any) -> str:
 
 
 def _ids(text: Any, tokenizer: Any) -> np.ndarray:
+    from qkscope.capture.tokenids import token_ids
+
     if isinstance(text, str):
         if tokenizer is None:
             raise ConfigError("texts as strings need a tokenizer; give one, or token ids")
-        return np.asarray(tokenizer(text)["input_ids"], dtype=np.int64)
+        return token_ids(text, tokenizer)
     ids = np.asarray(text)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
         raise ConfigError(f"expected token ids as one row of integers, got {ids.dtype} of shape {ids.shape}")

@@ -12,10 +12,11 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from qkscope.errors import HeldError
+from qkscope.errors import DatasetError, HeldError
 from qkscope.files.atomic import write_together
 
 HOLDER = "holder.json"
@@ -23,8 +24,28 @@ _PATIENCE = 2.0
 """Seconds to wait until the process that holds a folder has written holder.json or released the lock."""
 
 
+@dataclass(frozen=True)
+class HeldFolder:
+    """A folder that this process holds."""
+
+    folder: Path
+    handle: int
+
+    def check(self) -> None:
+        """Raise an error if it was renamed or removed: what is written now would go into a new folder of its name."""
+        try:
+            same = os.path.samestat(self.folder.stat(), os.fstat(self.handle))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise DatasetError(
+                f"{self.folder} was renamed or removed while it was being written; rerun the same command with its "
+                "new name to resume"
+            )
+
+
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[HeldFolder]:
     """Hold a folder, created if necessary, during the block; a ``HeldError`` names another process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
@@ -33,7 +54,7 @@ def held(folder: Path) -> Iterator[None]:
         (folder / HOLDER).unlink(missing_ok=True)
         write_together(folder, {HOLDER: json.dumps(_this_process()).encode()})
         try:
-            yield
+            yield HeldFolder(folder, handle)
         finally:
             (folder / HOLDER).unlink(missing_ok=True)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -29,7 +30,7 @@ def do_task(task: Task) -> tuple[Tables, list[Failure]]:
     loaded: list[HeadData] = []
     errors: list[HeadError] = []
     for group in task.groups:
-        heads, failed = run.source.load(group, reading)
+        heads, failed = _loaded(run, group, reading)
         loaded += heads
         errors += failed
     parts = []
@@ -40,16 +41,25 @@ def do_task(task: Task) -> tuple[Tables, list[Failure]]:
     return joined(parts), [Failure(run.model, error) for error in errors]
 
 
+def _loaded(run: Run, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
+    """The heads that read one key head; where memory does not suffice for them, they fail, and no others."""
+    try:
+        return run.source.load(heads, reading)
+    except MemoryError:
+        reason = "cannot be read (out of memory)"
+        return [], [HeadError(head, reason, run.source.file(head)) for head in heads]
+
+
 def _tabulate(task: Task, heads: list[HeadData], analyses: tuple[Analysis, ...]) -> tuple[Tables, list[HeadError]]:
     """All analyses of the heads at once; if a computation fails, head by head, to find the failing head."""
     run = task.job.run
     try:
         tables, not_drifting = tabulate(batch_of(run.model, run.family, heads, analyses, task.options), analyses)
         return tables, [_no_drift(run, heads[i].head) for i in not_drifting]
-    except (np.linalg.LinAlgError, FloatingPointError) as error:
+    except (np.linalg.LinAlgError, FloatingPointError, MemoryError) as error:
         if len(heads) == 1:
-            head = heads[0].head
-            return Tables({}), [HeadError(head, f"cannot be analysed ({error})", run.source.file(head))]
+            head, reason = heads[0].head, "out of memory" if isinstance(error, MemoryError) else str(error)
+            return Tables({}), [HeadError(head, f"cannot be analysed ({reason})", run.source.file(head))]
     by_head = [_tabulate(task, [head], analyses) for head in heads]
     return joined([tables for tables, _ in by_head]), [error for _, errors in by_head for error in errors]
 

@@ -25,7 +25,7 @@ from qkscope.files.layerfiles import layer_file
 from qkscope.files.passage import read_passage
 from qkscope.files.runfolder import LEFT_OUT, LOSS, MOMENTS, SAMPLE, RunFolder
 from qkscope.heads import HeadId
-from qkscope.runs.loading import read_head
+from qkscope.runs.loading import read_head, too_wide
 from qkscope.runs.source import WHOLE, Extent, LayerNotes, Reading
 
 
@@ -96,6 +96,10 @@ class CapturedSource:
             except (DatasetError, HeadError) as error:
                 failed.append(HeadError(head, f"its sample cannot be read: {error}", self.run.folder / SAMPLE))
                 vectors = None
+            wide = None if vectors is None else _too_wide(int(head_moments.window), vectors)
+            if wide:
+                failed.append(HeadError(head, f"{wide}; capture the run again", self.run.folder / SAMPLE))
+                continue
             rope = _rope(layer)
             rotary = (
                 None if rope is None or self.run.manifest["stage"] != "post-rope" else moments.rotary(query, key, rope)
@@ -174,6 +178,12 @@ class CapturedSource:
 
     def __str__(self) -> str:
         return str(self.run.folder)
+
+
+def _too_wide(window: int, vectors: Pair) -> str | None:
+    """What is wrong with a window that the sample cannot fill; None if nothing is."""
+    both = vectors.q, vectors.k
+    return too_wide(window, min(map(len, both)), max(int(rows.position.max(initial=0)) for rows in both))
 
 
 def _rope(layer: dict[str, Any]) -> Rope | None:

@@ -92,6 +92,16 @@ def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> HeadRows:
     return HeadRows(finite.ordered(), dropped, int(all_rows.position.max()))
 
 
+def too_wide(window: int, rows: int, last: int) -> str | None:
+    """What is wrong with a window that so many rows, up to this position, cannot fill; None if nothing is.
+
+    Searches take time and memory by the window, whatever there is in it.
+    """
+    if window <= WIDE_WINDOW or (window <= 4 * (last + 1) and window <= SPARSE * rows):
+        return None
+    return f"a window of {window:,} tokens for {rows:,} rows at positions up to {last:,}"
+
+
 def _from_position(rows: Rows, first: int) -> Rows:
     """The rows at this position and later ones."""
     counted = rows.position >= first
@@ -164,10 +174,9 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadM
     if window > MOST_TOKENS:
         reason = f"a window of {window:,} tokens exceeds the limit of {MOST_TOKENS:,} for the frequency search"
         raise HeadError(query.head, reason, file)
-    if window > WIDE_WINDOW and (window > 4 * (last + 1) or window > SPARSE * min(len(query.rows), len(key.rows))):
-        rows = min(len(query.rows), len(key.rows))
-        reason = f"a window of {window:,} tokens for {rows:,} rows at positions up to {last:,}; give the real --window"
-        raise HeadError(query.head, reason, file)
+    wide = too_wide(window, min(len(query.rows), len(key.rows)), last)
+    if wide:
+        raise HeadError(query.head, f"{wide}; give the real --window", file)
     if last >= window:
         raise HeadError(
             query.head, f"has positions up to {last}, beyond the window of {window}; use a larger window", file
@@ -184,6 +193,8 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadM
         scaling=np.asarray(dataset.scaling or query.rows.d**-0.5),
         dropped_q=np.asarray(query.dropped),
         dropped_k=np.asarray(key.dropped),
+        repeated_q=np.asarray(query.rows.repeated),
+        repeated_k=np.asarray(key.rows.repeated),
         cross=cross,
         q_cells=cell_means(query.rows, window, reading.buckets) if reading.buckets else None,
     )
