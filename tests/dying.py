@@ -5,9 +5,10 @@
     python -m tests.dying analyze RUN PLACE
     python -m tests.dying report RESULTS PLACE
 
-Of a report, whose figures are written one like the other, it is every thirteenth.
-After each kill, tables and pages must be all old or all new, once a reader has settled their folder; the second attempt
-must give, byte for byte, what a command gives that was left alone. Exit code 1 unless all of them do.
+Of a report, whose figures are written one like the other, it is every thirteenth; what a kill at each of the others
+would leave is copied, and the copy looked at. After each kill, tables and pages must be all old or all new, once a
+reader has settled their folder; the second attempt must give, byte for byte, what a command gives that was left alone.
+Exit code 1 unless all of them do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from qkscope.files.atomic import settle
 from tests.forking import all_bytes, import_everything, start, timed, wait
 
 CALLS = ("rename", "replace", "unlink", "remove", "rmdir")
+ORIGINALS = {name: getattr(os, name) for name in CALLS}
 COMMANDS: dict[str, Callable[..., list[str]]] = {
     "capture": lambda model, texts: [
         *["capture", model, "--texts", texts, "--threads", "1", "--documents-per-shard", "4", "--sample", "50"],
@@ -50,6 +53,9 @@ def main(what: str, *places: str) -> int:
         timed([*command, str(folder / "before"), "--no-intervals"], folder / "said")
         before = contents(folder / "before")
     number, kills, wrong, step = 1, 0, 0, STEPS.get(what, 1)
+    if step > 1:
+        states, wrong = watched([*command, str(folder / "watched")], folder, before, expected, what)
+        print(f"{states} states, {wrong} wrong")
     while True:
         target = folder / "killed"
         if before:
@@ -66,6 +72,26 @@ def main(what: str, *places: str) -> int:
             print(f"kill {number}: {', '.join(sorted(odd)[:5])} differ after the second attempt")
         shutil.rmtree(target)
         number += step
+
+
+def watched(
+    command: list[str], folder: Path, before: dict[str, bytes], expected: dict[str, bytes], what: str
+) -> tuple[int, int]:
+    """Run a command and look, before each rename or removal, at a copy of what it has written; copies, wrong ones."""
+    target, copy, record = Path(command[-1]), folder / "copy", folder / "record"
+    record.touch()
+
+    def look() -> None:
+        if target.exists():
+            with originals_of_os():
+                shutil.copytree(target, copy)
+                with record.open("a") as file:
+                    file.write("." if sound(copy, before, expected, what) else "x")
+                shutil.rmtree(copy)
+
+    code = wait(at_each_call(command, folder / "said", look))
+    assert code == 0, (folder / "said").read_text()
+    return len(record.read_text()), record.read_text().count("x")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -94,23 +120,46 @@ def is_state(folder: Path, inside: str, found: set[str], state: dict[str, bytes]
 
 def dying(arguments: list[str], said: Path, last: int) -> int:
     """Run a command in a process that is killed right before its ``last`` rename or removal."""
-    own, counter = os.getpid(), iter(range(1, last))
+    counter = iter(range(1, last))
+
+    def count() -> None:
+        if next(counter, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return at_each_call(arguments, said, count)
+
+
+def at_each_call(arguments: list[str], said: Path, look: Callable[[], None]) -> int:
+    """Run a command in a process that calls ``look`` right before each rename or removal."""
+    own = os.getpid()
 
     def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
         def at(*given: Any, **named: Any) -> Any:
-            if os.getpid() != own and next(counter, None) is None:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if os.getpid() != own:
+                look()
             return call(*given, **named)
 
         return at
 
-    originals = {name: getattr(os, name) for name in CALLS}
-    for name, call in originals.items():
+    for name, call in ORIGINALS.items():
         setattr(os, name, wrapped(call))
     try:
         return start(arguments, said)
     finally:
-        for name, call in originals.items():
+        for name, call in ORIGINALS.items():
+            setattr(os, name, call)
+
+
+@contextmanager
+def originals_of_os() -> Iterator[None]:
+    """Renames and removals that nobody watches."""
+    watching = {name: getattr(os, name) for name in CALLS}
+    for name, call in ORIGINALS.items():
+        setattr(os, name, call)
+    try:
+        yield
+    finally:
+        for name, call in watching.items():
             setattr(os, name, call)
 
 

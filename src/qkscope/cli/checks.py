@@ -18,6 +18,7 @@ def doctor_command(
     """Print versions, devices, memory and free disk, and what would fail; exit code 1 if anything would."""
     from qkscope.extras.doctor import examine
 
+    set_up_logging(quiet=False, verbose=False)
     with errors_as_lines():
         findings = examine(folder)
         for finding in findings:
