@@ -409,6 +409,30 @@ HEADS = [
 ]
 DATASETS = [
     error(
+        "a run on object storage",
+        nothing,
+        ("analyze", "s3://bucket/run", "-o", "{place}/out"),
+        "s3://bucket/run is not a folder; copy it to one, or give a Hub id or an hf:// URL",
+    ),
+    error(
+        "results on object storage",
+        nothing,
+        ("analyze", "{place}/run", "-o", "s3://bucket/out"),
+        "s3://bucket/out is not a folder: object storage has neither renames nor locks; write to a local folder, and copy it there, also while it is being written",
+    ),
+    error(
+        "a capture on object storage",
+        nothing,
+        ("capture", "{place}/model", "--texts", "{place}/texts", "-o", "s3://bucket/run"),
+        "s3://bucket/run is not a folder: object storage has neither renames nor locks; write to a local folder, and copy it there, also while it is being written",
+    ),
+    error(
+        "shares on object storage",
+        nothing,
+        ("merge", "s3://bucket/share", "-o", "{place}/out"),
+        "s3://bucket/share is not a folder; copy it to one",
+    ),
+    error(
         "a folder that does not exist",
         nothing,
         ("analyze", "{place}/nowhere", "-o", "{place}/out"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -149,6 +150,31 @@ def test_a_folder_that_is_renamed_meanwhile_is_told_and_can_be_resumed(model, id
     do(model, ids, tmp_path / "moved")
     do(model, ids, tmp_path / "whole")
     assert all_bytes(tmp_path / "moved") == all_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_copy_that_was_taken_meanwhile_resumes(model, ids, tmp_path, seed):
+    """As one on object storage: files are copied one by one, in any order, while the capture goes on, and never whole.
+
+    What is copied before it is complete, or after what it belongs to is gone, is found by its digest.
+    """
+    rng, copy = random.Random(seed), tmp_path / "copy"
+
+    def copy_some(_) -> None:
+        files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+        for path in rng.sample(files, len(files) * 2 // 3):
+            target = copy / path.relative_to(tmp_path / "run")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = path.read_bytes()
+            target.write_bytes(content if rng.random() < 0.8 else content[: len(content) // 2])
+
+    do(model, ids, tmp_path / "run", copy_some, documents_per_shard=2)
+    (copy / "progress.json").unlink(missing_ok=True)
+    interrupted(model, ids, tmp_path / "begun", 3, documents_per_shard=2)
+    shutil.copyfile(tmp_path / "begun" / "progress.json", copy / "progress.json")
+    (copy / "holder.json").unlink(missing_ok=True)
+    do(model, ids, copy, documents_per_shard=2)
+    assert all_bytes(copy) == all_bytes(tmp_path / "run")
 
 
 def test_begin_again_forgets_what_was_there_but_no_finished_run(model, ids, tmp_path):

@@ -18,7 +18,7 @@ from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.keypairs import SampledKeys
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import CaptureError, DatasetError
-from qkscope.files.atomic import atomic_path, sync
+from qkscope.files.atomic import as_url, atomic_path, is_url, sync
 from qkscope.files.checksums import CHECKSUMS, digest, write_checksums
 from qkscope.files.inprogress import (
     KEPT_FOLDER,
@@ -121,6 +121,8 @@ def _merge(shares: list[Parts], output: Path, partial: bool, on_done: OnLayer | 
 
 def _share(folder: Path) -> Parts:
     """The parts in the folder of a job; damage is an error here, since nothing can be measured again."""
+    if is_url(folder):
+        raise DatasetError(f"{as_url(folder)} is not a folder; copy it to one")
     if not (folder / PROGRESS).is_file():
         problem = "is a finished run" if (folder / MANIFEST).exists() else "contains no share of a capture"
         raise DatasetError(f"{folder} {problem}; merge needs folders written by capture --shard")

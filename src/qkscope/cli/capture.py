@@ -102,12 +102,10 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
     from qkscope.capture.bos import find_bos, tokenize
     from qkscope.capture.passage import bundled_passage
     from qkscope.capture.texts import read_documents
-    from qkscope.files.atomic import check_writable
     from qkscope.files.inprogress import check_capture_folder
 
     if not bars():
         models.load_quietly()
-    check_writable(output)
     check_capture_folder(output)
     started = time.monotonic()
     execution = from_values(ExecutionOptions, values)

@@ -19,6 +19,11 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.tmp")
 
 def check_writable(folder: Path) -> None:
     """Raise a ``TableError`` before the work starts if this folder could not be written after it."""
+    if is_url(folder):
+        raise TableError(
+            f"{as_url(folder)} is not a folder: object storage has neither renames nor locks; write to a local folder, "
+            "and copy it there, also while it is being written"
+        )
     if folder.is_symlink() and not folder.exists():
         raise TableError(
             f"cannot write to {folder} (it is a link to {folder.readlink()}, which does not exist); choose another"
@@ -26,6 +31,24 @@ def check_writable(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise TableError(f"cannot write to {folder} ({nearest} is not a writable directory); choose another")
+
+
+def is_url(place: Path | str) -> bool:
+    """Whether a path is the URL of something that is no file system, such as s3://bucket/run.
+
+    >>> is_url(Path("s3://bucket/run")), is_url(Path("runs/s3")), is_url("hf://datasets/owner/name")
+    (True, False, False)
+    """
+    return re.match(r"(?!(hf|file):)[a-z][a-z0-9+.-]+:/.", str(place)) is not None and not Path(place).exists()
+
+
+def as_url(place: Path | str) -> str:
+    """A URL that was typed as a path, which has lost a slash.
+
+    >>> as_url(Path("s3://bucket/run"))
+    's3://bucket/run'
+    """
+    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", r"\1://", str(place))
 
 
 def temporary_name(name: str) -> str:

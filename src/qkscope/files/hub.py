@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from qkscope.errors import DatasetError
+from qkscope.files.atomic import as_url, is_url
 
 _ATTEMPTS = 3
 """How many times an interrupted download is tried."""
@@ -155,6 +156,8 @@ class Located:
 def locate(location: str | os.PathLike[str], revision: str | None = None) -> Located:
     """Find a dataset: an existing folder, ``hf://datasets/owner/name[@revision][/prefix]`` or ``owner/name``."""
     text = os.fspath(location)
+    if is_url(text):
+        raise DatasetError(f"{as_url(text)} is not a folder; copy it to one, or give a Hub id or an hf:// URL")
     if text.startswith("hf://"):
         return _locate_url(text, revision)
     if revision is None and Path(text).exists():

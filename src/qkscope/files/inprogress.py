@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import DatasetError
-from qkscope.files.atomic import remove_leftovers, write_together
+from qkscope.files.atomic import check_writable, remove_leftovers, write_together
 from qkscope.files.checksums import CHECKSUMS
 from qkscope.files.locks import HOLDER
 from qkscope.files.manifest import problem
@@ -115,6 +115,7 @@ class CaptureInProgress:
 
 def check_capture_folder(folder: Path) -> None:
     """Raise an error unless a folder is new, empty or contains nothing but an earlier attempt, without links."""
+    check_writable(folder)
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder} is not a folder")
     folders, files = (
