@@ -44,7 +44,7 @@ def capture_model(
 
     plain = plain_model(model)
     documents = [Document(f"text {i}", _said(text)) for i, text in enumerate(_several(texts))]
-    ids = [_ids(text, tokenizer) for text in texts]
+    ids = [text_ids(text, tokenizer) for text in texts]
     chosen = options or CaptureOptions()
     chosen = chosen if window is None else replace(chosen, window=window)
     label = name or Path(str(plain.config.name_or_path or type(plain).__name__)).name
@@ -102,7 +102,8 @@ def _said(text: Any) -> str:
     return text if isinstance(text, str) else " ".join(map(str, np.asarray(text).reshape(-1).tolist()))
 
 
-def _ids(text: Any, tokenizer: Any) -> np.ndarray:
+def text_ids(text: Any, tokenizer: Any) -> np.ndarray:
+    """Token ids of a text, or as they are given."""
     from qkscope.capture.tokenids import token_ids
 
     if isinstance(text, str):
