@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import pytest
 
 from qkscope.engine import Place, for_each, pool
 from qkscope.errors import ConfigError, HeadError, QkscopeError
-from tests.engine.works import Dies, DiesOnArrival, fails, square, threads_of_blas
+from tests.engine.works import Dies, DiesOnArrival, fails, process_number, square, threads_of_blas
 
 RAY = Place(2, "ray")
 pytestmark = [
@@ -21,7 +23,7 @@ pytestmark = [
 def cluster():
     """One for all tests here; without it each would start its own."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
@@ -45,6 +47,17 @@ def test_an_actor_that_dies_is_replaced_and_its_item_done_again(tmp_path):
 def test_one_that_dies_before_it_is_there_is_replaced_too(tmp_path):
     assert sorted(for_each(DiesOnArrival(tmp_path), range(4), RAY)) == [(i, i) for i in range(4)]
     assert (tmp_path / "arrived").exists()
+
+
+def test_idle_actors_that_died_together_are_not_held_against_the_next_item():
+    with pool(process_number, Place(3, "ray"), 3) as actors:
+        processes: set[int] = set()
+        while len(processes) < 3:
+            processes |= {process for _, process in actors.map(range(3))}
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        ((_, process),) = actors.map([0])
+        assert process not in processes
 
 
 def test_an_item_that_kills_every_actor_is_named(tmp_path):

@@ -24,6 +24,11 @@ def number_of_worker(_: int) -> int | None:
     return worker_number()
 
 
+def process_number(_: int) -> int:
+    time.sleep(0.05)
+    return os.getpid()
+
+
 def threads_of_blas(_: int) -> list[int]:
     from threadpoolctl import threadpool_info
 

@@ -48,8 +48,8 @@ class RayPool(Generic[_Item, _Result]):
         self._ray, self._work = ray, ray.put(work)
         # Not restarted by Ray: a new actor does the same, and the item has to be sent again in any case.
         self._kind = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(_Actor)
-        self._actors, self._free, self._starting = list[Any](), list[Any](), dict[Any, Any]()
-        self._failed = 0
+        self._actors, self._free = list[Any](), list[Any]()
+        self._starting = dict[Any, tuple[Any, int]]()  # with how many before it died as they started
         for _ in range(count):
             self._start()
 
@@ -71,15 +71,28 @@ class RayPool(Generic[_Item, _Result]):
                 if deaths[index] == TRIES:
                     raise gave_up(items[index])
                 waiting.appendleft(index)
-                self._start()
+                self._replace(actor)
                 continue
             self._free.append(actor)
             yield index, answer[0]
 
-    def _start(self) -> None:
+    def _start(self, failed: int = 0) -> None:
         actor = self._kind.remote(self._work)
         self._actors.append(actor)
-        self._starting[actor.ready.remote()] = actor
+        self._starting[actor.ready.remote()] = actor, failed
+
+    def _replace(self, actor: Any) -> None:
+        """Start another actor. A machine that dies takes several with it, so all that are not at work answer again."""
+        self._drop(actor)
+        idle = [*((actor, 0) for actor in self._free), *self._starting.values()]
+        self._free.clear()
+        self._starting = {actor.ready.remote(): (actor, failed) for actor, failed in idle}
+        self._start()
+
+    def _drop(self, actor: Any) -> None:
+        """Forget an actor; one that is alive but out of reach gives its CPU back."""
+        self._actors.remove(actor)
+        self._ray.kill(actor)
 
     def _next(self, expected: list[Any], *, none_yet: bool) -> Any:
         done, _ = self._ray.wait(expected, num_returns=1, timeout=_PATIENCE if none_yet else None)
@@ -91,17 +104,17 @@ class RayPool(Generic[_Item, _Result]):
 
     def _arrived(self, ready: Any) -> None:
         """Use an actor that has started; one that died before that is replaced."""
-        actor, errors = self._starting.pop(ready), self._ray.exceptions
+        actor, failed = self._starting.pop(ready)
         try:
             self._ray.get(ready)
-        except errors.RayError as error:
-            self._failed += 1
-            if self._failed == TRIES:
+        except self._ray.exceptions.RayError as error:
+            if failed + 1 == TRIES:
                 reason = " ".join(str(error).split())[:300]
                 raise QkscopeError(
                     f"Ray actors cannot start ({reason}); check that qkscope is installed on the cluster"
                 ) from None
-            self._start()
+            self._drop(actor)
+            self._start(failed + 1)
             return
         self._free.append(actor)
 
@@ -112,7 +125,9 @@ class RayPool(Generic[_Item, _Result]):
             return (self._ray.get(done),)
         except errors.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, QkscopeError) else error) from None
-        except (errors.RayActorError, errors.OutOfMemoryError, errors.WorkerCrashedError, errors.ObjectLostError):
+        except (errors.RayActorError, errors.NodeDiedError, errors.ObjectLostError):
+            return None
+        except (errors.OutOfMemoryError, errors.WorkerCrashedError):
             return None
 
     def end(self) -> None:
@@ -151,7 +166,7 @@ def _connect(ray: Any, place: Place) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         if place.address is None:
-            ray.init(num_cpus=max(place.workers or 0, cores()), include_dashboard=False, **quiet)
+            ray.init("local", num_cpus=max(place.workers or 0, cores()), include_dashboard=False, **quiet)
         else:
             ray.init(address=place.address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:

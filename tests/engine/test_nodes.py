@@ -1,0 +1,241 @@
+"""Ray on three nodes of this machine, of which one dies, or the driver does: the same bytes as from one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from typer.testing import CliRunner
+
+from qkscope.cli.main import app
+from qkscope.files.parts import Span
+from tests.capture.conftest import WORDS, save
+from tests.capture.families import BASE, Family
+from tests.forking import all_bytes
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("ray"),  # one cluster at a time
+    pytest.mark.filterwarnings("ignore"),  # Ray's own, and transformers'
+]
+NODES, DOCUMENTS, PATIENCE = 3, 40, 300.0
+MANY_HEADS = {"hidden_size": 128, "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 6}
+"""Six tasks for an analysis."""
+
+
+class Nodes:
+    """A head without CPUs, on which the driver is, and three nodes with one CPU, and so one actor, each."""
+
+    def __init__(self) -> None:
+        cluster_utils = pytest.importorskip("ray.cluster_utils")
+        self._size = {"object_store_memory": 100 * 2**20}
+        head = self._size | {"num_cpus": 0, "include_dashboard": False}
+        self.cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+        self.drivers = list[subprocess.Popen[str]]()
+
+    def fill(self) -> None:
+        """Start nodes until there are three."""
+        while len(self.cluster.worker_nodes) < NODES:
+            self.cluster.add_node(num_cpus=1, **self._size)
+
+    def start(self, arguments: list[str]) -> subprocess.Popen[str]:
+        """A command on the cluster, with an actor on each node."""
+        where = ["--engine", "ray", "--ray-address", self.cluster.address, "--workers", str(NODES)]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "qkscope", *arguments, *where]
+        self.drivers.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+        return self.drivers[-1]
+
+    def busy(self) -> tuple[Any, int] | None:
+        """A node whose actor is at work, and the actor's process."""
+        for node in self.cluster.worker_nodes:
+            for actor, title in actors(node):
+                if title == b"ray::_Actor.do":
+                    return node, actor
+        return None
+
+    def kill(self, node: Any, actor: int) -> None:
+        """All processes of a node, the raylet first: nothing is left that could report the actor's death."""
+        self.cluster.remove_node(node, allow_graceful=False)
+        try:
+            os.kill(actor, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # it has noticed that its raylet is gone
+
+
+def actors(node: Any) -> list[tuple[int, bytes]]:
+    """Processes of the actors of a node, and their titles, which say whether they are at work."""
+    raylet = next(info.process.pid for name, infos in node.all_processes.items() for info in infos if name == "raylet")
+    titles = [
+        (int(child), title(int(child))) for child in Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+    ]
+    return [(child, name) for child, name in titles if name.startswith(b"ray::_Actor")]
+
+
+def title(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0 ")
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
+    """What a condition gives as soon as it holds, while a process runs."""
+    until = time.monotonic() + PATIENCE
+    while not (given := condition()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.005)
+    return given
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("RAY_worker_niceness", "0")  # 15 otherwise: whatever else runs here goes first
+        nodes = Nodes()
+        yield nodes
+        nodes.cluster.shutdown()
+
+
+@pytest.fixture
+def nodes(cluster) -> Iterator[Nodes]:
+    cluster.fill()
+    yield cluster
+    for driver in cluster.drivers:
+        driver.kill()
+        driver.wait()
+        driver.stderr.close()
+    cluster.drivers.clear()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A model with many heads, and texts."""
+    folder, rng = tmp_path_factory.mktemp("nodes"), np.random.default_rng(0)
+    save(Family(tf.LlamaConfig(**BASE | MANY_HEADS)), folder / "model")
+    (folder / "texts").mkdir()
+    for number in range(DOCUMENTS):
+        (folder / "texts" / f"{number:02d}.txt").write_text(" ".join(rng.choice(WORDS, rng.integers(60, 200))))
+    return folder
+
+
+def capturing(place: Path, folder: Path, *more: object) -> list[str]:
+    options = ("--sample", 50, "--documents-per-shard", 1, "--threads", 1)
+    return list(map(str, ["capture", place / "model", "--texts", place / "texts", *options, "-o", folder, *more]))
+
+
+def analyzing(run: Path, folder: Path, *more: object) -> list[str]:
+    return list(map(str, ["analyze", run, "--model", "tiny", "-o", folder, *more]))
+
+
+@pytest.fixture(scope="module")
+def run(place) -> Path:
+    """From one process."""
+    threads = torch.get_num_threads()
+    try:
+        done = CliRunner().invoke(app, capturing(place, place / "run"), catch_exceptions=False)
+    finally:
+        torch.set_num_threads(threads)
+    assert done.exit_code == 0, done.output
+    return place / "run"
+
+
+def finished(process: subprocess.Popen[str]) -> None:
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
+
+
+def shards_done(folder: Path) -> int:
+    """Shards in the parts on disk."""
+    spans = [Span.parse(path.name) for path in (folder / "parts").glob("0*")]
+    return len({shard for span in spans if span for shard in range(span.first, span.first + span.count)})
+
+
+def at_work(nodes: Nodes) -> tuple[Any, int] | None:
+    """A node whose actor has been stopped in the middle of an item."""
+    if (chosen := nodes.busy()) is None:
+        return None
+    node, actor = chosen
+    os.kill(actor, signal.SIGSTOP)
+    if title(actor) == b"ray::_Actor.do":
+        return node, actor
+    os.kill(actor, signal.SIGCONT)
+    return None
+
+
+def test_a_run_of_three_nodes_is_that_of_one_process(nodes, place, run, tmp_path):
+    finished(nodes.start(capturing(place, tmp_path / "run")))
+    assert all_bytes(tmp_path / "run") == all_bytes(run)
+
+
+def test_a_node_may_die_in_the_middle_of_a_shard(nodes, place, run, tmp_path):
+    process = nodes.start(capturing(place, tmp_path / "run"))
+    wait_for(lambda: shards_done(tmp_path / "run") >= 3, process)
+    nodes.kill(*wait_for(lambda: at_work(nodes), process))
+    assert not (tmp_path / "run" / "run.json").exists()
+    finished(process)
+    assert all_bytes(tmp_path / "run") == all_bytes(run)
+
+
+def test_a_node_may_die_with_the_sums_of_a_shard_that_nobody_has_fetched(nodes, place, run, tmp_path):
+    """The driver is stopped until an actor is done; what it measured is lost with the object store of its node."""
+    process = nodes.start(capturing(place, tmp_path / "run"))
+    wait_for(lambda: shards_done(tmp_path / "run") >= 3, process)
+    node, actor = wait_for(nodes.busy, process)
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: title(actor) == b"ray::_Actor", process)
+    assert shards_done(tmp_path / "run") < DOCUMENTS - NODES
+    nodes.kill(node, actor)
+    process.send_signal(signal.SIGCONT)
+    finished(process)
+    assert all_bytes(tmp_path / "run") == all_bytes(run)
+
+
+def test_a_node_may_die_in_the_middle_of_an_analysis(nodes, run, tmp_path):
+    process = nodes.start(analyzing(run, tmp_path / "tables"))
+    nodes.kill(*wait_for(lambda: at_work(nodes), process))
+    assert not (tmp_path / "tables" / "summary.json").exists()
+    finished(process)
+    done = CliRunner().invoke(app, analyzing(run, tmp_path / "alone", "--workers", 1), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert all_bytes(tmp_path / "tables", but="summary.json") == all_bytes(tmp_path / "alone", but="summary.json")
+
+
+def test_a_driver_that_was_killed_resumes(nodes, place, run, tmp_path):
+    process = nodes.start(capturing(place, tmp_path / "run"))
+    wait_for(lambda: shards_done(tmp_path / "run") >= 5, process)
+    process.kill()
+    process.communicate()
+    assert 5 <= shards_done(tmp_path / "run") < DOCUMENTS
+    finished(nodes.start(capturing(place, tmp_path / "run")))
+    assert all_bytes(tmp_path / "run") == all_bytes(run)
+
+
+OWN_CLUSTER = """
+import ray
+from qkscope.engine import Place, pool
+from tests.engine.works import square
+with pool(square, Place(2, "ray"), 2) as actors:
+    assert sorted(actors.map([2, 3])) == [(0, 4), (1, 9)]
+    print(len(ray.nodes()))
+"""
+
+
+@pytest.mark.usefixtures("nodes")
+def test_without_an_address_a_cluster_that_runs_here_is_left_alone():
+    """In a process of its own, as every driver here: this one has started the cluster."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", OWN_CLUSTER], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
