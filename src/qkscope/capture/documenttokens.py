@@ -60,7 +60,8 @@ class DocumentTokens:
 def check_documents(names: list[str], documents: list[DocumentTokens], report: ModelReport) -> None:
     """Raise an error for a text with tokens of images, and for images whose positions a layer counts otherwise."""
     for name, document in zip(names, documents, strict=True):
-        if document.images is None and (foreign := sorted(set(report.placeholders) & set(document.ids.tolist()))):
+        foreign = document.ids[np.isin(document.ids, report.placeholders)] if report.placeholders else document.ids[:0]
+        if document.images is None and len(foreign):
             raise CaptureError(
                 f"{name} contains token {foreign[0]}, which stands for an image, video or sound, without any; give "
                 "qkscope.capture_model what the model's processor returns, or leave the document out"

@@ -58,12 +58,10 @@ class LayerCalls:
         """The tokens at positions from their first on, with the angles there."""
         ropes = [] if self.options.pre_rope else [layer.rope for layer in self.layers.values()]
         used = {rope.embedding for rope in ropes if rope is not None}
-        positions = range(tokens.first, end)
-        angles = {
-            embedding: embedding.angles(torch.arange(positions.start, positions.stop, device=embedding.device))
-            for embedding in used
-        }
-        return Part(tokens, angles, stretch)
+        first = tokens.first
+        return Part(
+            tokens, {rotary: rotary.angles(torch.arange(first, end, device=rotary.device)) for rotary in used}, stretch
+        )
 
     def adding(self, sums: Mapping[int, LayerSums], parts: list[Part]) -> OnAttention:
         """Adds the parts of a forward pass to the sums of each layer."""
@@ -91,4 +89,8 @@ class LayerCalls:
             q, k = by_heads(turned_q, q), by_heads(turned_k.before, k)
         if self.options.heads is None:
             return replace(attention, q=q, k=k)
-        return replace(attention, q=q[:, list(layer.query_heads)], k=k[:, list(layer.key_heads)])
+        rotary, heads = attention.rotary, list(layer.query_heads)
+        if rotary is not None and layer.rope is not None and layer.rope.temperature:
+            after = by_heads(rotary.q.after, attention.q)[:, heads]
+            rotary = replace(rotary, q=replace(rotary.q, after=after))
+        return replace(attention, q=q[:, heads], k=k[:, list(layer.key_heads)], rotary=rotary)

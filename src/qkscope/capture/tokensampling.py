@@ -22,7 +22,8 @@ def positions_of(document: Mapping[str, Any]) -> Stretches:
     >>> positions_of({"tokens": 5}), positions_of({"tokens": 5, "positions": [[0, 3], [9, 11]]})
     (((0, 5),), ((0, 3), (9, 11)))
     """
-    return tuple((int(first), int(end)) for first, end in document.get("positions", [(0, document["tokens"])]))
+    stretches = document.get("positions")
+    return ((0, int(document["tokens"])),) if stretches is None else tuple((int(a), int(b)) for a, b in stretches)
 
 
 def sample_tokens(documents: Sequence[Stretches], size: int, seed: int, skip_first: int) -> list[np.ndarray]:

@@ -16,8 +16,6 @@ from qkscope.errors import ConfigError
 from qkscope.runs.run import Run, open_run
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from qkscope.capture.imageinputs import ImageInputs
     from qkscope.capture.options import CaptureOptions, Progress
 
@@ -110,7 +108,7 @@ def _said(text: Any) -> str:
     return text if isinstance(text, str) else " ".join(map(str, np.asarray(text).reshape(-1).tolist()))
 
 
-def _read(text: Any, tokenizer: Any, model: PreTrainedModel, name: str) -> np.ndarray | ImageInputs:
+def _read(text: Any, tokenizer: Any, model: Any, name: str) -> np.ndarray | ImageInputs:
     """Token ids of a text, or a document with images."""
     if not isinstance(text, Mapping):
         return _ids(text, tokenizer)

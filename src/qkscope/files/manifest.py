@@ -71,14 +71,18 @@ class DocumentEntry(_Entry):
     """Of its text tokens, if it has images: the first of each stretch, and the one after its last."""
 
     @property
+    def _stretches(self) -> list[tuple[int, int]]:
+        return [(0, self.tokens)] if self.positions is None else self.positions
+
+    @property
     def extent(self) -> int:
         """The position after the last token."""
-        return self.tokens if not self.positions else self.positions[-1][1]
+        return max((end for _, end in self._stretches), default=0)
 
     @property
     def places_agree(self) -> bool:
         """Whether the stretches are in order, and have as many positions as there are tokens."""
-        edges = [edge for stretch in self.positions or [(0, self.tokens)] for edge in stretch]
+        edges = [edge for stretch in self._stretches for edge in stretch]
         return edges == sorted(edges) and sum(edges[1::2]) - sum(edges[::2]) == self.tokens
 
 

@@ -126,7 +126,7 @@ class CapturedSource:
         count = options.get("reach_queries", 0)
         if moments.reach is None or not count:
             return None
-        texts = [number for number in self._measured if "positions" not in manifest["documents"][number]]
+        texts = [number for number in self._measured if manifest["documents"][number].get("positions") is None]
         lengths = {number: int(manifest["documents"][number]["tokens"]) for number in texts}
         positions = {n: query_positions(length, count, options["skip_first"]) for n, length in lengths.items()}
         after = [lengths[number] - 1 - part for number, part in positions.items()]
