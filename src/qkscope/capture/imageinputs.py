@@ -107,7 +107,7 @@ def placeholders(model: nn.Module) -> list[int]:
     return sorted({value for name, value in entries if _PLACEHOLDER.fullmatch(name) and isinstance(value, int)})
 
 
-def described(inputs: Mapping[str, Any]) -> str:
+def inputs_text(inputs: Mapping[str, Any]) -> str:
     """What identifies a document: all its inputs, pixels included."""
     return " ".join(f"{name} {_digest(value)}" for name, value in sorted(tensors(inputs).items()))
 

@@ -18,15 +18,15 @@ from qkscope.capture.sums.tokens import BatchTokens
 from qkscope.errors import CaptureError
 
 _Angle = tuple[torch.Tensor, torch.Tensor]
-Angles = dict[Embedding, _Angle]
+_Angles = dict[Embedding, _Angle]
 
 
 @dataclass(frozen=True)
-class Part:
+class CallPart:
     """Tokens of a forward pass at consecutive positions."""
 
     tokens: BatchTokens
-    angles: Angles
+    angles: _Angles
     """Cos and sin of each embedding in use, at these positions."""
     stretch: TextStretch | None = None
     """Which columns of the call they are; None: all."""
@@ -54,16 +54,16 @@ class LayerCalls:
     layers: Mapping[int, Layer]
     options: CaptureOptions
 
-    def part(self, tokens: BatchTokens, end: int, stretch: TextStretch | None = None) -> Part:
+    def part(self, tokens: BatchTokens, end: int, stretch: TextStretch | None = None) -> CallPart:
         """The tokens at positions from their first on, with the angles there."""
         ropes = [] if self.options.pre_rope else [layer.rope for layer in self.layers.values()]
         used = {rope.embedding for rope in ropes if rope is not None}
         first = tokens.first
-        return Part(
+        return CallPart(
             tokens, {rotary: rotary.angles(torch.arange(first, end, device=rotary.device)) for rotary in used}, stretch
         )
 
-    def adding(self, sums: Mapping[int, LayerSums], parts: list[Part]) -> OnAttention:
+    def adding(self, sums: Mapping[int, LayerSums], parts: list[CallPart]) -> OnAttention:
         """Adds the parts of a forward pass to the sums of each layer."""
 
         def add(attention: Attention) -> None:

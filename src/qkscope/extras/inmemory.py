@@ -102,9 +102,9 @@ def _several(texts: Sequence[Any]) -> Sequence[Any]:
 def _said(text: Any) -> str:
     """What identifies a text: itself, its tokens or, with images, all its inputs."""
     if isinstance(text, Mapping):
-        from qkscope.capture.imageinputs import described
+        from qkscope.capture.imageinputs import inputs_text
 
-        return described(text)
+        return inputs_text(text)
     return text if isinstance(text, str) else " ".join(map(str, np.asarray(text).reshape(-1).tolist()))
 
 
