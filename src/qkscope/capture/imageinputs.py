@@ -127,7 +127,7 @@ def tensors(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     rows = {name: value[None] if name in _OF_TEXT and value.ndim == 1 else value for name, value in given.items()}
     if "attention_mask" in rows and not bool(rows["attention_mask"].all()):
         raise ConfigError("expected a document without padding, got an attention_mask with zeros")
-    return rows
+    return rows | {"input_ids": rows["input_ids"].long()}
 
 
 def image_inputs(model: nn.Module, inputs: Mapping[str, Any], name: str) -> ImageInputs:
@@ -183,6 +183,8 @@ def _positions(model: nn.Module, document: ImageInputs, name: str) -> np.ndarray
             document.call(model)
     except _ReachedError as reached:
         return reached.positions.reshape(-1, reached.positions.shape[-1]).cpu().numpy()
+    except torch.OutOfMemoryError:
+        raise CaptureError(f"{name}: its images do not fit into memory; use smaller ones") from None
     except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CaptureError(f"{name}: the model cannot read these inputs ({reason}); use its processor's") from None
