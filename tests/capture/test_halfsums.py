@@ -24,7 +24,10 @@ def rope(layout: str = "half", sign: int = 1, start: int = 0, planes: int = 8) -
 
 
 def passes(rng: np.random.Generator, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, BatchTokens]]:
-    """Two passes of two documents of unequal length, far from zero; the second goes on where the first stopped."""
+    """Two passes of two documents of unequal length, far from zero; the second goes on where the first stopped.
+
+    The last begins within a bucket, as text after an image does.
+    """
     mean = 10.0 * rng.standard_normal((HEADS + KEY_HEADS, 1, D))
     found = []
     for first, columns, lengths in ((0, 90, [90, 70]), (90, 50, [50, 0]), (0, 96, [20, 96])):
@@ -32,7 +35,9 @@ def passes(rng: np.random.Generator, dtype: torch.dtype) -> list[tuple[torch.Ten
         q, k = (torch.from_numpy(part).to(dtype) for part in (x[:, :HEADS], x[:, HEADS:]))
         groups = np.array([3, 5]) if len(found) < 2 else np.array([5, 6])
         found.append((q, k, BatchTokens(first, np.array(lengths), groups, [np.arange(0)] * 2)))
-    return found
+    q, k, _ = found[1]
+    between = BatchTokens(60, np.array([50, 45]), np.array([1, 2]), [np.arange(0)] * 2, begins=np.array([20, 0]))
+    return [*found, (q, k, between)]
 
 
 def moments(plan: Plan, calls, turns, *, half: bool, monkeypatch, way: type = RowSums):

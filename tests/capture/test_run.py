@@ -152,6 +152,9 @@ def test_the_temperature_of_queries_is_recorded_by_position(ids, tmp_path):
     np.testing.assert_allclose((total / np.maximum(count, 1))[at], 1 + 0.1 * np.log(1 + at // 16), rtol=1e-5)
     plain = RunFolder.open(do(build(families()["llama"]), ids, tmp_path / "plain")).layer(0)
     assert plain.temperature.shape == (2, 0)
+    some = RunFolder.open(do(build(families()["ministral3"]), ids, tmp_path / "some", heads=(1, 3))).layer(0)
+    np.testing.assert_allclose(some.temperature, moments.temperature, rtol=1e-5)
+    np.testing.assert_allclose(some.unrotated_q, moments.unrotated_q[[1, 3]], rtol=1e-4, atol=1e-3)
 
 
 def test_a_layer_without_rotary_has_no_planes_and_says_so(ids, tmp_path):
@@ -270,15 +273,17 @@ def test_the_sample_is_the_same_tokens_in_every_head_and_can_be_projected(model,
 
 
 def test_token_choices():
-    lengths = [50, 3, 80]
-    chosen = sample_tokens(lengths, 40, 0, 4)
+    documents = [((0, 50),), ((0, 3),), ((0, 60), (70, 90))]
+    chosen = sample_tokens(documents, 40, 0, 4)
     assert sum(map(len, chosen)) == 40
     assert len(chosen[1]) == 0
-    assert sum(map(len, sample_tokens(lengths, 10_000, 0, 4))) == 46 + 76
-    assert len(vector_tokens(0, 10, VectorSampling(sampler="all"), 4)) == 6
-    uniform = np.concatenate([vector_tokens(i, 1000, VectorSampling(0.1), 0) for i in range(50)])
+    everything = sample_tokens(documents, 10_000, 0, 4)
+    assert sum(map(len, everything)) == 46 + 76
+    assert everything[2].tolist() == [*range(4, 60), *range(70, 90)]
+    assert vector_tokens(0, ((0, 6), (9, 11)), VectorSampling(sampler="all"), 4).tolist() == [4, 5, 9, 10]
+    uniform = np.concatenate([vector_tokens(i, ((0, 1000),), VectorSampling(0.1), 0) for i in range(50)])
     assert len(uniform) == pytest.approx(5000, rel=0.1)
-    log = np.concatenate([vector_tokens(i, 1000, VectorSampling(0.1, "log_uniform"), 0) for i in range(50)])
+    log = np.concatenate([vector_tokens(i, ((0, 1000),), VectorSampling(0.1, "log_uniform"), 0) for i in range(50)])
     early, late = ((log < 30).sum(), (log >= 500).sum())
     assert early > 2 * late
     with pytest.raises(CaptureError, match="rate above 0"):

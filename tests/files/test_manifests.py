@@ -45,6 +45,22 @@ BAD = [
     (("model",), [], "model: input should be a valid dictionary, got []"),
     (("options", "buckets"), 10**9, "options.buckets: input should be less than or equal to 4096, got 1000000000"),
     (("documents", 0, "tokens"), -5, "documents.0.tokens: input should be greater than or equal to 0, got -5"),
+    (
+        ("documents", 0, "positions"),
+        [[0, 60], [70, 111]],
+        "documents: document 0 has positions that are not those of 100 tokens in order",
+    ),
+    (
+        ("documents", 0, "positions"),
+        [[50, 100], [0, 50]],
+        "documents: document 0 has positions that are not those of 100 tokens in order",
+    ),
+    (
+        ("documents", 0, "positions"),
+        [[4000, 4100]],
+        "documents: the longest has 4100 tokens, more than the window of 4096",
+    ),
+    (("documents", 0, "positions"), [[0]], "documents.0.positions.0.1: field required"),
     (("layers",), [], "layers: list should have at least 1 item after validation, not 0, got []"),
     (("layers", 0, "layer"), 10**6, "layers.0.layer: input should be less than 10000, got 1000000"),
     (("layers", 0, "query_heads"), "all", "layers.0.query_heads: input should be a valid list, got 'all'"),

@@ -6,8 +6,7 @@ import hashlib
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
+from qkscope.capture.documenttokens import DocumentTokens
 from qkscope.capture.modelreport import ModelReport
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.texts import Document
@@ -17,14 +16,14 @@ from qkscope.files.runfolder import FORMAT
 def manifest(
     report: ModelReport,
     documents: list[Document],
-    ids: list[np.ndarray],
+    tokens: list[DocumentTokens],
     options: CaptureOptions,
     about: dict[str, Any],
 ) -> dict[str, Any]:
     """The manifest of a capture; ``about`` states where the model comes from."""
     listed = [
-        {"name": document.name, "digest": document.digest, "tokens": len(tokens)}
-        for document, tokens in zip(documents, ids, strict=True)
+        {"name": document.name, "digest": document.digest} | of_document.as_dict()
+        for document, of_document in zip(documents, tokens, strict=True)
     ]
     digests = "".join(f"{entry['digest']}{entry['tokens']};" for entry in listed)
     corpus = hashlib.sha256(digests.encode()).hexdigest()
@@ -37,7 +36,7 @@ def manifest(
         "options": {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(options).items()},
         "threads": report.threads,
         "corpus": corpus,
-        "tokens": hashlib.sha256(b"".join(tokens.tobytes() for tokens in ids)).hexdigest(),
+        "tokens": hashlib.sha256(b"".join(of_document.ids.tobytes() for of_document in tokens)).hexdigest(),
         "documents": listed,
         "layers": report.layers,
         "versions": report.versions,

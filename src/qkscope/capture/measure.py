@@ -16,18 +16,21 @@ from qkscope.capture import models, parity
 from qkscope.capture.attention import Attention, backbone, head_size, self_attentions, watching
 from qkscope.capture.batches import batch_tokens, padded
 from qkscope.capture.chosenlayers import ChosenLayers
+from qkscope.capture.imageinputs import ImageInputs, placeholders
+from qkscope.capture.layercalls import LayerCalls
 from qkscope.capture.layers import Layer
 from qkscope.capture.loss import GATE_TOKENS, LossSums, OutputHead, output_head
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.outofmemory import OutOfMemoryIn, does_not_fit, memory_told
-from qkscope.capture.rope import Embedding, LayerRope, by_heads, embeddings
+from qkscope.capture.rope import LayerRope, check_angles, embeddings
 from qkscope.capture.shards import Shard
 from qkscope.capture.shardsums import finished, kept_vectors, sampled_keys, send_kept
+from qkscope.capture.stretches import stretch_tokens
 from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.reachsums import ReachSums
-from qkscope.capture.sums.tokens import BatchTokens, Plan, on_device
+from qkscope.capture.sums.tokens import Plan, on_device
 from qkscope.errors import CaptureError
 from qkscope.files.passage import Vectors
 
@@ -48,6 +51,7 @@ class Measurement:
         self.longest = int(getattr(self.decoder.config, "max_position_embeddings", None) or 2**31)
         self.chosen = self._look(gate if options.window is not None else gate[: self.longest])
         self.layers = self.chosen.layers
+        self.calls = LayerCalls(self.layers, options)
         self.head = None if self.chosen.encoder else self._output_head(gate)
         self.report = self._report()
 
@@ -94,10 +98,14 @@ class Measurement:
         sums = {layer: self._empty_sums(plan, description) for layer, description in self.layers.items()}
         labels: list[tuple[np.ndarray, np.ndarray]] = []
         losses = LossSums(self.head)
+        batch = 1 if shard.images else batch
         for first in range(0, len(rows), batch):
             batch_rows = rows[first : first + batch]
             with memory_told(batch_rows):
-                self._forward(shard, batch_rows, plan, sums, labels, losses)
+                if shard.examples[batch_rows[0]] in shard.images:
+                    self._forward_images(shard, batch_rows[0], plan, sums, labels)
+                else:
+                    self._forward(shard, batch_rows, plan, sums, labels, losses)
             if on_documents is not None:
                 on_documents(batch_rows[-1] + 1)
         with memory_told([]):
@@ -116,7 +124,7 @@ class Measurement:
         def keep(attention: Attention) -> None:
             layer = self.layers.get(attention.layer)
             if layer is not None:
-                chosen = self._chosen(attention, layer)
+                chosen = self.calls.chosen(attention, layer)
                 q, k = (x[0].transpose(0, 1).float().cpu().numpy() for x in (chosen.q, chosen.k))
                 vectors[attention.layer] = (q, k)
 
@@ -124,6 +132,15 @@ class Measurement:
         with torch.no_grad(), watching(self.model, keep, modules=self.attentions):
             self._decode(tokens, None, None, 0)
         return vectors
+
+    def check_images(self, document: ImageInputs) -> None:
+        """The gate of documents with images: parity through the whole model, and the rotation of their text tokens."""
+        for restore in self.forget:
+            restore()
+        for attention in parity.check(self.model, lambda: document.call(self.model)):
+            layer = self.layers.get(attention.layer)
+            if layer is not None and layer.rope is not None:
+                check_angles(attention, layer.rope, *document.places)
 
     def _empty_sums(self, plan: Plan, layer: Layer) -> LayerSums:
         reach = ReachSums(plan, layer.query_heads, both=layer.both) if self.options.reach_queries else None
@@ -143,6 +160,7 @@ class Measurement:
             torch.get_num_threads() if device.type == "cpu" else None,
             _device_name(device, self.model),
             {"qkscope": __version__} | packages,
+            placeholders=placeholders(self.model),
         )
 
     def _look(self, gate: np.ndarray) -> ChosenLayers:
@@ -194,19 +212,31 @@ class Measurement:
         for first in range(0, length, step):
             part = ids[:, first : first + step]
             tokens = batch_tokens(shard, rows, first, part.shape[1], self.options)
-            angles = self._angles(first, first + part.shape[1])
             labels += [(np.full(len(k), shard.examples[r]), k + first) for r, k in zip(rows, tokens.kept, strict=True)]
-
-            def add(attention: Attention, tokens: BatchTokens = tokens, angles: _Angles = angles) -> None:
-                layer = self.layers.get(attention.layer)
-                if layer is not None:
-                    rope, device = layer.rope, attention.q.device
-                    layer_angles = None if rope is None else _on_device(rope.embedding, angles, tokens, device)
-                    sums[attention.layer].add(self._chosen(attention, layer), tokens, layer_angles)
-
+            add = self.calls.adding(sums, [self.calls.part(tokens, first + part.shape[1])])
             with torch.no_grad(), watching(self.model, add, modules=self.attentions):
                 output = self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
                 losses.add({shard.examples[row]: shard.ids[row] for row in rows}, output.last_hidden_state, first)
+        send_kept(sums)
+
+    def _forward_images(
+        self,
+        shard: Shard,
+        row: int,
+        plan: Plan,
+        sums: dict[int, LayerSums],
+        labels: list[tuple[np.ndarray, np.ndarray]],
+    ) -> None:
+        """One document with images through the whole model; its text is added stretch by stretch, without a loss."""
+        for restore in self.forget:
+            restore()
+        example, parts = shard.examples[row], []
+        for stretch in shard.images[example].stretches:
+            tokens = stretch_tokens(stretch, example, shard.kept[row], plan.width)
+            parts.append(self.calls.part(tokens, stretch.positions[1], stretch))
+            labels.append((np.full(len(tokens.kept[0]), example), tokens.kept[0] + tokens.first))
+        with watching(self.model, self.calls.adding(sums, parts), modules=self.attentions):
+            shard.images[example].call(self.model)
         send_kept(sums)
 
     def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
@@ -229,31 +259,6 @@ class Measurement:
             requested = 2048 if masked and length > LONG and not self.chosen.one_pass else length
         return length if requested >= length else max(width, requested // width * width)
 
-    def _angles(self, first: int, end: int) -> _Angles:
-        """Cos and sin of every embedding in use at these positions."""
-        ropes = [] if self.options.pre_rope else [layer.rope for layer in self.layers.values()]
-        used = {rope.embedding for rope in ropes if rope is not None}
-        return {embedding: embedding.angles(torch.arange(first, end, device=embedding.device)) for embedding in used}
-
-    def _chosen(self, attention: Attention, layer: Layer) -> Attention:
-        """The call with only the chosen heads, before the rotation if ``pre_rope``."""
-        q, k = attention.q, attention.k
-        if self.options.pre_rope and attention.rotary is not None:
-            turned_q, turned_k = attention.rotary.q.before, attention.rotary.k
-            reason = "rotates only some coordinates of its vectors" if turned_q.shape[-1] != q.shape[-1] else ""
-            reason = reason or ("reads the keys of an earlier layer" if turned_k is None else "")
-            if turned_k is None or reason:
-                advice = "leave out --pre-rope, or choose other --layers"
-                raise CaptureError(f"layer {attention.layer} {reason}, which --pre-rope does not support; {advice}")
-            q, k = by_heads(turned_q, q), by_heads(turned_k.before, k)
-        if self.options.heads is None:
-            return replace(attention, q=q, k=k)
-        return replace(attention, q=q[:, list(layer.query_heads)], k=k[:, list(layer.key_heads)])
-
-
-_Angle = tuple[torch.Tensor, torch.Tensor]
-_Angles = dict[Embedding, _Angle]
-
 
 def _empty_cache() -> None:
     if torch.cuda.is_available():
@@ -273,14 +278,6 @@ def _device_name(device: torch.device, model: PreTrainedModel) -> str:
     d, half = head_size(backbone(model).config), model.dtype in (torch.bfloat16, torch.float16)
     in_place = half and d is not None and trusted(device, model.dtype, d)
     return f"{torch.cuda.get_device_name(device)}, {'kernel' if in_place else 'plain'}"
-
-
-def _on_device(embedding: Embedding, angles: _Angles, tokens: BatchTokens, device: torch.device) -> _Angle | None:
-    """The angles of an embedding on the device of a layer, copied there once per forward pass."""
-    if embedding not in angles:
-        return None
-    cos, sin = angles[embedding]
-    return tokens.once(("angles", embedding, device), lambda: (cos.to(device), sin.to(device)))
 
 
 def _input_device(decoder: PreTrainedModel) -> torch.device:

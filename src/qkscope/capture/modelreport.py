@@ -31,6 +31,9 @@ class ModelReport:
     passage: dict[int, Vectors] = field(default_factory=dict)
     """Queries and keys of the passage by layer; only the first replica reads it."""
 
+    placeholders: list[int] = field(default_factory=list)
+    """Ids of the tokens that stand for images, video or sound."""
+
     @property
     def digest(self) -> str:
         """Identifies the model, wherever it runs."""

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from qkscope.capture import models
+from qkscope.capture.imageinputs import ImageInputs
 from qkscope.capture.measure import Measurement
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions, ModelOptions
@@ -30,6 +31,8 @@ class Replica:
     passage: np.ndarray | None = None
     """Tokens whose vectors are part of the report."""
     keep_going: bool = False
+    images: ImageInputs | None = None
+    """The first document with images, for the check of these."""
     on_documents: Callable[[Shard, int], None] | None = None
     """Called after every batch of documents, in this process only."""
     _measurement: Measurement | None = field(default=None, init=False, repr=False)
@@ -43,6 +46,8 @@ class Replica:
         if self._measurement is None:
             self._measurement = Measurement(self._model(), self.gate, self.options)
         if shard is None:
+            if self.images is not None:
+                self._measurement.check_images(self.images)
             passage = {} if self.passage is None else self._measurement.passage(self.passage)
             return replace(self._measurement.report, passage=passage)
         listener = self.on_documents

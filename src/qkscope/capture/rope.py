@@ -163,6 +163,16 @@ def embeddings(model: nn.Module) -> list[Embedding]:
     return list(_embeddings(decoder, types))
 
 
+def check_angles(attention: Attention, rope: LayerRope, columns: torch.Tensor, positions: torch.Tensor) -> None:
+    """Raise an error unless these columns of a call were rotated by the angles of these positions."""
+    expected = torch.complex(*rope.embedding.angles(positions.to(rope.embedding.device)))
+    angles = _call_angles(attention, attention.q.shape[2]).to(expected.device)[columns.to(expected.device)]
+    if not _close(angles, expected):
+        raise CaptureError(
+            f"layer {attention.layer}: text between images is not rotated by the angles of its positions"
+        )
+
+
 def temperature(attention: Attention, rope: LayerRope) -> torch.Tensor | None:
     """Factor (B, T) on the queries of each position after the rotation; None if the layer applies none."""
     if not rope.temperature or attention.rotary is None:
@@ -185,19 +195,23 @@ def _embeddings(decoder: nn.Module, types: list[str]) -> Iterator[Embedding]:
 
 def _used(attention: Attention, positions: torch.Tensor, candidates: list[Embedding]) -> Embedding:
     """The embedding that produced the angles of this layer."""
+    angles = _call_angles(attention, positions.shape[0])
+    for candidate in candidates:
+        expected = torch.complex(*candidate.angles(positions))
+        if expected.shape == angles.shape and _close(expected, angles):
+            return candidate
+    raise CaptureError(f"layer {attention.layer}: its rotary angles match none of the model's rotary embeddings")
+
+
+def _call_angles(attention: Attention, length: int) -> torch.Tensor:
+    """The angles of a call as complex numbers (T, planes)."""
     assert attention.rotary is not None
     angles = attention.rotary.angles
     if angles[0].is_complex():
         cos, sin = angles[0].real, angles[0].imag
     else:
         cos, sin = angles[0], angles[1]
-    length = positions.shape[0]
-    cos, sin = (_distinct(part.float().reshape(-1, length, part.shape[-1])[0]) for part in (cos, sin))
-    for candidate in candidates:
-        expected = candidate.angles(positions)
-        if expected[0].shape == cos.shape and _close(torch.complex(*expected), torch.complex(cos, sin)):
-            return candidate
-    raise CaptureError(f"layer {attention.layer}: its rotary angles match none of the model's rotary embeddings")
+    return torch.complex(*(_distinct(part.float().reshape(-1, length, part.shape[-1])[0]) for part in (cos, sin)))
 
 
 def _distinct(part: torch.Tensor) -> torch.Tensor:

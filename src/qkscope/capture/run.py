@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 
 from qkscope.capture.assemble import assemble
 from qkscope.capture.attention import is_split, plain_model
+from qkscope.capture.documenttokens import DocumentTokens, check_documents
+from qkscope.capture.imageinputs import ImageInputs
 from qkscope.capture.manifest import manifest
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.models import check_tokens, resolved_device
@@ -45,7 +47,7 @@ _log = logging.getLogger("qkscope")
 def capture(
     model: PreTrainedModel | ModelOptions,
     documents: list[Document],
-    ids: list[np.ndarray],
+    ids: Sequence[np.ndarray | ImageInputs],
     folder: Path,
     options: CaptureOptions,
     about: dict[str, Any],
@@ -56,30 +58,34 @@ def capture(
 
     The model is a loaded one, or the options by which workers load it. Documents without two tokens after
     ``skip_first`` are left out and counted in the manifest. Of a ``passage``, a short text, all vectors are kept.
+    Documents are token ids or, for a loaded model, inputs with images.
     """
     execution = execution or ExecutionOptions()
     check_capture_folder(folder)
-    usable = _usable(ids, options.skip_first)
+    uncut = [DocumentTokens.of(given) for given in ids]
+    tokens = [document.cut(options.window) for document in uncut]
+    usable = _usable(tokens, options.skip_first)
     if not isinstance(model, ModelOptions):
         model = _ready(model, execution)
     device = resolved_device(model.device) if isinstance(model, ModelOptions) else model.device.type
-    longest = min(max(map(len, ids)), options.window or 2**31)
+    longest = max(document.extent for document in tokens)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
     passage = None if passage is None or options.pre_rope else passage.cut(longest)
-    gate = ids[usable[0]][: gate_tokens(sum(map(len, ids)), options.window)]
-    replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going)
+    gate, images = _gates([tokens[number] for number in usable], gate_tokens(sum(map(len, uncut)), options.window))
+    replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going, images)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
     job_shards = range(in_all) if execution.share is None else execution.share.shards(in_all)
     with held(folder) as held_folder, pool(replica, execution.place(device), len(job_shards), per_worker=1) as workers:
         ((_, report),) = workers.map([None])
         assert isinstance(report, ModelReport)
         window = options.window or min(longest, report.longest)
-        cut_ids, options = [ids[number][:window] for number in usable], replace(options, window=window)
+        cut_ids, options = [tokens[number].cut(window) for number in usable], replace(options, window=window)
         run_manifest = manifest(report, [documents[number] for number in usable], cut_ids, options, about)
         run_manifest["documents_too_short"] = len(ids) - len(usable)
         if passage is not None:
             run_manifest[PASSAGE_ENTRY] = {"tokens": list(passage.cut(report.longest).tokens)}
         _check(run_manifest, cut_ids, report)
+        check_documents([documents[number].name for number in usable], cut_ids, report)
         state = _begun(folder, run_manifest, execution)
         last = None
         if not state.finished:
@@ -124,16 +130,23 @@ def _ready(model: Any, execution: ExecutionOptions) -> PreTrainedModel:
     return plain
 
 
-def _usable(ids: list[np.ndarray], skip_first: int) -> list[int]:
+def _gates(documents: list[DocumentTokens], size: int) -> tuple[np.ndarray, ImageInputs | None]:
+    """Tokens for the parity check, of a text if there is one, and the first document with images for its own."""
+    texts = [document for document in documents if document.images is None]
+    images = [document.images for document in documents if document.images is not None]
+    return (texts or documents)[0].ids[:size], images[0] if images else None
+
+
+def _usable(documents: list[DocumentTokens], skip_first: int) -> list[int]:
     """Numbers of the documents that have two tokens after the first; an error if there is none."""
-    usable = [number for number, tokens in enumerate(ids) if len(tokens) > skip_first + 1]
+    usable = [number for number, tokens in enumerate(documents) if tokens.n_after(skip_first) > 1]
     if not usable:
         advice = "use longer texts or a smaller --skip-first"
         raise CaptureError(f"no document has two tokens after the first {skip_first}; {advice}")
     return usable
 
 
-def _check(run_manifest: dict[str, Any], ids: list[np.ndarray], report: ModelReport) -> None:
+def _check(run_manifest: dict[str, Any], ids: list[DocumentTokens], report: ModelReport) -> None:
     """Raise an error if the run could not be read again, or the tokens are not the model's; warn of a long window."""
     error_text = problem(run_manifest)
     if error_text:
@@ -142,7 +155,7 @@ def _check(run_manifest: dict[str, Any], ids: list[np.ndarray], report: ModelRep
         _log.warning(
             "the window of %d exceeds the model's max_position_embeddings of %d", run_manifest["window"], report.longest
         )
-    check_tokens(ids, report.vocabulary)
+    check_tokens([tokens.ids for tokens in ids], report.vocabulary)
 
 
 @dataclass
@@ -151,7 +164,7 @@ class _Job:
 
     state: CaptureInProgress
     report: ModelReport
-    ids: list[np.ndarray]
+    ids: list[DocumentTokens]
     names: list[str]
     options: CaptureOptions
     execution: ExecutionOptions
@@ -177,7 +190,7 @@ class _Job:
         two are in memory.
         """
         done = self.state.parts.done
-        kept = kept_tokens([len(tokens) for tokens in self.ids], self.options)
+        kept = kept_tokens([tokens.positions for tokens in self.ids], self.options)
         for number in self.shards:
             if number in done:
                 self._count(self._examples(number))
@@ -222,17 +235,18 @@ class _Job:
         assert self.options.window is not None
         sampled = None
         if len(examples) == len(self.ids):
-            lengths = [len(tokens) for tokens in self.ids]
+            positions = [tokens.positions for tokens in self.ids]
             options = self.options
-            sampled = numbered_tokens(sample_tokens(lengths, options.sample, options.seed, options.skip_first))
+            sampled = numbered_tokens(sample_tokens(positions, options.sample, options.seed, options.skip_first))
         return Shard(
             number,
             examples,
             [self.names[example] for example in examples],
-            [self.ids[example] for example in examples],
+            [self.ids[example].ids for example in examples],
             [kept[example] for example in examples],
             self.options.window,
             sampled,
+            {example: images for example in examples if (images := self.ids[example].images) is not None},
         )
 
     def _save(self, shard: Shard, sums: ShardSums) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +12,23 @@ from qkscope.capture.options import VectorSampling
 from qkscope.core.rows import token_keys
 from qkscope.core.sample import priority
 
+Stretches = tuple[tuple[int, int], ...]
+"""Positions of the tokens of a document: the first of each stretch of consecutive ones, and the one after its last."""
 
-def sample_tokens(lengths: list[int], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
+
+def positions_of(document: Mapping[str, Any]) -> Stretches:
+    """Positions of the tokens of a document in a manifest: from 0 on, unless images lie between them.
+
+    >>> positions_of({"tokens": 5}), positions_of({"tokens": 5, "positions": [[0, 3], [9, 11]]})
+    (((0, 5),), ((0, 3), (9, 11)))
+    """
+    stretches = document.get("positions")
+    return ((0, int(document["tokens"])),) if stretches is None else tuple((int(a), int(b)) for a, b in stretches)
+
+
+def sample_tokens(documents: Sequence[Stretches], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
     """Positions of each document whose tokens are among the ``size`` of lowest priority in the whole run."""
-    return _sampled(tuple(lengths), size, seed, skip_first)
+    return _sampled(tuple(documents), size, seed, skip_first)
 
 
 def numbered_tokens(tokens: list[np.ndarray]) -> np.ndarray:
@@ -22,19 +37,25 @@ def numbered_tokens(tokens: list[np.ndarray]) -> np.ndarray:
 
 
 @lru_cache(maxsize=2)  # those to keep, and those of the finished run's sample
-def _sampled(lengths: tuple[int, ...], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
-    example = np.concatenate([np.full(n, i) for i, n in enumerate(lengths)])
-    position = np.concatenate([np.arange(n) for n in lengths])
+def _sampled(documents: tuple[Stretches, ...], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
+    positions = [_all(stretches) for stretches in documents]
+    example = np.concatenate([np.full(len(part), i) for i, part in enumerate(positions)])
+    position = np.concatenate(positions)
     counted = np.flatnonzero(position >= skip_first)
     keys = priority(example[counted], position[counted], seed)
     chosen = np.sort(counted[np.lexsort([position[counted], example[counted], keys])[:size]])
-    ends = np.cumsum(np.bincount(example[chosen], minlength=len(lengths)))
+    ends = np.cumsum(np.bincount(example[chosen], minlength=len(documents)))
     return np.split(position[chosen], ends[:-1])
 
 
-def vector_tokens(example: int, length: int, sampling: VectorSampling, skip_first: int) -> np.ndarray:
+def _all(stretches: Stretches) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(first, end) for first, end in stretches)])
+
+
+def vector_tokens(example: int, stretches: Stretches, sampling: VectorSampling, skip_first: int) -> np.ndarray:
     """Positions of one document whose vectors go into a dataset."""
-    position = np.arange(skip_first, length)
+    position = _all(stretches)
+    position = position[position >= skip_first]
     if sampling.sampler == "all" or not len(position):
         return position
     draw = priority(np.full(len(position), example), position, sampling.seed + 1) / 2.0**64

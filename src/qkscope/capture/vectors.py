@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from qkscope.capture.options import VectorSampling
-from qkscope.capture.tokensampling import numbered_tokens, sample_tokens, vector_tokens
+from qkscope.capture.tokensampling import numbered_tokens, positions_of, sample_tokens, vector_tokens
 from qkscope.core.headmoments import bucket_width
 from qkscope.core.rows import token_keys
 from qkscope.errors import CaptureError
@@ -140,12 +140,12 @@ class RunVectors:
 
 def datasets_of(folder: Path, manifest: dict[str, Any]) -> list[RunVectors]:
     """The sample of a run and, if it was requested, its dataset of vectors."""
-    options, lengths = manifest["options"], [int(document["tokens"]) for document in manifest["documents"]]
-    sampled = sample_tokens(lengths, options["sample"], options["seed"], options["skip_first"])
+    options, documents = manifest["options"], [positions_of(document) for document in manifest["documents"]]
+    sampled = sample_tokens(documents, options["sample"], options["seed"], options["skip_first"])
     datasets = [RunVectors(folder / SAMPLE, manifest, numbered_tokens(sampled), None)]
     if options["vectors"] is not None:
         sampling = VectorSampling(**options["vectors"])
-        chosen = [vector_tokens(example, n, sampling, options["skip_first"]) for example, n in enumerate(lengths)]
+        chosen = [vector_tokens(i, stretches, sampling, options["skip_first"]) for i, stretches in enumerate(documents)]
         heads = _drawn_heads(manifest, sampling)
         datasets.append(RunVectors(folder / VECTORS_FOLDER, manifest, numbered_tokens(chosen), heads))
     return datasets

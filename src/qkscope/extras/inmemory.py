@@ -16,6 +16,7 @@ from qkscope.errors import ConfigError
 from qkscope.runs.run import Run, open_run
 
 if TYPE_CHECKING:
+    from qkscope.capture.imageinputs import ImageInputs
     from qkscope.capture.options import CaptureOptions, Progress
 
 
@@ -32,9 +33,10 @@ def capture_model(
 ) -> Run:
     """Measure a loaded transformers model, also compiled, quantised or with adapters, on these texts.
 
-    Texts are strings, with a tokenizer, or token ids; each is one document, cut to the window. The model must be in
-    evaluation mode and is left as it was. With a ``folder`` the run is kept there, and a capture that was stopped
-    resumes; without, it lasts as long as the object that is returned. ``options`` are those of ``qkscope capture``.
+    Texts are strings, with a tokenizer, or token ids; each is one document, cut to the window. A document with images
+    is what the model's processor returns for it. The model must be in evaluation mode and is left as it was. With a
+    ``folder`` the run is kept there, and a capture that was stopped resumes; without, it lasts as long as the object
+    that is returned. ``options`` are those of ``qkscope capture``.
     """
     from qkscope.capture.attention import plain_model
     from qkscope.capture.options import CaptureOptions, ExecutionOptions
@@ -44,7 +46,7 @@ def capture_model(
 
     plain = plain_model(model)
     documents = [Document(f"text {i}", _said(text)) for i, text in enumerate(_several(texts))]
-    ids = [text_ids(text, tokenizer) for text in texts]
+    ids = [_read(text, tokenizer, plain, document.name) for text, document in zip(texts, documents, strict=True)]
     chosen = options or CaptureOptions()
     chosen = chosen if window is None else replace(chosen, window=window)
     label = name or Path(str(plain.config.name_or_path or type(plain).__name__)).name
@@ -98,8 +100,21 @@ def _several(texts: Sequence[Any]) -> Sequence[Any]:
 
 
 def _said(text: Any) -> str:
-    """What identifies a text: itself, or its tokens."""
+    """What identifies a text: itself, its tokens or, with images, all its inputs."""
+    if isinstance(text, Mapping):
+        from qkscope.capture.imageinputs import inputs_text
+
+        return inputs_text(text)
     return text if isinstance(text, str) else " ".join(map(str, np.asarray(text).reshape(-1).tolist()))
+
+
+def _read(text: Any, tokenizer: Any, model: Any, name: str) -> np.ndarray | ImageInputs:
+    """Token ids of a text, or a document with images."""
+    if not isinstance(text, Mapping):
+        return text_ids(text, tokenizer)
+    from qkscope.capture.imageinputs import has_images, image_inputs, tensors
+
+    return image_inputs(model, text, name) if has_images(text) else tensors(text)["input_ids"][0].cpu().numpy()
 
 
 def text_ids(text: Any, tokenizer: Any) -> np.ndarray:

@@ -11,6 +11,7 @@ from qkscope.options import MOST_TOKENS
 WIDE_WINDOW = 2**20
 """Up to this, a window may be as much longer than its documents as it likes; a search takes seconds."""
 _Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
+_Count = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -64,7 +65,25 @@ class OptionsEntry(_Entry):
 class DocumentEntry(_Entry):
     """One document."""
 
-    tokens: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+    tokens: _Count
+    image_tokens: _Count = 0
+    positions: list[tuple[_Count, _Count]] | None = None
+    """Of its text tokens, if it has images: the first of each stretch, and the one after its last."""
+
+    @property
+    def _stretches(self) -> list[tuple[int, int]]:
+        return [(0, self.tokens)] if self.positions is None else self.positions
+
+    @property
+    def extent(self) -> int:
+        """The position after the last token."""
+        return max((end for _, end in self._stretches), default=0)
+
+    @property
+    def places_agree(self) -> bool:
+        """Whether the stretches are in order, and have as many positions as there are tokens."""
+        edges = [edge for stretch in self._stretches for edge in stretch]
+        return edges == sorted(edges) and sum(edges[1::2]) - sum(edges[::2]) == self.tokens
 
 
 class LeftOutEntry(_Entry):
@@ -106,7 +125,10 @@ def problem(manifest: dict[str, Any]) -> str | None:
     numbers = [layer.layer for layer in run.layers]
     if len(set(numbers)) < len(numbers):
         return f"layers: layer {max(numbers, key=numbers.count)} appears twice"
-    longest = max((document.tokens for document in run.documents), default=0)
+    for number, document in enumerate(run.documents):
+        if not document.places_agree:
+            return f"documents: document {number} has positions that are not those of {document.tokens} tokens in order"
+    longest = max((document.extent for document in run.documents), default=0)
     if run.window > max(WIDE_WINDOW, 4 * longest):
         return f"window: {run.window} tokens, while the longest document has {longest}"
     if longest > run.window:

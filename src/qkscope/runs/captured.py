@@ -130,7 +130,8 @@ class CapturedSource:
         count = options.get("reach_queries", 0)
         if moments.reach is None or not count:
             return None
-        lengths = {number: int(manifest["documents"][number]["tokens"]) for number in self._measured}
+        texts = [number for number in self._measured if manifest["documents"][number].get("positions") is None]
+        lengths = {number: int(manifest["documents"][number]["tokens"]) for number in texts}
         positions = {n: query_positions(length, count, options["skip_first"]) for n, length in lengths.items()}
         after = [lengths[number] - 1 - part for number, part in positions.items()]
         groups = [np.full(len(part), number % N_GROUPS) for number, part in positions.items()]

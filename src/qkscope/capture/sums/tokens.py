@@ -48,6 +48,8 @@ class BatchTokens:
     """Columns of each row whose vectors are kept."""
     queries: list[np.ndarray] = field(default_factory=list)
     """Columns of each row whose attention over all keys is summed."""
+    begins: np.ndarray | None = None
+    """First column of each row that is a token; None: 0."""
     _shared: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
@@ -57,10 +59,15 @@ class BatchTokens:
         value: Made = self._shared[key]
         return value
 
+    @property
+    def _begins(self) -> np.ndarray:
+        return np.zeros(len(self.lengths), dtype=np.int64) if self.begins is None else self.begins
+
     def counted(self, plan: Plan) -> list[tuple[int, int]]:
         """First column that counts and the one after the last, for each row."""
-        begin = max(0, plan.skip_first - self.first)
-        return [(begin, max(begin, int(length))) for length in self.lengths]
+        skipped = plan.skip_first - self.first
+        begins = [max(0, skipped, int(begin)) for begin in self._begins]
+        return [(begin, max(begin, int(length))) for begin, length in zip(begins, self.lengths, strict=True)]
 
     def weights(self, plan: Plan, columns: int, device: torch.device) -> torch.Tensor:
         """1 for a token that counts, 0 for padding and for the first positions of a document (B, T)."""
