@@ -22,6 +22,10 @@ from qkscope.core.moments import Moments
 LENGTH = 512
 
 
+BEGIN = 37
+"""First token that counts: inside a bucket, as where text goes on after an image."""
+
+
 def check(name: str, attention: str, dtype: torch.dtype) -> float:
     """Largest relative error of a layer's moments; raises if anything else is wrong."""
     model = build(families()[name], attention, dtype).cuda()
@@ -30,7 +34,8 @@ def check(name: str, attention: str, dtype: torch.dtype) -> float:
         seen = parity.check(model, lambda: backbone(model)(ids).last_hidden_state)
     at = torch.arange(LENGTH, device="cuda")
     found = embeddings(model)
-    plan, tokens = Plan(LENGTH, 16, 4), BatchTokens(0, np.array([LENGTH]), np.array([1]), [np.arange(10, 20)])
+    plan, begins = Plan(LENGTH, 16, 4), np.array([BEGIN])
+    tokens = BatchTokens(0, np.array([LENGTH]), np.array([1]), [np.arange(40, 50)], begins=begins)
     ropes = {call.layer: describe_rope(call, at, found, LENGTH) for call in seen}
     sums = {layer: LayerSums(plan, rope) for layer, rope in ropes.items()}
     kept: dict[int, Attention] = {}
@@ -46,8 +51,8 @@ def check(name: str, attention: str, dtype: torch.dtype) -> float:
     for layer, call in kept.items():
         moments = layer_moments(sums[layer])
         for got, x in ((moments.q, call.q), (moments.k, call.k)):
-            rows = x[0, 0, 4:].double().cpu().numpy()
-            exact = Moments.from_rows(rows, np.arange(4, LENGTH))
+            rows = x[0, 0, BEGIN:].double().cpu().numpy()
+            exact = Moments.from_rows(rows, np.arange(BEGIN, LENGTH))
             spread = np.sqrt(np.maximum(np.diag(exact.scatter), 1e-30))
             error = np.abs((got[0].merged().scatter - exact.scatter) / np.outer(spread, spread)).max()
             worst = max(worst, float(error))
