@@ -1080,7 +1080,31 @@ CAPTURES = [
         "a JSON line without its field",
         content("texts/b.jsonl", '{"text": "w01"}\n{"other": 1}\n'),
         CAPTURE,
-        "{place}/texts/b.jsonl, line 2: expected a JSON object with a field 'text'",
+        "{place}/texts/b.jsonl, line 2: expected a JSON object with a field 'text', got …; choose with --field",
+    ),
+    error(
+        "a JSON file that is not an array",
+        content("texts/b.json", '{"text": "w01"}'),
+        CAPTURE,
+        "{place}/texts/b.json: expected a JSON array of texts, or of objects with a field 'text'",
+    ),
+    error(
+        "messages without a role",
+        content("texts/b.json", '[{"messages": [{"content": "w01"}]}]'),
+        CAPTURE,
+        "{place}/texts/b.json, entry 0: expected messages, each with a role and a content that are text",
+    ),
+    error(
+        "conversations for a tokenizer without a chat template",
+        content("texts/b.json", '[{"messages": [{"role": "user", "content": "w01"}]}]'),
+        CAPTURE,
+        "the texts are conversations, but the tokenizer has no chat template; give plain texts",
+    ),
+    error(
+        "an adapter that does not say of which model",
+        lambda p: [(p / "model" / "config.json").unlink(), content("model/adapter_config.json", "{}")(p)],
+        CAPTURE,
+        "{place}/model is an adapter, but its adapter_config.json does not say of which model",
     ),
     error(
         "a JSON line nested without end",

@@ -94,6 +94,7 @@ TARGETS: dict[str, Callable[[bytes], object]] = {
     "summary": lambda data: check_results_folder(placed("summary.json", data).parent),
     "points": lambda data: read_points(placed("points.parquet", data).parent),
     "axes": lambda data: read_axes(placed("axes.parquet", data).parent),
+    "json array": lambda data: read_documents([str(placed("t.json", data))]),
     "json lines": lambda data: read_documents([str(placed("t.jsonl", data))]),
     "texts parquet": lambda data: read_documents([str(placed("t.parquet", data))]),
 }
@@ -138,6 +139,7 @@ def seeds(target: str) -> tuple[bytes, ...]:
         "study": b"title: t\nruns: [{path: a, label: b, step: 3, nope_layers: [1]}]\n",
         "table": b"model,layer,head,r_q_a,concordant\nm,0,1,0.5,True\nm,1,1,inf,\n",
         "summary": b'{"models": {"m": {"family": "f", "pca": {"headline": {"r_q": {"mean": 1}}}}}}',
+        "json array": b'["one", {"text": "two"}, {"messages": [{"role": "user", "content": "three"}]}]',
         "json lines": b'{"text": "one"}\n\n{"text": "two"}\n',
     }
     return (texts[target],)

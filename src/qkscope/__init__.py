@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,8 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
-        raise AttributeError(f"module 'qkscope' has no attribute {name!r}")
+        hint = f"; did you mean {' or '.join(close)}?" if (close := get_close_matches(name, __all__, 2)) else ""
+        raise AttributeError(f"module 'qkscope' has no attribute {name!r}{hint}")
     module, attribute = _WHERE[name]
     return getattr(import_module(module), attribute) if attribute else import_module(module)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,11 @@ import torch
 from torch import nn
 
 import qkscope
+from qkscope.capture.models import load_model, load_tokenizer
+from qkscope.capture.options import ModelOptions
 from qkscope.errors import CaptureError
 from qkscope.files.runfolder import RunFolder
+from tests.capture.conftest import save
 from tests.capture.families import build, families
 from tests.capture.test_run import all_bytes, do, same_moments
 
@@ -116,3 +121,23 @@ def test_a_model_split_over_processes_is_refused(model, ids, tmp_path):
     finally:
         distributed.destroy_process_group()
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_folder_with_an_adapter_is_captured_as_the_model_with_it(ids, tmp_path):
+    peft = pytest.importorskip("peft")
+    base = save(families()["llama"], tmp_path / "base")
+    options = ModelOptions(str(base), dtype="float32", device="cpu")
+    torch.manual_seed(1)
+    adapted = peft.get_peft_model(
+        load_model(options), peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    )
+    adapted.save_pretrained(tmp_path / "adapter")
+    saved = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == str(base)
+    from_folder = load_model(replace(options, model=str(tmp_path / "adapter")))
+    assert type(load_tokenizer(replace(options, model=str(tmp_path / "adapter")))) is type(load_tokenizer(options))
+    with_adapter = do(from_folder, ids[:4], tmp_path / "with")
+    same_run(with_adapter, do(adapted.eval(), ids[:4], tmp_path / "in-memory"), 1e-6)
+    without = do(load_model(options), ids[:4], tmp_path / "without")
+    q = [RunFolder.open(folder).layer(0).q.mean for folder in (with_adapter, without)]
+    assert not np.allclose(*q, rtol=1e-3)

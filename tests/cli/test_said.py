@@ -55,6 +55,27 @@ def test_a_finished_capture_shows_how_long_it_took(terminal):
     assert re.search(r"0:00:(0[1-9]|[1-5]\d)|0:0[1-9]", _last_line(terminal)), _last_line(terminal)
 
 
+def test_the_time_left_counts_neither_loading_nor_earlier_attempts(monkeypatch, caplog):
+    from qkscope.capture.options import Progress
+
+    now = [0.0]
+    monkeypatch.setattr("qkscope.cli.captureprogress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(log, "propagate", True)
+    with caplog.at_level("INFO", logger="qkscope"), documents_done() as on_progress:
+        for seconds, done in ((600.0, 5), (610.0, 6), (620.0, 7)):  # ten minutes of loading, then 10 s a document
+            now[0] = seconds
+            on_progress(Progress(done, 10, 100 * done, 1000, 400))
+    assert "7 of 10 documents, 10 tokens/s, 30 s left" in caplog.text
+
+
+def test_help_names_options_whole_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    for command in ("capture", "analyze", "reach"):
+        shown = CliRunner().invoke(app, [command, "--help"]).output
+        assert "…\n" not in shown.replace(" …\n", "")
+    assert "--trust-remote-code" in CliRunner().invoke(app, ["capture", "--help"]).output
+
+
 def test_the_hub_that_does_not_answer_is_told_once(capsys):
     requests = logging.getLogger("huggingface_hub.utils._http")
     set_up_logging(quiet=False, verbose=False)

@@ -18,7 +18,7 @@ from transformers.utils.hub import cached_file
 
 from qkscope.capture.options import ModelOptions
 from qkscope.capture.texts import Document
-from qkscope.capture.tokenids import token_ids
+from qkscope.capture.tokenids import chat_ids, token_ids
 from qkscope.errors import CaptureError
 
 _log = logging.getLogger("qkscope")
@@ -90,8 +90,14 @@ def find_bos(options: ModelOptions, tokenizer: PreTrainedTokenizerBase, asked: b
 
 
 def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase, bos: Bos | None = None) -> list[np.ndarray]:
-    """Token ids of each whole document; they are cut to the window later. Without ``bos`` as the tokenizer has it."""
-    return [_tokens(document.text, tokenizer, bos) for document in documents]
+    """Token ids of each whole document; they are cut to the window later. Without ``bos`` as the tokenizer has it.
+
+    A conversation begins as its template says.
+    """
+    return [
+        _tokens(document.text, tokenizer, bos) if document.chat is None else chat_ids(document.chat, tokenizer)
+        for document in documents
+    ]
 
 
 def _tokens(text: str, tokenizer: PreTrainedTokenizerBase, bos: Bos | None) -> np.ndarray:

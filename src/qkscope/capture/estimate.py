@@ -90,6 +90,7 @@ def estimate(model_options: ModelOptions, options: CaptureOptions, window: int) 
     try:
         with init_empty_weights():
             model = model_class(config).from_config(config, trust_remote_code=False)
+        model.tie_weights()  # or embeddings that are also the output count twice
     except Exception as error:  # as in models.py
         raise _unreadable(model_options, error) from None
     text, layers = backbone(model).config, len(self_attentions(model))

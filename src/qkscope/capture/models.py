@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -30,8 +31,10 @@ from qkscope.capture.options import ModelOptions
 from qkscope.capture.sums.gramsums import warm_up
 from qkscope.capture.tokenids import is_panic
 from qkscope.errors import CaptureError
+from qkscope.files.readers import read_json
 
 MOST_LAYERS = 10_000
+ADAPTER_FILE = "adapter_config.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -41,6 +44,8 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     with _errors_as_one_line(options):
         if options.tokenizer:
             return AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=options.trust_remote_code)
+        if adapted(options) is not None and (Path(options.model) / "tokenizer_config.json").exists():
+            return AutoTokenizer.from_pretrained(options.model)
         return AutoTokenizer.from_pretrained(place, **arguments)
 
 
@@ -64,6 +69,8 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
         )
         model: PreTrainedModel = loaded[0]
         _refuse_missing(options, loaded[1])
+        if adapted(options) is not None:
+            model.load_adapter(options.model)
     model.train(False)
     if getattr(model.config, "_commit_hash", None) is None:
         model.config._commit_hash = _commit(options)
@@ -117,8 +124,23 @@ def load_quietly() -> None:
     logging.disable_progress_bar()
 
 
+def adapted(options: ModelOptions) -> ModelOptions | None:
+    """The model that a local folder with an adapter (PEFT) is for; None for anything else."""
+    folder = Path(options.model)
+    if not (folder / ADAPTER_FILE).is_file() or (folder / "config.json").exists():
+        return None
+    try:
+        base = read_json(folder / ADAPTER_FILE)["base_model_name_or_path"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        base = None
+    if not isinstance(base, str) or not base:
+        raise CaptureError(f"{options.model} is an adapter, but its {ADAPTER_FILE} does not say of which model")
+    return replace(options, model=base, revision=None)
+
+
 def location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
-    """Location and arguments for ``from_pretrained``."""
+    """Location and arguments for ``from_pretrained``; of an adapter, those of its model."""
+    options = adapted(options) or options
     # Not None, with which transformers would ask the user.
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     arguments |= {"revision": options.revision} if options.revision else {}

@@ -38,7 +38,7 @@ class ModelOptions:
     """Which model, and how it is loaded."""
 
     model: str = option(
-        help="Hub id, local folder or GGUF file.",
+        help="Hub id, local folder (also of a PEFT adapter) or GGUF file.",
         argument=True,
         typed=str | None,
         written=str | None,
@@ -68,11 +68,13 @@ class TextOptions:
     """Which texts are read."""
 
     texts: tuple[str, ...] = option(
-        help=".txt, .md, .jsonl or .parquet files, folders, globs, hf:// URLs; may be repeated.",
+        help=".txt, .md, .json, .jsonl or .parquet files, folders, globs, hf:// URLs; may be repeated.",
         typed=list[str] | None, written=list[str] | str | None, optional=True,
         parse=lambda places: (places,) if isinstance(places, str) else tuple(places),
     )  # fmt: skip
-    field: str = option("text", "Field or column that holds the text, in .jsonl and .parquet.")
+    field: str = option(
+        "text", "Field or column that holds the text, or messages of a chat, in .json, .jsonl and .parquet."
+    )
     max_docs: int | None = option(None, "At most this many documents.", least=1)
     bos: bool | None = option(
         None, "Begin every document with the model's BOS token, or not; by default as the model's own files say."

@@ -16,7 +16,10 @@ from qkscope.errors import CaptureError
 from qkscope.files.hub import locate
 from qkscope.files.readers import parquet_file, read_text
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+SUFFIXES = (".txt", ".md", ".json", ".jsonl", ".parquet")
+CHAT = "messages"
+"""The field of a conversation, which the tokenizer's chat template turns into one text."""
+Messages = tuple[dict[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Document:
 
     name: str
     text: str
+    chat: Messages | None = None
+    """A conversation; its text is what identifies it."""
 
     @property
     def digest(self) -> str:
@@ -76,6 +81,8 @@ def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
     try:
         if path.suffix == ".jsonl":
             yield from _json_lines(path, name, field)
+        elif path.suffix == ".json":
+            yield from _json_array(path, name, field)
         elif path.suffix == ".parquet":
             yield from _parquet(path, name, field)
         else:
@@ -95,7 +102,7 @@ def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
         values = (value for batch in file.iter_batches(256, columns=[field]) for value in batch[0].to_pylist())
         for number, value in enumerate(values):
             if value:
-                yield Document(f"{name}:{number}", _text(value, f"{path}, row {number}"))
+                yield _document(f"{name}:{number}", value, f"{path}, row {number}", field)
 
 
 def _text(value: object, where: str) -> str:
@@ -112,11 +119,47 @@ def _text(value: object, where: str) -> str:
 def _json_lines(path: Path, name: str, field: str) -> Iterator[Document]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)[field]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise CaptureError(f"{path}, line {number}: expected a JSON object with a field {field!r}") from None
-            if value is not None:
-                yield Document(f"{name}:{number}", _text(value, f"{path}, line {number}"))
+            if line.strip():
+                where = f"{path}, line {number}"
+                try:
+                    entry = json.loads(line)
+                except (ValueError, RecursionError):
+                    raise CaptureError(f"{where}: expected a JSON object with a field {field!r}") from None
+                yield from _entry(f"{name}:{number}", entry, where, field)
+
+
+def _json_array(path: Path, name: str, field: str) -> Iterator[Document]:
+    """Texts, or objects with a field of text, in one array."""
+    try:
+        entries = json.loads(read_text(path))
+    except RecursionError:
+        entries = None
+    if not isinstance(entries, list):
+        raise CaptureError(f"{path}: expected a JSON array of texts, or of objects with a field {field!r}")
+    for number, entry in enumerate(entries):
+        value = {field: entry} if isinstance(entry, str) else entry
+        yield from _entry(f"{name}:{number}", value, f"{path}, entry {number}", field)
+
+
+def _entry(name: str, entry: object, where: str, field: str) -> Iterator[Document]:
+    """The document of a JSON object: its text or, where it has none, its conversation."""
+    if not isinstance(entry, dict):
+        raise CaptureError(f"{where}: expected a JSON object with a field {field!r}")
+    key = CHAT if field not in entry and CHAT in entry else field
+    if key not in entry:
+        fields = ", ".join(map(repr, list(entry)[:10])) or "none"
+        raise CaptureError(f"{where}: expected a JSON object with a field {field!r}, got {fields}; choose with --field")
+    if entry[key] is not None:
+        yield _document(name, entry[key], where, key)
+
+
+def _document(name: str, value: object, where: str, field: str) -> Document:
+    """A text, or a conversation in the field that holds them."""
+    if field != CHAT or isinstance(value, str):
+        return Document(name, _text(value, where))
+    messages = value if isinstance(value, list) else []
+    for message in messages or [None]:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise CaptureError(f"{where}: expected messages, each with a role and a content that are text")
+    chat = tuple({"role": message["role"], "content": message["content"]} for message in messages)
+    return Document(name, _text(json.dumps(chat), where), chat)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,15 @@ def token_ids(text: str, tokenizer: Any) -> np.ndarray:
     """The ids as the tokenizer gives them, special tokens included."""
     with tokenizer_errors():
         return np.asarray(tokenizer(text)["input_ids"], dtype=np.int64)
+
+
+def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> np.ndarray:
+    """The ids of a conversation, as the tokenizer's chat template writes it."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise CaptureError("the texts are conversations, but the tokenizer has no chat template; give plain texts")
+    with tokenizer_errors():
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False)
+        return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
 
 
 @contextmanager

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 @contextmanager
 def documents_done() -> Iterator[Callable[[Progress], None]]:
     """Documents, tokens per second and time left: a bar on a terminal, a line every few seconds in a log."""
-    start = last = time.monotonic()
+    last, rate_of = time.monotonic(), _Rate()
 
     def line(now: Progress) -> None:
         nonlocal last
-        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
+        rate = rate_of(now)
+        if rate and time.monotonic() - last > SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            rate = _rate(now, start)
             left = (now.tokens_in_all - now.tokens) / rate
             log.info("%d of %d documents, %.0f tokens/s, %.0f s left", now.documents, now.documents_in_all, rate, left)
 
@@ -45,11 +45,21 @@ def documents_done() -> Iterator[Callable[[Progress], None]]:
 
         def draw(now: Progress) -> None:
             documents = f"{now.documents}/{now.documents_in_all}"
-            bar.update(task, completed=now.tokens, total=now.tokens_in_all, documents=documents, rate=_rate(now, start))
+            bar.update(task, completed=now.tokens, total=now.tokens_in_all, documents=documents, rate=rate_of(now))
 
         yield draw
 
 
-def _rate(now: Progress, start: float) -> float:
-    """Tokens per second of this attempt, without the tokens of an earlier one."""
-    return max(now.tokens - now.tokens_before, 1) / max(time.monotonic() - start, 1e-3)
+class _Rate:
+    """Tokens per second since the first report: neither loading nor what was done in an earlier attempt counts."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def __call__(self, now: Progress) -> float:
+        """0 until there is something to tell from."""
+        if self._first is None:
+            self._first = time.monotonic(), now.tokens
+            return 0.0
+        since, tokens = self._first
+        return (now.tokens - tokens) / max(time.monotonic() - since, 1e-3)

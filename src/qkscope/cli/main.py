@@ -22,6 +22,7 @@ from qkscope.cli.study import study_app, study_capture_command
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # before anything of the Hub is imported
 
 app = typer.Typer(
+    rich_markup_mode=None,  # whole names of options, whatever the width
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="For every attention head: how much of its query–key geometry is position, how much is content.",

@@ -66,7 +66,7 @@ def _command(analysis: str, about: str) -> Callable[..., None]:
 
 
 def _app(name: str, analysis: str, about: str) -> typer.Typer:
-    app = typer.Typer(pretty_exceptions_enable=False)
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(epilog=f"Example: {name} --config configs/attention-plasticity/llama3.2-3b.yaml")(
         _command(analysis, about)
     )

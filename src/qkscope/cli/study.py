@@ -15,7 +15,7 @@ from qkscope.config import StudyConfig, StudyRunConfig, load_study_config
 from qkscope.errors import ConfigError
 from qkscope.options import listed
 
-study_app = typer.Typer(no_args_is_help=True, help="Work on all runs of a study file.")
+study_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Work on all runs of a study file.")
 _CLASSES = (ModelOptions, TextOptions, CaptureOptions, VectorSampling, ExecutionOptions)
 _OWN = ("model", "revision", "window")
 """What the study file says for each run."""

@@ -32,8 +32,8 @@ Output = Annotated[
     typer.Option("--output", "-o", help="File to write, .png, .svg or .pdf; by default below the results folder."),
 ]
 
-pca_visualize_app = typer.Typer(pretty_exceptions_enable=False)
-rotate_visualize_app = typer.Typer(pretty_exceptions_enable=False)
+pca_visualize_app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+rotate_visualize_app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @pca_visualize_app.command(
