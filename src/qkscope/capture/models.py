@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -168,7 +167,7 @@ def _errors_as_one_line(options: ModelOptions) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         reason = " ".join(str(error).split())[:400] or type(error).__name__
-        if isinstance(error, UnpicklingError):  # not what torch advises: to load whatever it is
+        if type(error).__name__ == "UnpicklingError":  # not what torch advises: to load whatever it is
             reason = "a file of its weights holds more than tensors, which is not loaded; convert it to safetensors"
         raise CaptureError(f"{options.model} cannot be loaded ({reason})") from None
 
