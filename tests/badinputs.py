@@ -27,6 +27,7 @@ HEAD = "l00h01q"
 ANALYZE = ("analyze", "{place}/data", "--only", "pca,rotation", "--workers", "1", "-o", "{place}/out")
 RUN = ("analyze", "{place}/run", "--only", "pca,rotation", "--workers", "1", "-o", "{place}/out")
 WITH_PLASTICITY = ("analyze", "{place}/run", "--only", "pca,rotation,plasticity", "--workers", "1", "-o", "{place}/out")
+CAPTURE_JSON = ("capture", "{place}/model", "--texts", "{place}/texts/b.json", "-o", "{place}/new")
 CAPTURE = ("capture", "{place}/model", "--texts", "{place}/texts", "-o", "{place}/new")
 
 
@@ -740,7 +741,7 @@ OPTIONS = [
     error(
         "layers that do not exist",
         nothing,
-        (*ANALYZE, "--layers", "9"),
+        "data has no layer 9; its layers are 0",
         "data: none of its 4 query heads is in the chosen layers and heads",
     ),
     error(
@@ -1085,19 +1086,19 @@ CAPTURES = [
     error(
         "a JSON file that is not an array",
         content("texts/b.json", '{"text": "w01"}'),
-        CAPTURE,
+        CAPTURE_JSON,
         "{place}/texts/b.json: expected a JSON array of texts, or of objects with a field 'text'",
     ),
     error(
         "messages without a role",
         content("texts/b.json", '[{"messages": [{"content": "w01"}]}]'),
-        CAPTURE,
+        CAPTURE_JSON,
         "{place}/texts/b.json, entry 0: expected messages, each with a role and a content that are text",
     ),
     error(
         "conversations for a tokenizer without a chat template",
         content("texts/b.json", '[{"messages": [{"role": "user", "content": "w01"}]}]'),
-        CAPTURE,
+        CAPTURE_JSON,
         "the texts are conversations, but the tokenizer has no chat template; give plain texts",
     ),
     error(

@@ -68,7 +68,7 @@ class TextOptions:
     """Which texts are read."""
 
     texts: tuple[str, ...] = option(
-        help=".txt, .md, .json, .jsonl or .parquet files, folders, globs, hf:// URLs; may be repeated.",
+        help=".txt, .md, .json, .jsonl or .parquet files, folders (without .json), globs, hf:// URLs; may be repeated.",
         typed=list[str] | None, written=list[str] | str | None, optional=True,
         parse=lambda places: (places,) if isinstance(places, str) else tuple(places),
     )  # fmt: skip

@@ -16,7 +16,8 @@ from qkscope.errors import CaptureError
 from qkscope.files.hub import locate
 from qkscope.files.readers import parquet_file, read_text
 
-SUFFIXES = (".txt", ".md", ".json", ".jsonl", ".parquet")
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+"""What is read of a folder; other files, such as an array in .json, are read if they are named."""
 CHAT = "messages"
 """The field of a conversation, which the tokenizer's chat template turns into one text."""
 Messages = tuple[dict[str, str], ...]
