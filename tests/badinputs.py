@@ -741,8 +741,8 @@ OPTIONS = [
     error(
         "layers that do not exist",
         nothing,
+        (*ANALYZE, "--layers", "0,9"),
         "data has no layer 9; its layers are 0",
-        "data: none of its 4 query heads is in the chosen layers and heads",
     ),
     error(
         "layers that are not numbers",
