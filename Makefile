@@ -3,14 +3,20 @@
 #   make test    install into .venv, then lint, types, import contracts and tests
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := -m pip install --quiet --disable-pip-version-check
+# The versions that were tested, down to the last package. They are those of Python 3.11; another Python gets the newest.
+IS_3_11 := -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
+PINNED = $(shell $(BIN)/python $(IS_3_11) && echo --constraint constraints.txt)
+PIP = $(BIN)/python $(INSTALL) $(PINNED)
+# Installed first and exactly: a range would bring gigabytes of GPU packages.
+TORCH := torch==2.13.0
 
 # One BLAS thread: the tests' matrices are small, and worker processes bring their own.
 export OPENBLAS_NUM_THREADS = 1
 # Tests start clusters of Ray on this machine, which report nothing to anyone.
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test bench docs
+.PHONY: demo test bench docs constraints lowest
 
 demo: .venv/installed-capture
 	$(BIN)/qkscope demo -o demo
@@ -39,26 +45,53 @@ demo/report/explorer.html: | .venv/installed-capture
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "qkscope needs Python 3.11 or later; say which with: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv .venv
+	@$(BIN)/python $(IS_3_11) \
+	  || echo "constraints.txt is for Python 3.11; this Python gets the newest versions, which may not have been tested"
 
-.venv/installed: .venv/bin/python pyproject.toml
+.venv/installed: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing qkscope into .venv (about a minute)"
 	$(PIP) --editable .
 	@touch $@
 
 .venv/installed-capture: .venv/installed
 	@echo "installing what captures need into .venv (about a minute)"
-	$(PIP) torch==2.13.0  # first and exactly: a range would bring gigabytes of GPU packages
+	$(PIP) $(TORCH)
 	$(PIP) --editable '.[capture]'
 	@touch $@
 
 # All at once, which is quicker than one after the other.
-.venv/installed-dev: .venv/bin/python pyproject.toml
+.venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing qkscope and what its tests need into .venv (about two minutes)"
-	$(PIP) torch==2.13.0
+	$(PIP) $(TORCH)
 	$(PIP) --editable '.[dev,capture,gguf,ray]'
 	@touch .venv/installed .venv/installed-capture $@
 
 .venv/installed-docs: .venv/installed-capture
 	@echo "installing what builds the documentation into .venv (about half a minute)"
 	$(PIP) --editable '.[docs]'
+	@touch $@
+
+# The newest versions in a new .venv, pinned in constraints.txt; make test then says whether they work.
+constraints:
+	@$(PYTHON) $(IS_3_11) \
+	  || { echo "constraints.txt is for Python 3.11; say where it is with: make PYTHON=/path/to/python3.11 $@"; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python $(INSTALL) $(TORCH)
+	$(BIN)/python $(INSTALL) --editable '.[dev,docs,capture,gguf,ray]'
+	$(BIN)/python -m tools.constraints
+	@touch .venv/installed .venv/installed-capture .venv/installed-dev .venv/installed-docs
+
+# The lowest versions that pyproject.toml allows, and tests with them. Old packages call deprecated functions of new ones.
+LOWEST := .venv-lowest/bin/python
+LOWEST_TESTS := $(addprefix tests/,core engine analyses files runs results study figures report cli) \
+  tests/capture/test_models.py tests/capture/test_bos.py
+lowest: .venv-lowest/installed
+	OMP_NUM_THREADS=1 $(LOWEST) -m pytest -n auto --dist loadgroup -m 'not slow' -W ignore::DeprecationWarning $(LOWEST_TESTS)
+
+.venv-lowest/installed: pyproject.toml constraints.txt
+	@echo "installing the lowest versions into .venv-lowest (about four minutes)"
+	$(PYTHON) -m venv --clear .venv-lowest
+	$(LOWEST) $(INSTALL) packaging
+	$(LOWEST) -m tools.lowest -o .venv-lowest/requirements.txt
+	$(LOWEST) $(INSTALL) -r .venv-lowest/requirements.txt --editable '.[dev,capture,gguf,ray]'
 	@touch $@
