@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -88,6 +89,7 @@ def of_parquet(seed: bytes, footers: int) -> Iterator[bytes]:
         yield seed[:at] + bytes(rng.choice(FOOTER_BYTES) for _ in range(count)) + seed[at + count :]
 
 
+@cache
 def bomb(seed: bytes) -> bytes:
     """The first row of a table, so many millions of times; it takes a few KB."""
     table = pq.read_table(io.BytesIO(seed))

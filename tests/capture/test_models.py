@@ -113,7 +113,7 @@ def test_layers_that_do_not_agree_can_be_captured_in_turn():
         Measurement(model, GATE, CaptureOptions(window=128))
     assert list(Measurement(model, GATE, CaptureOptions(window=128, layers=(0,))).layers) == [0]
     rest = Measurement(model, GATE, CaptureOptions(window=128, layers=(1, 2, 3)))
-    assert (list(rest.layers), rest.q_per_kv) == ([1, 2, 3], 1)
+    assert (list(rest.layers), rest.chosen.q_per_kv) == ([1, 2, 3], 1)
 
 
 def test_compressed_keys_are_refused_only_where_they_are_asked_for():

@@ -20,7 +20,7 @@ from qkscope.cli.visualize import pca_visualize_app, rotate_visualize_app
 FIRST_STEP = {
     "analyze": (["nowhere", "-o", "out"], "qkscope.runs.run.open_run"),
     "demo": (["-o", "afile/demo"], "qkscope.files.atomic.check_writable"),
-    "capture": (["./nowhere", "--texts", "nowhere", "-o", "out"], "qkscope.files.atomic.check_writable"),
+    "capture": (["./nowhere", "--texts", "nowhere", "-o", "out"], "qkscope.files.inprogress.check_capture_folder"),
     "plan": (["./nowhere"], "qkscope.capture.estimate.estimate"),
     "merge": (["nowhere", "-o", "out"], "qkscope.capture.assemble.merge"),
     "report": (["nowhere", "-o", "out"], "qkscope.report.gather.sources"),

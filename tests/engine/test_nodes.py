@@ -175,11 +175,6 @@ def at_work(nodes: Nodes) -> tuple[Any, int] | None:
     return None
 
 
-def test_a_run_of_three_nodes_is_that_of_one_process(nodes, place, run, tmp_path):
-    finished(nodes.start(capturing(place, tmp_path / "run")))
-    assert all_bytes(tmp_path / "run") == all_bytes(run)
-
-
 def test_a_node_may_die_in_the_middle_of_a_shard(nodes, place, run, tmp_path):
     process = nodes.start(capturing(place, tmp_path / "run"))
     wait_for(lambda: shards_done(tmp_path / "run") >= 3, process)

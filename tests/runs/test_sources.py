@@ -92,7 +92,9 @@ def test_a_selection_is_the_published_draw(tmp_path):
     assert Selection(layers=frozenset({1}), heads=frozenset({0, 2})).of(run) == [HeadId(1, 0, "q"), HeadId(1, 2, "q")]
     assert Selection(exactly=frozenset({(2, 3)})).of(run) == [HeadId(2, 3, "q")]
     with pytest.raises(ConfigError, match="none of its 12 query heads"):
-        Selection(layers=frozenset({9})).of(run)
+        Selection(heads=frozenset({9})).of(run)
+    with pytest.raises(ConfigError, match="data has no layer 7, 9; its layers are 0–2"):
+        Selection(layers=frozenset({1, 7, 9})).of(run)
 
 
 def test_what_is_opened_is_told_by_what_it_holds(folder, tmp_path):
