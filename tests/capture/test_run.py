@@ -23,7 +23,7 @@ from qkscope.core.headmoments import bucket_moments
 from qkscope.core.keypairs import KeyPairs
 from qkscope.core.moments import Moments
 from qkscope.engine import HERE
-from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError
+from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError, TableError
 from qkscope.files import layerfiles
 from qkscope.files.dataset import Dataset
 from qkscope.files.runfolder import RunFolder
@@ -370,7 +370,7 @@ def test_a_second_process_is_told_that_the_folder_is_taken(model, ids, tmp_path)
 
 def test_a_run_wants_a_folder_of_its_own(model, ids, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DatasetError, match="is not a folder"):
+    with pytest.raises(TableError, match="is not a writable directory"):
         do(model, ids, tmp_path / "file")
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "qk.csv").write_text("x")

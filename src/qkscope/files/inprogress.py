@@ -115,8 +115,6 @@ class CaptureInProgress:
 
 def check_capture_folder(folder: Path) -> None:
     """Raise an error unless a folder is new, empty or contains nothing but an earlier attempt, without links."""
-    if folder.exists() and not folder.is_dir():
-        raise DatasetError(f"{folder} is not a folder")
     check_writable(folder)
     folders, files = (
         (PARTS, KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER, "tables"),
