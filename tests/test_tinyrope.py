@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from qkscope.config import load_study_config
 from tests.test_docs import ROOT
 
 torch = pytest.importorskip("torch")
@@ -50,16 +51,20 @@ def data(tmp_path) -> Path:
 @pytest.mark.parametrize("nope", [False, True])
 def test_training_learns_keeps_its_checkpoints_and_repeats_itself(train, data, tmp_path, monkeypatch, nope):
     results = []
-    for name in ("one", "two"):
+    for name, share in (("one", "1e-9"), ("two", "1")):
         argv = ["train.py", "--data", str(data), "--output", str(tmp_path / name), "--device", "cpu"]
+        argv += ["--every", "30", "--max-share", share]
         monkeypatch.setattr(sys, "argv", [*argv, "--nope"] if nope else argv)
         with torch.backends.mkldnn.flags(enabled=False):
             train.main()
         results.append(json.loads((tmp_path / name / "record.json").read_text()))
-    kept = sorted(folder.name for folder in (tmp_path / "one").iterdir() if folder.is_dir())
+    kept = sorted(config.parent.name for config in (tmp_path / "one").glob("*/config.json"))
     assert kept == ["extend-step-0004", "pretrain-step-0001", "pretrain-step-0060"]
     one, two = (result["held_out_loss_by_position"] for result in results)
-    assert one == two
+    assert one == two, "measurements change nothing"
+    assert not (tmp_path / "one" / "qkscope" / "study.yaml").exists()
+    runs = load_study_config(tmp_path / "two" / "qkscope" / "study.yaml").runs
+    assert [(run.phase, run.step) for run in runs] == [("pretrain", 30), ("pretrain", 60), ("extend", 64)]
     assert np.mean(one["pretrain at 32"]) < results[0]["unigram_loss"]
     weights = load_file(tmp_path / "one" / "extend-step-0004" / "model.safetensors")
     assert "lm_head.weight" not in weights

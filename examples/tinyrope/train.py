@@ -1,6 +1,7 @@
 """Train tinyrope: a small language model, extended twice to a longer context, with ten checkpoints on the way.
 
     python examples/tinyrope/train.py --data examples/tinyrope/data --output tinyrope [--nope]
+    qkscope report tinyrope/qkscope/study.yaml                         # what was measured while it trained
 
 One GPU, about four minutes. The model is an ordinary transformers class (Llama; SmolLM3 with --nope, which leaves every
 fourth layer without rotary encoding), so that a capture sees what it would see of any other. Each phase starts from the
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, SmolLM3Config, SmolLM3ForCausalLM
 
+from qkscope.integrations import TrainingStudy
+
 SHAPE = {
     "vocab_size": 2048, "hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 8, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0,
@@ -29,6 +32,8 @@ SHAPE = {
 TOKENS_PER_STEP = 131_072
 EVALUATED = 4096
 """Every phase's model is evaluated at its own context and at this one."""
+MEASURED = 8
+"""Held-out documents on which heads are measured while it trains."""
 SMOOTH = 50
 """Steps that a logged loss averages over."""
 
@@ -60,12 +65,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--nope", action="store_true", help="SmolLM3: every fourth layer without rotary encoding.")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--every", type=int, default=100, help="Steps between measurements of all heads.")
+    parser.add_argument("--max-share", type=float, default=0.05, help="Share of the time that they may take.")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     stream = load(options.data / "train.npz", options.device)
     held_out = np.load(options.data / "held_out.npz")
-    losses, positions, weights = [], {}, None
+    losses, positions, weights, done = [], {}, None, 0
     started = time.monotonic()
     for phase in PHASES:
         model = build(phase, options.nope, options.device)
@@ -73,8 +80,12 @@ def main() -> None:
             model.load_state_dict(weights)
         else:
             print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
-        losses += run(phase, model, stream, options.output, options.seed, started)
-        weights = model.state_dict()
+        study = TrainingStudy(
+            options.output / "qkscope", documents(held_out, phase.context)[:MEASURED], every=options.every,
+            window=phase.context, max_share=options.max_share, title="tinyrope, while it trains", phase=phase.name,
+        )  # fmt: skip
+        losses += run(phase, model, stream, options.output, options.seed, started, study, done)
+        weights, done = model.state_dict(), done + phase.steps
         for context in sorted({phase.context, EVALUATED}):
             by_position = loss_by_position(model, held_out, context, options.device)
             positions[f"{phase.name} at {context}"] = by_position
@@ -101,9 +112,16 @@ def build(phase: Phase, nope: bool, device: str) -> PreTrainedModel:
 
 
 def run(
-    phase: Phase, model: PreTrainedModel, stream: Tensor, output: Path, seed: int, started: float
+    phase: Phase,
+    model: PreTrainedModel,
+    stream: Tensor,
+    output: Path,
+    seed: int,
+    started: float,
+    study: TrainingStudy,
+    done: int,
 ) -> list[tuple[str, int, float]]:
-    """Train one phase; returns the smoothed losses."""
+    """Train one phase, after ``done`` steps of others, and measure its heads; returns the smoothed losses."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -127,6 +145,8 @@ def run(
             print(f"{phase.name} {step}: {logged[-1][2]:.4f}, {time.monotonic() - started:.0f} s", flush=True)
         if step in phase.keep:
             save(model, output / f"{phase.name}-step-{step:04d}")
+        study.at(done + step, model)
+    study.close(done + phase.steps, model)
     return logged
 
 
@@ -153,12 +173,16 @@ def loss_of(model: PreTrainedModel, tokens: Tensor, reduction: str = "mean") -> 
 @torch.no_grad()
 def loss_by_position(model: PreTrainedModel, held_out: np.lib.npyio.NpzFile, context: int, device: str) -> list[float]:
     """Mean held-out loss in 16 parts of the window, over the documents that are long enough."""
-    tokens, starts = held_out["tokens"], held_out["starts"]
-    lengths = np.diff([*starts, len(tokens)])
-    chosen = [tokens[s : s + context + 1] for s, length in zip(starts, lengths, strict=True) if length > context]
-    batch = torch.tensor(np.stack(chosen).astype(np.int64), device=device)
+    batch = torch.tensor(np.stack(documents(held_out, context)), device=device)
     per_token = torch.cat([loss_of(model, part, "none").view(len(part), context) for part in batch.split(8)])
     return [round(x, 4) for x in per_token.view(len(batch), 16, context // 16).mean((0, 2)).tolist()]
+
+
+def documents(held_out: np.lib.npyio.NpzFile, context: int) -> list[np.ndarray]:
+    """The first tokens of each held-out document that is longer than a context: so many, and the next."""
+    tokens, starts = held_out["tokens"].astype(np.int64), held_out["starts"]
+    lengths = np.diff([*starts, len(tokens)])
+    return [tokens[s : s + context + 1] for s, length in zip(starts, lengths, strict=True) if length > context]
 
 
 def unigram(held_out: np.lib.npyio.NpzFile) -> float:

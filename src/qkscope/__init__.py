@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from qkscope import plot
     from qkscope.capture import intervene
     from qkscope.errors import QkscopeError
+    from qkscope.extras.cutting import cut, cut_costs
     from qkscope.extras.effects import effects
     from qkscope.extras.inmemory import capture_model, write_report
+    from qkscope.pipeline.python import analyze_runs as analyze
     from qkscope.pipeline.python import (
         distance,
         head_table,
@@ -40,7 +42,10 @@ __all__ = [
     "QkscopeError",
     "Run",
     "__version__",
+    "analyze",
     "capture_model",
+    "cut",
+    "cut_costs",
     "distance",
     "effects",
     "head_table",
@@ -63,6 +68,9 @@ _WHERE = {
     "Head": ("qkscope.runs.run", "Head"),
     "QkscopeError": ("qkscope.errors", "QkscopeError"),
     "Run": ("qkscope.runs.run", "Run"),
+    "analyze": ("qkscope.pipeline.python", "analyze_runs"),
+    "cut": ("qkscope.extras.cutting", "cut"),
+    "cut_costs": ("qkscope.extras.cutting", "cut_costs"),
     "capture_model": ("qkscope.extras.inmemory", "capture_model"),
     "distance": ("qkscope.pipeline.python", "distance"),
     "effects": ("qkscope.extras.effects", "effects"),

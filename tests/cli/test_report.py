@@ -1,14 +1,21 @@
+import json
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from qkscope._version import __version__
 from qkscope.cli.main import app
 from qkscope.cli.visualize import pca_visualize_app, rotate_visualize_app
 from qkscope.core.planted import Ring, plant
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
+from tests.capture.families import build, families
+from tests.capture.test_run import do
 from tests.helpers import small_dataset
 from tests.report.test_truth import checked_changes, read
 
@@ -63,6 +70,51 @@ def test_a_report_of_a_dataset_holds_tables_figures_and_two_pages(dataset, tmp_p
     assert points.groupby(["layer", "head"]).ngroups == 8
     full = points.groupby(["layer", "head"])["svd_5"].count()
     assert (full > 0).all()
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory) -> Path:
+    """A run with its tables, as ``qkscope capture`` advises."""
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(3, 96, 80) for _ in range(8)]
+    folder = do(build(families()["llama"]), documents, tmp_path_factory.mktemp("captured") / "mine")
+    assert run("analyze", folder, "-o", folder / "tables", "-q").exit_code == 0
+    return folder
+
+
+def test_tables_of_a_run_are_used_again(captured, tmp_path):
+    again, twice, other = (tmp_path / name for name in ("again", "twice", "other"))
+    done = run("report", captured, "-o", again)
+    assert done.exit_code == 0, done.output
+    assert f"mine is analysed already, in {captured / 'tables'}" in done.output
+    shutil.copytree(captured, other / "mine")
+    shutil.rmtree(other / "mine" / "tables")
+    done = run("report", other / "mine", "-o", twice)
+    assert "analysed already" not in done.output
+    for path in sorted((twice / "tables").rglob("*.parquet")):
+        found = pd.read_parquet(again / path.relative_to(twice))
+        pd.testing.assert_frame_equal(found, pd.read_parquet(path))
+    assert (again / "explorer.html").read_bytes() == (twice / "explorer.html").read_bytes()
+    done = run("report", other / "mine", "-o", twice)
+    assert f"mine is analysed already, in {twice / 'tables' / '00-mine'}" in done.output
+
+
+@pytest.mark.parametrize("why", ["another run", "some heads", "no intervals", "another version", "another label"])
+def test_tables_that_are_not_those_of_the_run_are_not_used(captured, tmp_path, why):
+    place = Path(shutil.copytree(captured, tmp_path / "mine"))
+    summary = place / "tables" / "summary.json"
+    options = {"some heads": ["--heads", 0], "no intervals": ["--no-intervals"], "another label": ["--model", "x"]}
+    if why in options:
+        shutil.rmtree(place / "tables")
+        assert run("analyze", place, "-o", place / "tables", "-q", *options[why]).exit_code == 0
+    elif why == "another run":
+        checksums = json.loads((place / "checksums.json").read_text())
+        (place / "checksums.json").write_text(json.dumps(checksums))
+    else:
+        summary.write_text(summary.read_text().replace(f'"qkscope": "{__version__}"', '"qkscope": "0.0.1"'))
+    done = run("view", place, "-o", tmp_path / "page.html", "--no-open")
+    assert done.exit_code == 0, done.output
+    assert "analysed already" not in done.output
 
 
 def test_a_study_file_orders_labels_and_phases(results, tmp_path):

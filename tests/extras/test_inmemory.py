@@ -68,6 +68,14 @@ def test_texts_need_a_tokenizer_and_have_a_passage():
     assert run.model == CHECKPOINTS[0].name
     assert len(run.heads) == 8
     assert (Path(str(run.source)) / "passage.safetensors").exists()
+    words = AutoTokenizer.from_pretrained(tokenizer())
+    points = run.head(0, 0).projections("q")
+    for row in points.head(20).itertuples():
+        ids = words(texts[row.example_id])["input_ids"]
+        assert row.token == words.decode([ids[row.position]])
+    options = CaptureOptions(layers=(0,), token_text=False)
+    without = qkscope.capture_model(loaded, texts, words, options=options, window=128)
+    assert "token" not in without.head(0, 0).projections("q")
 
 
 @pytest.mark.parametrize(
@@ -132,3 +140,78 @@ def test_readmes_snippet_runs_as_it_stands(tmp_path, monkeypatch):
         (tmp_path / "books" / path.name).write_text(path.read_text()[:3000])
     exec(compile(snippet, "README.md", "exec"), {})
     assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_tables_of_several_runs_with_the_options_of_the_command_line(model, ids, tmp_path):
+    one, two = (
+        qkscope.capture_model(model, some, window=128, name=name, progress=False)
+        for name, some in (("a", ids), ("b", ids[1:]))
+    )
+    found = qkscope.analyze([one, two], tmp_path / "out", only=["pca"], layers=[1, 2], heads=[0], intervals=False)
+    assert list(found) == ["qk", "heads"]
+    assert found["heads"][["model", "layer", "head"]].to_numpy().tolist() == [
+        [name, layer, 0] for name in "ab" for layer in (1, 2)
+    ]
+    written = pd.read_parquet(tmp_path / "out" / "heads.parquet")
+    pd.testing.assert_frame_equal(written, found["heads"][list(written)], check_dtype=False)
+    with pytest.raises(ConfigError, match="has no layer 9"):
+        qkscope.analyze(one, layers=[9])
+    with pytest.raises(ConfigError, match="several sources have the label a"):
+        qkscope.analyze([one, one])
+
+
+def test_heads_that_fail_raise_or_are_left_out(model, ids, tmp_path, caplog):
+    run = qkscope.capture_model(model, ids, window=128, folder=tmp_path / "run", progress=False)
+    (tmp_path / "run" / "moments" / "layer-001.safetensors").unlink()
+    with pytest.raises(qkscope.QkscopeError, match=r"layer-001\.safetensors"):
+        qkscope.analyze(run, only=["pca"])
+    found = qkscope.analyze(run, only=["pca"], strict=False)
+    assert sorted(found["heads"]["layer"].unique()) == [0, 2, 3]
+    assert sum("left out: " in record.message for record in caplog.records) == 4
+
+
+def test_key_heads_to_cut_are_those_of_the_command_line(model, ids, tmp_path):
+    import json
+
+    from typer.testing import CliRunner
+
+    from qkscope.cli.main import app
+
+    run = qkscope.capture_model(model, ids, window=128, folder=tmp_path / "run", progress=False)
+    chosen = qkscope.cut(run, 32, keep=0.25, by="measured", folder=tmp_path / "here")
+    arguments = [
+        "reach",
+        str(tmp_path / "run"),
+        "--cut",
+        "32",
+        "--keep",
+        "0.25",
+        "--by",
+        "measured",
+        "-o",
+        str(tmp_path / "there"),
+        "-q",
+    ]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    here, there = (json.loads((tmp_path / place / "cut.json").read_text()) for place in ("here", "there"))
+    assert here == there
+    assert here["heads"] == [list(head) for head in chosen.heads]
+    with pytest.raises(ConfigError, match="unknown order 'size'; choose from far"):
+        qkscope.cut(run, 32, by="size")
+    with qkscope.intervene.windowed(model, chosen.windows):
+        pass
+    others = [np.roll(some, 1) for some in ids[:2]]
+    costs = qkscope.cut_costs(model, run, others, window=32, keep=[0.5], draws=2)
+    assert {"none", "all", "far", "random", "reversed"} <= set(costs["order"])
+    assert costs["nll"].notna().all()
+
+
+def test_a_notebook_shows_the_map_of_heads(model, ids):
+    run = qkscope.capture_model(model, ids, window=128, name="<tiny>", progress=False)
+    text = run._repr_html_()
+    assert text.count("<rect") == len(run.heads)
+    assert "<title>layer 3, head 1: " in text
+    assert "&lt;tiny&gt;" in text
+    heads = qkscope.head_table(run, intervals=False)
+    for kind, count in heads["taxonomy"].value_counts().items():
+        assert f" {count} {kind}" in text

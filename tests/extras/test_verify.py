@@ -52,6 +52,38 @@ def test_one_flipped_byte_is_found(run):
     assert lines[0] == f"{file} differs from its checksum; copy or capture the run again"
 
 
+@pytest.mark.parametrize(("name", "failed"), [("moments/layer-001.safetensors", 4), ("run.json", 16)])
+def test_what_verify_rejects_is_not_analysed(run, tmp_path, name, failed):
+    """A value that is as good as any other, and was not measured: only the checksum tells."""
+    file = run / name
+    if name == "run.json":
+        file.write_text(file.read_text().replace('"seed": 0', '"seed": 1'))
+    else:
+        tensors = load_file(file)
+        largest = max(tensors, key=lambda each: tensors[each].nbytes)
+        save_file(tensors | {largest: tensors[largest] * np.asarray(1.01, tensors[largest].dtype)}, file)
+    done = CliRunner().invoke(app, ["analyze", str(run), "-o", str(tmp_path / "out"), "--only", "pca"])
+    said = f"{file} differs from its checksum; copy or capture the run again"
+    assert sum(line.startswith("failed: ") and line.endswith(said) for line in done.output.splitlines()) == failed
+    assert done.exit_code == (1 if failed < 16 else 2)
+    changed = [line for line in invoke("verify", run)[1] if "differs from its checksum" in line]
+    assert changed[0] == said
+
+
+def test_vectors_that_were_not_sampled_are_not_drawn(run, tmp_path):
+    shutil.copyfile(run / "sample/l00h01q/data.parquet", run / "sample/l00h00q/data.parquet")
+    done = CliRunner().invoke(app, ["analyze", str(run), "-o", str(tmp_path / "out"), "--only", "pca"])
+    failures = [line for line in done.output.splitlines() if line.startswith("failed: ")]
+    assert len(failures) == 1
+    assert "l00h00q" in failures[0]
+    assert "differs from its checksum" in failures[0]
+
+
+def test_a_run_without_checksums_is_analysed(run, tmp_path):
+    (run / "checksums.json").unlink()
+    assert invoke("analyze", run, "-o", tmp_path / "out", "--only", "pca", "-q")[0] == 0
+
+
 def test_missing_and_foreign_files_are_found(run):
     (run / "sample" / "l00h00q" / "data.parquet").unlink()
     (run / "moments" / "notes.txt").write_text("hello")

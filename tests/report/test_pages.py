@@ -14,7 +14,7 @@ from qkscope.report.findings import FINDINGS
 from qkscope.report.heads import head_frame, metrics
 from qkscope.report.opening import opening
 from qkscope.report.page import as_json
-from qkscope.report.points import COMPLEMENT_AXES, WIDE, packed, rows_per_kind
+from qkscope.report.points import COMPLEMENT_AXES, WIDE, packed, rows_per_kind, words
 from qkscope.report.report import head_list, report_html
 from qkscope.report.write import GENERATOR, check_pages
 from qkscope.study.study import Entry, Study, StudyRun, build
@@ -154,6 +154,8 @@ def unpacked(text: str, window: int) -> dict[str, dict[str, np.ndarray]]:
         for c, name in enumerate(WIDE):
             kinds[kind][name] = ranges[2 * c] + ranges[2 * c + 1] * np.frombuffer(blob, "<u2", n, at)
             at += 2 * n
+        kinds[kind]["word"] = np.frombuffer(blob, "<u2", n, at)
+        at += 2 * n
     for kind, n in zip("qk", counts, strict=True):
         for c in range(COMPLEMENT_AXES):
             place = 2 * (len(WIDE) + c)
@@ -173,6 +175,19 @@ def test_points_survive_packing_to_their_resolution():
             np.testing.assert_allclose(found[kind][name], part[name], atol=np.ptp(points[name]) / 65535)
         np.testing.assert_allclose(found[kind]["svd_3"], part["svd_3"], atol=np.ptp(points["svd_3"]) / 255)
     assert len(unpacked(packed(points, 4096, 40), 4096)["q"]["a"]) == 40
+    assert not found["q"]["word"].any()
+
+
+def test_points_say_which_word_they_are():
+    points = make_points(pd.DataFrame({"model": ["m"], "layer": 0, "head": 0}), 4096, np.random.default_rng(0), rows=90)
+    named = points.assign(token=[None if at % 7 == 0 else f"w{at % 5}" for at in points["position"]])
+    vocabulary = words(named)
+    assert vocabulary == ["", "w0", "w1", "w2", "w3", "w4"]
+    found = unpacked(packed(named, 4096, 500, vocabulary), 4096)
+    for kind in "qk":
+        expected = named[named["kind"] == kind]["token"].fillna("").tolist()
+        assert [vocabulary[number] for number in found[kind]["word"]] == expected
+    assert words(points) == [""]
 
 
 def test_points_without_a_complement_or_of_one_kind_are_packed_too():
@@ -186,7 +201,7 @@ def test_points_without_a_complement_or_of_one_kind_are_packed_too():
 
 def test_a_page_of_many_heads_stays_within_its_budget():
     for heads in (1, 1000, 4000):
-        per_head = 4 * 2 * (len(WIDE) + COMPLEMENT_AXES) + 4 + rows_per_kind(heads) * 2 * (10 + COMPLEMENT_AXES)
+        per_head = 4 * 2 * (len(WIDE) + COMPLEMENT_AXES) + 4 + rows_per_kind(heads) * 2 * (12 + COMPLEMENT_AXES)
         assert heads * per_head * 4 / 3 < 40e6 - 5e6
 
 

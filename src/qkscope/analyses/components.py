@@ -140,6 +140,8 @@ def _measured(
 
 
 TAXONOMY = ("position-dominated", "q-positional", "k-positional", "content-focused", "mixed")
+CLASSES = dict(zip(TAXONOMY, ("#1b4965", "#62a1c7", "#c8553d", "#f2c14e", "#c9c9c9"), strict=True))
+"""The colour of each class, in every picture."""
 
 
 def taxonomy(r_q: PerHead, r_k: PerHead, high: float = 0.7, low: float = 0.3) -> Int[np.ndarray, "*batch"]:

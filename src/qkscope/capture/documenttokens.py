@@ -45,6 +45,13 @@ class DocumentTokens:
             return self
         return DocumentTokens.of(self.ids[:window] if self.images is None else self.images.cut(window))
 
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """The ids at some of its positions."""
+        if self.images is None:
+            return self.ids[positions]
+        known = np.concatenate([np.arange(*stretch) for stretch in self.positions])
+        return self.ids[np.searchsorted(known, positions)]
+
     def n_after(self, skip_first: int) -> int:
         """Tokens after the first positions."""
         return sum(max(0, end - max(first, skip_first)) for first, end in self.positions)

@@ -124,6 +124,7 @@ class CaptureOptions:
     )
     sample: int = option(2048, "Tokens whose vectors are kept, the same ones in every head.", least=1)
     seed: int = option(0, "Seed of the sample.")
+    token_text: bool = option(True, "Keep the sampled tokens as text, beside their vectors.")
     layers: tuple[int, ...] | None = option(
         None, "Only these layers, such as 0,4-7.", typed=str | None, written=Indices,
         parse=parse_indices,

@@ -13,14 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from qkscope.capture.bos import Bos, tokenize
 from qkscope.capture.texts import Document
+from qkscope.capture.tokenids import token_texts
 
 PASSAGE = (
     "In the lighthouse Ann Keller wrote: on Monday three ships, on Tuesday a storm. Years later Ann Keller read it "
     "again: on Monday three ships, on Tuesday a storm. The sea was quiet now, and no ship came to the old lighthouse."
 )
 PASSAGE_TOKENS = 64
-_LONGEST = 40
-"""Characters of a token that are kept."""
 
 
 @dataclass(frozen=True)
@@ -38,4 +37,4 @@ class Passage:
 def bundled_passage(tokenizer: PreTrainedTokenizerBase, bos: Bos | None = None) -> Passage:
     """The passage in the tokens of this tokenizer."""
     ids = tokenize([Document("passage", PASSAGE)], tokenizer, bos)[0][:PASSAGE_TOKENS]
-    return Passage(ids, tuple(str(tokenizer.decode([token]))[:_LONGEST] for token in ids.tolist()))
+    return Passage(ids, tuple(token_texts(ids, tokenizer)))

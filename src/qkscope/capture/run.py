@@ -41,6 +41,8 @@ from qkscope.files.manifest import problem
 from qkscope.files.parts import LeftOutDocument, Note, Span
 from qkscope.files.passage import PASSAGE_ENTRY, write_passage
 
+Words = Callable[[np.ndarray], list[str]]
+"""The text of each of some token ids."""
 _log = logging.getLogger("qkscope")
 
 
@@ -53,12 +55,14 @@ def capture(
     about: dict[str, Any],
     execution: ExecutionOptions | None = None,
     passage: Passage | None = None,
+    words: Words | None = None,
 ) -> Path:
     """Measure the model on these documents; ``about`` states where the model comes from, for the manifest.
 
     The model is a loaded one, or the options by which workers load it. Documents without two tokens after
     ``skip_first`` are left out and counted in the manifest. Of a ``passage``, a short text, all vectors are kept.
-    Documents are token ids or, for a loaded model, inputs with images.
+    Documents are token ids or, for a loaded model, inputs with images. Tokens whose vectors are kept have the text that
+    ``words`` gives them, if it is given.
     """
     execution = execution or ExecutionOptions()
     check_capture_folder(folder)
@@ -92,7 +96,7 @@ def capture(
             if passage is not None:
                 write_passage(folder, report.passage)
             names = [documents[number].name for number in usable]
-            job = _Job(state, report, cut_ids, names, options, execution, job_shards, held_folder)
+            job = _Job(state, report, cut_ids, names, options, execution, job_shards, held_folder, words)
             replica.on_documents = job.tell
             job.do(workers.map)
             last = job.last
@@ -171,6 +175,7 @@ class _Job:
     shards: range
     """The shards of this job, done or not."""
     held_folder: HeldFolder
+    words: Words | None
     last: tuple[int, KeptVectors] | None = field(default=None, init=False)
     """Number and vectors of the shard that completed the run, which are not on disk."""
     _tokens: int = field(default=0, init=False)
@@ -261,18 +266,28 @@ class _Job:
             _log.error("left out document %d (%s): %s", document, self.names[document], reason)
         if sums.one_by_one:
             _log.warning("%s did not fit into memory in batches and were measured one by one", shard)
-        span = Span(shard.number)
+        span, kept = Span(shard.number), self._with_texts(sums.kept)
         is_last = self.execution.share is None and self.state.parts.completes(span)
         note = Note(
             one_by_one=[shard.number] if sums.one_by_one else [],
-            kept={} if is_last else write_kept(self.state.kept, shard.number, sums.kept),
+            kept={} if is_last else write_kept(self.state.kept, shard.number, kept),
             losses=sums.losses,
             left_out=[LeftOutDocument(document=document, reason=reason) for document, reason in sums.left_out.items()],
         )
         if is_last:  # the run is written right after it
-            self.last = shard.number, sums.kept
+            self.last = shard.number, kept
         layers = {layer: _loaded(moments) for layer, moments in sums.moments.items()}
         self.state.parts.add(span, layers, note, save=not is_last)
+
+    def _with_texts(self, kept: KeptVectors) -> KeptVectors:
+        """The kept vectors with their tokens as text."""
+        if self.words is None or not self.options.token_text or not len(kept.position):
+            return kept
+        ids = np.zeros_like(kept.position)
+        for example in np.unique(kept.example_id):
+            rows = kept.example_id == example
+            ids[rows] = self.ids[example].at(kept.position[rows])
+        return replace(kept, texts=self.words(ids))
 
 
 def _loaded(moments: LayerMoments) -> Callable[[], LayerMoments]:

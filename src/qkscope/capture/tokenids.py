@@ -1,4 +1,4 @@
-"""Token ids of a text; a tokenizer that breaks on it is an error in one line."""
+"""Token ids of a text, and the text of token ids; a tokenizer that breaks is an error in one line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from qkscope.errors import CaptureError
+
+LONGEST_TOKEN = 40
+"""Characters of a token that are kept."""
 
 
 def token_ids(text: str, tokenizer: Any) -> np.ndarray:
@@ -24,6 +27,15 @@ def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> np.ndarra
     with tokenizer_errors():
         text = tokenizer.apply_chat_template(list(messages), tokenize=False)
         return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+
+
+def token_texts(ids: np.ndarray, tokenizer: Any) -> list[str]:
+    """Each token as text, as far as a single token is."""
+    distinct, places = np.unique(ids, return_inverse=True)
+    with tokenizer_errors():
+        decoded = [str(tokenizer.decode([token]))[:LONGEST_TOKEN] for token in distinct.tolist()]
+    texts = [text.encode("utf-8", "replace").decode() for text in decoded]
+    return [texts[place] for place in places.tolist()]
 
 
 @contextmanager

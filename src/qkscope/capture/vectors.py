@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,9 @@ from qkscope.files.runfolder import SAMPLE
 from qkscope.files.vectors import DATA_FILE, token_columns, write_vectors
 from qkscope.heads import HeadId
 
+_TEXTS = "texts"
+"""Tensor of a shard's file that has its tokens as text: JSON, byte by byte."""
+
 
 @dataclass(frozen=True)
 class KeptVectors:
@@ -31,6 +36,13 @@ class KeptVectors:
     example_id: np.ndarray
     position: np.ndarray
     vectors: dict[int, tuple[np.ndarray, np.ndarray]]
+    texts: list[str] | None = None
+    """The tokens as text, if they are to be kept."""
+
+    @property
+    def token(self) -> np.ndarray:
+        """The tokens as text, or as many times None."""
+        return _objects([None] * len(self.position) if self.texts is None else self.texts)
 
 
 def write_kept(folder: Path, shard: int, kept: KeptVectors) -> dict[str, str]:
@@ -41,6 +53,8 @@ def write_kept(folder: Path, shard: int, kept: KeptVectors) -> dict[str, str]:
     tensors = {"example_id": kept.example_id.astype(np.int64), "position": kept.position.astype(np.int64)}
     for layer, (q, k) in kept.vectors.items():
         tensors |= {f"{layer}.q": q, f"{layer}.k": k}
+    if kept.texts is not None:
+        tensors[_TEXTS] = np.frombuffer(json.dumps(kept.texts).encode(), dtype=np.uint8)
     path = folder / f"shard-{shard:06d}.safetensors"
     write_tensors(path, tensors)
     return {path.name: digest(path)}
@@ -51,6 +65,8 @@ class LayerRows(NamedTuple):
 
     example: np.ndarray
     position: np.ndarray
+    token: np.ndarray
+    """As text, or None."""
     q: np.ndarray
     """Queries (n, Hq, d)."""
     k: np.ndarray
@@ -75,7 +91,7 @@ class KeptFiles:
         if self.last is not None:
             number, kept = self.last
             if layer in kept.vectors:
-                by_shard[number] = LayerRows(kept.example_id, kept.position, *kept.vectors[layer])
+                by_shard[number] = LayerRows(kept.example_id, kept.position, kept.token, *kept.vectors[layer])
         parts = [part for _, part in sorted(by_shard.items()) if part is not None]
         if not parts:
             raise CaptureError(
@@ -89,12 +105,14 @@ class KeptFiles:
         path = self.folder / name
         try:
             with safe_open(path, framework="np") as file:
-                if f"{layer}.q" not in file.keys():  # noqa: SIM118
+                names = file.keys()
+                if f"{layer}.q" not in names:
                     return None
-                return LayerRows(
-                    *(file.get_tensor(each) for each in ("example_id", "position", f"{layer}.q", f"{layer}.k"))
-                )
-        except (OSError, SafetensorError) as error:
+                example, position = file.get_tensor("example_id"), file.get_tensor("position")
+                texts = json.loads(file.get_tensor(_TEXTS).tobytes()) if _TEXTS in names else [None] * len(position)
+                q, k = file.get_tensor(f"{layer}.q"), file.get_tensor(f"{layer}.k")
+                return LayerRows(example, position, _objects(texts), q, k)
+        except (OSError, ValueError, SafetensorError) as error:
             raise CaptureError(f"{path} cannot be read as kept vectors ({error}); capture the run again") from None
 
 
@@ -116,7 +134,10 @@ class RunVectors:
     def write_layer(self, layer: dict[str, Any], rows: LayerRows) -> list[Path]:
         """Write the heads of a layer; returns the files, which are not synced to disk yet."""
         bucket = rows.position // bucket_width(self.manifest["window"], self.manifest["options"]["buckets"])
-        columns = token_columns(rows.position, rows.example, bucket=bucket, sliding_window=layer["sliding_window"])
+        columns = token_columns(
+            rows.position, rows.example, bucket=bucket, sliding_window=layer["sliding_window"],
+            tokens=rows.token.tolist(),
+        )  # fmt: skip
         paths = []
         for kind, names, values in (("q", layer["query_heads"], rows.q), ("k", layer["key_heads"], rows.k)):
             for number, name in enumerate(names):
@@ -149,6 +170,12 @@ def datasets_of(folder: Path, manifest: dict[str, Any]) -> list[RunVectors]:
         heads = _drawn_heads(manifest, sampling)
         datasets.append(RunVectors(folder / VECTORS_FOLDER, manifest, numbered_tokens(chosen), heads))
     return datasets
+
+
+def _objects(texts: Sequence[str | None]) -> np.ndarray:
+    array = np.empty(len(texts), dtype=object)
+    array[:] = texts
+    return array
 
 
 def _rope(manifest: dict[str, Any]) -> dict[str, Any] | None:

@@ -127,6 +127,7 @@ def analyze_command(
         ]
         said = {"command": "analyze", "layers": layers, "heads": heads, "sample_heads": sample_heads} | reading
         said |= {} if decay_range is None else {"decay_range": decay_range}
+        said |= {"intervals": False} if no_intervals else {}
         jobs = [
             Job(run, chosen, points=parse_points(points, run), buckets=buckets, decay_range=decay_range, config=said)
             for run in runs

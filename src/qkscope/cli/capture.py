@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,6 +103,7 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
     from qkscope.capture.bos import find_bos, tokenize
     from qkscope.capture.passage import bundled_passage
     from qkscope.capture.texts import read_documents
+    from qkscope.capture.tokenids import token_texts
     from qkscope.files.inprogress import check_capture_folder
 
     if not bars():
@@ -124,7 +126,8 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
         execution = replace(execution, on_progress=on_progress)
         source = replace(model, threads=execution.threads(model.threads))
         passage = bundled_passage(tokenizer, bos)
-        folder = running.capture(source, documents, ids, output, options, about, execution, passage)
+        words = partial(token_texts, tokenizer=tokenizer)
+        folder = running.capture(source, documents, ids, output, options, about, execution, passage, words)
     log.info("done in %.0f s", time.monotonic() - started)
     return said_of(folder)
 

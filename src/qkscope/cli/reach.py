@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from qkscope.capture.lockedmodel import LockedModel
+    from qkscope.extras.cutting import CutLimits
     from qkscope.extras.reach import Cut
 
 _HOW = ("revision", "tokenizer", "dtype", "device", "attn", "config_overrides", "trust_remote_code", "threads")
@@ -69,25 +70,26 @@ def reach_command(
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command"):
         from qkscope.extras import reach as choosing
+        from qkscope.extras.cutting import CutLimits
+        from qkscope.files.runfolder import RunFolder
 
         if by not in choosing.ORDERS:
             raise ConfigError(f"unknown order {by!r}; choose from {', '.join(choosing.ORDERS)}")
         if measure is not None and cut is None:
             raise ConfigError("--measure needs --cut, the window to measure")
         listed = None if against is None else choosing.read_list(against)
-        if cut is not None:
-            _refuse_encoders(run)
+        limits = None if cut is None else CutLimits.of(RunFolder.open(run))
         tables, code = _tables(run, output, workers, started)
         widths = sorted(tables["reach"]["w"].unique().tolist())
         at = cut or int(widths[len(widths) // 2])
         heads = choosing.query_head_table(tables, at)
         if listed is not None:
             _say_agreement(choosing.agreement_with(heads, *listed), output)
-        if cut is not None:
-            heads, sinks = _cut(run, output, heads, by, keep, cut)
+        if cut is not None and limits is not None:
+            heads = _cut(run, output, heads, limits, by, keep, cut)
             if measure is not None:
                 shares = dict.fromkeys([keep, *((0.75, 0.25) if also_keep is None else also_keep)])
-                cuts = choosing.every_cut(heads, by, list(shares), cut, sinks, draws, seed)
+                cuts = choosing.every_cut(heads, by, list(shares), cut, limits.sinks, draws, seed)
                 locked, documents = loaded(values | {"model": measure}, run, window, allow_overlap=allow_overlap)
                 _measure(locked, documents, run, output, cuts)
         raise typer.Exit(code)
@@ -109,24 +111,6 @@ def _tables(run: Path, output: Path, workers: int | None, started: float) -> tup
         raise ConfigError(f"nothing is known about the reach of {run}: give a captured run, or the rotary encoding")
     code = write_and_exit_code(output, outcomes, started)
     return {name: frames[name] for name in ("position", "reach")}, code
-
-
-def _refuse_encoders(run: Path) -> None:
-    from qkscope.files.runfolder import RunFolder
-
-    if RunFolder.open(run).encoder:
-        raise ConfigError(f"{run} is a run of an encoder, which keeps no keys; leave out --cut")
-
-
-def _described(run: Path) -> tuple[int, dict[int, int | None], tuple[int, int]]:
-    """Sinks of a captured run, the sliding window of each layer, and how many layers and key heads the model has."""
-    from qkscope.files.runfolder import RunFolder
-
-    manifest = RunFolder.open(run).manifest
-    sliding = {int(layer["layer"]): layer["sliding_window"] for layer in manifest["layers"]}
-    n_layers = max(int(manifest["model"].get("layers") or 0), max(sliding) + 1)
-    n_key_heads = 1 + max(head for layer in manifest["layers"] for head in layer["key_heads"])
-    return int(manifest["options"]["skip_first"]), sliding, (n_layers, n_key_heads)
 
 
 def _say_agreement(table: pd.DataFrame, output: Path) -> None:
@@ -151,18 +135,19 @@ def _say_agreement(table: pd.DataFrame, output: Path) -> None:
         log.info("wrote %s", output / name)
 
 
-def _cut(run: Path, output: Path, heads: pd.DataFrame, by: str, keep: float, window: int) -> tuple[pd.DataFrame, int]:
-    """Write the cut that is asked for; returns the heads that a cut can change, and the number of sinks."""
+def _cut(
+    run: Path, output: Path, heads: pd.DataFrame, limits: CutLimits, by: str, keep: float, window: int
+) -> pd.DataFrame:
+    """Write the cut that is asked for; returns the heads that a cut can change."""
     from qkscope.extras import reach as choosing
 
-    sinks, sliding, shape = _described(run)
-    heads = choosing.longer_than(heads, sliding, window)
-    chosen = choosing.choose(heads, by, keep, window, sinks)
-    for path in choosing.write_cut(output, chosen, run.absolute().name, keep, shape):
+    heads = choosing.longer_than(heads, limits.sliding, window)
+    chosen = choosing.choose(heads, by, keep, window, limits.sinks)
+    for path in choosing.write_cut(output, chosen, run.absolute().name, keep, limits.shape):
         log.info("wrote %s", path)
     n_heads = heads.groupby(choosing.KEY).ngroups
     log.info("%d of %d key heads are cut to %d tokens", len(chosen.heads), n_heads, window)
-    return heads, sinks
+    return heads
 
 
 def _measure(locked: LockedModel, documents: list[torch.Tensor], run: Path, output: Path, cuts: list[Cut]) -> None:

@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ def capture_model(
     from qkscope.capture.passage import bundled_passage
     from qkscope.capture.run import capture
     from qkscope.capture.texts import Document
+    from qkscope.capture.tokenids import token_texts
 
     plain = plain_model(model)
     documents = [Document(f"text {i}", _said(text)) for i, text in enumerate(_several(texts))]
@@ -52,11 +54,12 @@ def capture_model(
     label = name or Path(str(plain.config.name_or_path or type(plain).__name__)).name
     place = Path(tempfile.mkdtemp(prefix="qkscope-")) if folder is None else Path(folder)
     passage = None if tokenizer is None else bundled_passage(tokenizer)
+    words = None if tokenizer is None else partial(token_texts, tokenizer=tokenizer)
     about = {"id": label, "revision": None, "config_overrides": None, "bos": None}
     try:
         with _Bar(progress) as on_progress:
             execution = ExecutionOptions(on_progress=on_progress)
-            capture(plain, documents, ids, place, chosen, about, execution, passage)
+            capture(plain, documents, ids, place, chosen, about, execution, passage, words)
         run = open_run(place, model=label)
     except BaseException:
         if folder is None:

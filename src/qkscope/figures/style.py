@@ -12,19 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from qkscope.analyses.components import CLASSES as CLASSES
+
 Q, K = "#5ba7dd", "#981428"
 """Queries are blue and keys are red, everywhere; without colours queries are the lighter ones."""
 INK, FAINT = "#222222", "#8a8a8a"
 FAMILIES = ["#e69f00", "#009e73", "#7b5aa6", "#56b4e9", "#8c6d1f", "#cc79a7", "#4d4d4d", "#a6761d"]
 FAMILY_MARKERS = ["o", "^", "s", "D", "v", "P", "X", "*"]
 PHASES = ["#3c4f76", "#d98c3f", "#4d9078", "#9db4d6", "#a63d1c", "#8a6fb0", "#b9a44c", "#2e5248"]
-CLASSES = {
-    "position-dominated": "#1b4965",
-    "q-positional": "#62a1c7",
-    "k-positional": "#c8553d",
-    "content-focused": "#f2c14e",
-    "mixed": "#c9c9c9",
-}
 NOT_THERE = "////"
 """Hatch of a cell without heads."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
 from qkscope.errors import DatasetError
@@ -13,6 +14,7 @@ from qkscope.files.atomic import write_together
 from qkscope.files.readers import check_regular, read_text
 
 CHECKSUMS = "checksums.json"
+_DIFFERS = "{} differs from its checksum; copy or capture the run again"
 _RUN_ENTRIES = ("run.json", "moments", "passage.safetensors", "sample", "vectors")
 """Files and folders that belong to a run; tables computed from it do not."""
 
@@ -28,7 +30,32 @@ def write_checksums(folder: Path, known: Mapping[Path, str] | None = None) -> No
 
 def compare(folder: Path) -> list[str] | None:
     """One line for each file that changed, is missing or was added since the capture; None without checksums."""
+    recorded = _recorded(folder / CHECKSUMS)
+    if recorded is None:
+        return None
+    present = _names(folder)
+    problems = [f"{folder / name} is missing; copy the run again" for name in recorded if name not in present]
+    problems += [f"{folder / name} is not a file of this run; remove it" for name in present if name not in recorded]
+    changed = [name for name in present if name in recorded and digest(folder / name) != recorded[name]]
+    return problems + [_DIFFERS.format(folder / name) for name in changed]
+
+
+def difference(folder: Path, names: Iterable[str]) -> str | None:
+    """What is wrong with the first of these files of a run that has changed since the capture; None if none has.
+
+    Each file is read once, however often it is asked for; without checksums, none is.
+    """
     path = folder / CHECKSUMS
+    recorded = (_recorded_once(path, *_state(path)) if path.exists() else None) or {}
+    for name in names:
+        file = folder / name
+        if name in recorded and file.is_file() and _digest_once(file, *_state(file)) != recorded[name]:
+            return _DIFFERS.format(file)
+    return None
+
+
+def _recorded(path: Path) -> dict[str, str] | None:
+    """The digests that a run was written with, by file; None without any."""
     if not path.exists():
         return None
     try:
@@ -37,11 +64,23 @@ def compare(folder: Path) -> list[str] | None:
         raise DatasetError(f"{path} cannot be read ({error}); copy the run again") from None
     if not isinstance(recorded, dict) or not all(isinstance(value, str) for value in recorded.values()):
         raise DatasetError(f"{path}: expected a JSON object of file names and digests; copy the run again")
-    present = _names(folder)
-    problems = [f"{folder / name} is missing; copy the run again" for name in recorded if name not in present]
-    problems += [f"{folder / name} is not a file of this run; remove it" for name in present if name not in recorded]
-    changed = [name for name in present if name in recorded and digest(folder / name) != recorded[name]]
-    return problems + [f"{folder / name} differs from its checksum; copy or capture the run again" for name in changed]
+    return recorded
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    """What changes when a file is written or replaced."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=8)
+def _recorded_once(path: Path, *_: int) -> dict[str, str] | None:
+    return _recorded(path)
+
+
+@lru_cache(maxsize=4096)
+def _digest_once(path: Path, *_: int) -> str:
+    return digest(path)
 
 
 def _names(folder: Path) -> list[str]:

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pandas as pd
+
 from qkscope.core.rows import Rows
 from qkscope.errors import DatasetError, HeadError
 from qkscope.files.atomic import write_together
 from qkscope.files.hub import Files, Located, locate
 from qkscope.files.readers import read_text
 from qkscope.files.ropecard import RopeCard, parse_rotary
-from qkscope.files.vectors import DATA_FILE, read_rows, write_rows
+from qkscope.files.vectors import DATA_FILE, no_token_texts, read_rows, read_token_texts, write_rows
 from qkscope.heads import HeadId
 
 CARD = "dataset.json"
@@ -89,6 +91,13 @@ class Dataset:
     def read(self, head: HeadId) -> Rows:
         """The rows of one head, in the order of its file."""
         return read_rows(self.path(head), head)
+
+    def token_texts(self) -> pd.DataFrame:
+        """Tokens as text, as far as the file of the first query head has them."""
+        try:
+            return read_token_texts(self.path(self.query_heads[0]))
+        except (DatasetError, HeadError):
+            return no_token_texts()
 
 
 def write_dataset(

@@ -2,7 +2,7 @@
 
 Columns: ``bucket``, ``example_id``, ``position`` (int32), ``vector`` (fixed_size_list of float32 or float16),
 ``sliding_window`` (int32 or null), ``token_str`` (string or null). Only ``example_id``, ``position``, ``vector`` and
-the first value of ``sliding_window`` are read.
+the first value of ``sliding_window`` are needed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float, Int, Real
@@ -56,6 +57,27 @@ def read_sliding_window(path: Path) -> int | None:
     value = batch[0][0].as_py() if batch is not None and len(batch) else None
     # pandas stores integers as floats if some are missing.
     return int(value) if isinstance(value, int | float) and 0 < value < INT32 else None
+
+
+def read_token_texts(path: Path) -> pd.DataFrame:
+    """``example_id``, ``position`` and ``token`` of the rows whose token is known as text; none if unreadable."""
+    columns = ["example_id", "position", "token_str"]
+    try:
+        with parquet_file(path) as file:
+            if not set(columns) <= set(file.schema_arrow.names):
+                return no_token_texts()
+            table = file.read(columns=columns, use_threads=False)
+        frame = table.filter(table["token_str"].is_valid()).to_pandas().rename(columns={"token_str": "token"})
+        texts = frame["token"].map(lambda text: text if isinstance(text, str) else None)
+        whole = frame.astype({"example_id": "int64", "position": "int64"}).assign(token=texts)
+    except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError, TypeError):
+        return no_token_texts()  # the error is reported when its vectors are read
+    return whole.dropna().drop_duplicates(["example_id", "position"], ignore_index=True)
+
+
+def no_token_texts() -> pd.DataFrame:
+    """What there is where no token is known as text."""
+    return pd.DataFrame({"example_id": [], "position": [], "token": []}).astype({"example_id": int, "position": int})
 
 
 def write_rows(

@@ -23,7 +23,7 @@ from qkscope.pipeline.job import Failure, Job, Outcome, Task
 from qkscope.pipeline.task import do_task, joined
 from qkscope.results.folder import write_folder
 from qkscope.results.tables import arranged, empty_table
-from qkscope.runs.run import Run
+from qkscope.runs.run import Run, with_token_texts
 
 HEADS_AT_ONCE = 16
 """Query heads whose tables are made together, at least: one head takes about as long as many."""
@@ -118,6 +118,8 @@ def _outcome(
     if HEADS_TABLE.name in frames:
         frames[HEADS_TABLE.name] = with_scalars(frames[HEADS_TABLE.name], frames)
     frames |= {name: frame for name, frame in computed.items() if name not in frames}
+    if "points" in frames:
+        frames["points"] = with_token_texts(frames["points"], job.run.source)
     n_heads = sum(task.n_heads for task in tasks if task.job is job)
     failures = [failure for _, failed in own_results for failure in failed]
     return Outcome(job, analyses, n_heads, Tables({**frames}, tables.replicates), failures)

@@ -14,7 +14,7 @@ from qkscope.figures.hero import compared_runs, strongest_head
 from qkscope.report.heads import head_frame, metrics, numbers
 from qkscope.report.page import render
 from qkscope.report.passage import passage_tokens, passages
-from qkscope.report.points import COMPLEMENT_AXES, packed, rows_per_kind
+from qkscope.report.points import COMPLEMENT_AXES, packed, rows_per_kind, words
 from qkscope.study.study import Study, StudyRun
 
 FIRST_METRICS = ("decay", "bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
@@ -32,7 +32,7 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
     data = {
         "runs": [
             _run(run, by_run[run.label], columns, _last_position(study, run))
-            | {"tokens": passage_tokens(study, run.label)}
+            | {"tokens": passage_tokens(study, run.label), "words": _words(study, run.label)}
             for run in study.runs
         ],
         "metrics": [vars(metric) for metric in shown_metrics],
@@ -153,12 +153,19 @@ def _points(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, st
     n_rows = rows_per_kind(len(groups))
     elements = []
     for r, run in enumerate(study.runs):
-        frame = by_run[run.label]
+        frame, vocabulary = by_run[run.label], _words(study, run.label)
+        window = _last_position(study, run)
         for i, (layer, head) in enumerate(zip(frame["layer"], frame["head"], strict=True)):
             points_of_head = groups.get((run.label, int(layer), int(head)))
             if points_of_head is not None and n_rows:
-                elements.append((f"points-{r}-{i}", packed(points_of_head, _last_position(study, run), n_rows)))
+                elements.append((f"points-{r}-{i}", packed(points_of_head, window, n_rows, vocabulary)))
     return elements
+
+
+def _words(study: Study, label: str) -> list[str]:
+    """The tokens of a run's points as text."""
+    table = study.tables.get("points")
+    return [""] if table is None else words(table[table["model"] == label])
 
 
 def _texts(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:

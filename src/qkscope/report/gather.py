@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import glob
+import logging
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qkscope.analyses.catalogue import ANALYSES_BY_NAME
 from qkscope.analyses.options import PointOptions
 from qkscope.config import StudyRunConfig, load_study_config
 from qkscope.engine import Place
@@ -16,10 +18,16 @@ from qkscope.errors import ConfigError
 from qkscope.heads import choose_heads
 from qkscope.pipeline.analyze import OnDone, analyze, write_results
 from qkscope.pipeline.job import Job
+from qkscope.pipeline.known import known_tables
 from qkscope.report.points import COMPLEMENT_AXES, MOST_ROWS
+from qkscope.results.folder import copy_tables
 from qkscope.results.reader import is_results
 from qkscope.runs.run import Run, open_run
 from qkscope.study.study import Entry, Study, build
+
+TABLES = "tables"
+"""Folder of a run in which its tables are looked for."""
+_log = logging.getLogger("qkscope")
 
 
 @dataclass(frozen=True)
@@ -96,16 +104,12 @@ def gather(
             part.run,
             points=run_points(part.run) if points and not part.other else None,
             decay_range=reach,
-            config={"command": "report"},
+            config={"command": "report"} | ({} if reach is None else {"decay_range": reach}),
         )
         for i, part in enumerate(opened)
         if part.run is not None
     }
-    started = time.monotonic()
-    outcomes = analyze(list(jobs.values()), place=Place(workers), on_done=on_done) if jobs else []
-    seconds = time.monotonic() - started
-    for i, outcome in zip(jobs, outcomes, strict=True):
-        write_results(folders[i], [outcome], wall_seconds=seconds)
+    _analyse(jobs, {i: opened[i].path / TABLES for i in jobs}, folders, Place(workers), on_done)
     entries = [
         _entry(part.item, part.path)
         if part.run is None
@@ -115,6 +119,25 @@ def gather(
     main = [entry for entry, part in zip(entries, opened, strict=True) if not part.other]
     others = [entry for entry, part in zip(entries, opened, strict=True) if part.other]
     return build(main, given.title, given.compare_at, [build([entry]) for entry in others])
+
+
+def _analyse(
+    jobs: dict[int, Job], beside: dict[int, Path], folders: dict[int, Path], place: Place, on_done: OnDone | None
+) -> None:
+    """Write the tables of every job into its folder; those that are known are copied, and only points are added."""
+    known = {i: found for i, job in jobs.items() if (found := known_tables(job, (beside[i], folders[i]))) is not None}
+    for i, found in known.items():
+        _log.info("%s is analysed already, in %s", jobs[i].run.model, found)
+        if found != folders[i]:
+            copy_tables(found, folders[i])
+    unknown = {i: job for i, job in jobs.items() if i not in known}
+    pictured = {i: jobs[i] for i in known if jobs[i].points is not None}
+    for some_jobs, analyses in ((unknown, list(ANALYSES_BY_NAME)), (pictured, [])):
+        started = time.monotonic()
+        outcomes = analyze(list(some_jobs.values()), analyses, place=place, on_done=on_done) if some_jobs else []
+        seconds = time.monotonic() - started
+        for i, outcome in zip(some_jobs, outcomes, strict=True):
+            write_results(folders[i], [outcome], wall_seconds=seconds)
 
 
 def _opened(item: StudyRunConfig) -> list[_Opened]:

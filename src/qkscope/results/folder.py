@@ -17,7 +17,7 @@ from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.scalars import with_scalars
 from qkscope.errors import TableError
-from qkscope.files.atomic import check_writable, finish, locked, remove_leftovers, settle
+from qkscope.files.atomic import check_writable, finish, locked, remove_leftovers, settle, write_together
 from qkscope.results.axes import AXES_FILE, axes_bytes, read_axes
 from qkscope.results.derived import derived_tables
 from qkscope.results.passage import PASSAGES_FILE, passages_bytes, read_passages
@@ -66,6 +66,17 @@ def write_folder(folder: Path, results: Sequence[ModelResults], *, wall_seconds:
         frames |= derived_tables(_Tables(folder, frames), summary["models"])
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         return write_tables(folder, frames, {SUMMARY: text.encode()} | _vectors(folder, results))
+
+
+def copy_tables(source: Path, target: Path) -> None:
+    """Copy the tables and the summary of a results folder, without points, axes and passages."""
+    names = [f"{table}.{suffix}" for table in TABLES for suffix in ("parquet", "csv")]
+    contents = {name: (source / name).read_bytes() for name in (*names, SUMMARY) if (source / name).is_file()}
+    target.mkdir(parents=True, exist_ok=True)
+    with locked(target):
+        finish(target)
+        remove_leftovers(target, _OURS)
+        write_together(target, contents)
 
 
 class _Tables(Mapping[str, pd.DataFrame]):

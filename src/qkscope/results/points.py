@@ -1,7 +1,8 @@
 """points.parquet: vectors of selected heads on the axes that figures show; one set of rows per model and head.
 
 Columns: model, layer, head, kind (q or k), example_id, position, then float32 coordinates: pc0, pc1 (and others that
-were requested), a, b, svd_0 … svd_59 (fewer if the head has fewer dimensions or fewer were requested).
+were requested), a, b, svd_0 … svd_59 (fewer if the head has fewer dimensions or fewer were requested); last, if it is
+known, token: the token as text.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from qkscope.files.readers import read_frame
 
 POINTS_FILE = "points.parquet"
 POINT_KEYS = ["model", "layer", "head"]
-_OTHERS = ("model", "kind", "axis", "text")
+TOKEN = "token"
+_OTHERS = ("model", "kind", "axis", "text", TOKEN)
 """Columns that do not contain numbers."""
 _INDEX = [*POINT_KEYS, "kind", "example_id", "position"]
 
@@ -49,9 +51,10 @@ def points_bytes(folder: Path, new: pd.DataFrame) -> bytes:
     old = read_points(folder)
     frames = [new] if old is None else [_rows_to_keep(old, new), new]
     frame = pd.concat([rows for rows in frames if len(rows)], ignore_index=True)
-    coordinates = [str(name) for name in frame if name not in _INDEX]
+    coordinates = [str(name) for name in frame if name not in (*_INDEX, TOKEN)]
+    last = [TOKEN] if TOKEN in frame else []
     buffer = io.BytesIO()
-    frame[[*_INDEX, *sorted(coordinates, key=_order)]].to_parquet(buffer, index=False, compression="zstd")
+    frame[[*_INDEX, *sorted(coordinates, key=_order), *last]].to_parquet(buffer, index=False, compression="zstd")
     return buffer.getvalue()
 
 

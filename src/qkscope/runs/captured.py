@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from qkscope.core.bucketspread import BucketSpread
 from qkscope.core.headdata import HeadData, PassageVectors
@@ -20,10 +21,12 @@ from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import ordered_sample
 from qkscope.errors import DatasetError, HeadError
+from qkscope.files.checksums import CHECKSUMS, difference, digest
 from qkscope.files.dataset import Dataset
 from qkscope.files.layerfiles import layer_file
 from qkscope.files.passage import read_passage
-from qkscope.files.runfolder import LEFT_OUT, LOSS, MOMENTS, SAMPLE, RunFolder
+from qkscope.files.runfolder import LEFT_OUT, LOSS, MANIFEST, MOMENTS, SAMPLE, RunFolder
+from qkscope.files.vectors import DATA_FILE
 from qkscope.heads import HeadId
 from qkscope.runs.loading import read_head, too_wide
 from qkscope.runs.source import WHOLE, Extent, LayerNotes, Reading
@@ -73,7 +76,23 @@ class CapturedSource:
         return LayerNotes(layer["rope"] is None, layer["sliding_window"], layer.get("both", False))
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
-        """Select the heads from their layer's moments, and read vectors from the sample."""
+        """The heads from their layer's moments and the sample; files that changed since the capture are not used."""
+        loaded, failed = self._load(heads, reading)
+        changed = {data.head: problem for data in loaded if (problem := self._changed(data)) is not None}
+        failed += [HeadError(head, problem) for head, problem in changed.items()]
+        return [data for data in loaded if data.head not in changed], failed
+
+    def _changed(self, data: HeadData) -> str | None:
+        """What is wrong with the files that a head was loaded from; None if nothing is."""
+        vectors = () if data.vectors is None else (data.head, data.key_head)
+        sampled = (f"{SAMPLE}/{head}/{DATA_FILE}" for head in vectors)
+        names = (MANIFEST, f"{MOMENTS}/{layer_file(data.head.layer)}", *sampled)
+        try:
+            return difference(self.run.folder, names)
+        except DatasetError as error:
+            return str(error)
+
+    def _load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
         if reading.paired or reading.max_samples is not None:
             feature = "pairing by token" if reading.paired else "max_samples"
             reason = f"{feature} needs vectors, but a captured run contains moments; analyse its vectors instead"
@@ -150,6 +169,10 @@ class CapturedSource:
         """The run's sample of the head's vectors."""
         return read_head(self._sample, head, reading).rows
 
+    def token_texts(self) -> pd.DataFrame:
+        """From the run's sample, in which every head has the same tokens."""
+        return self._sample.token_texts()
+
     @cached_property
     def _measured(self) -> list[int]:
         """Numbers of the documents without those that were left out."""
@@ -172,10 +195,12 @@ class CapturedSource:
         return Extent(len(documents), tokens, float(mean) if isinstance(mean, int | float) else None)
 
     def identity(self) -> dict[str, str]:
-        """Folder, model and corpus."""
-        model = self.run.manifest["model"]
-        run_identity = {"kind": "run", "path": str(self.run.folder.resolve()), "stage": str(self.run.manifest["stage"])}
-        return run_identity | {"model": str(model.get("id")), "corpus": str(self.run.manifest["corpus"])}
+        """Folder, model, corpus and, if it has checksums, their digest: that of everything it contains."""
+        model, folder = self.run.manifest["model"], self.run.folder
+        run_identity = {"kind": "run", "path": str(folder.resolve()), "stage": str(self.run.manifest["stage"])}
+        run_identity |= {"model": str(model.get("id")), "corpus": str(self.run.manifest["corpus"])}
+        known = (folder / CHECKSUMS).is_file()
+        return run_identity | ({"digest": digest(folder / CHECKSUMS)} if known else {})
 
     def __str__(self) -> str:
         return str(self.run.folder)

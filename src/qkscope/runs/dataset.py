@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from qkscope.core.headdata import HeadData
 from qkscope.core.rows import Rows
@@ -69,6 +70,10 @@ class DatasetSource:
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """All finite rows of the head."""
         return read_head(self.dataset, head, reading).rows
+
+    def token_texts(self) -> pd.DataFrame:
+        """From the file of the first head."""
+        return self.dataset.token_texts()
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:
         """Documents and rows of the first of these heads that can be read; heads may differ in both."""

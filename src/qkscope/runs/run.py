@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from qkscope.analyses.components import TAXONOMY, Components, components, taxonomy
 from qkscope.analyses.rotationmodel import Rotation, rotation_model
+from qkscope.analyses.uncertainty import constant
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.sample import Sample
 from qkscope.errors import ConfigError, DatasetError, HeadError
@@ -25,7 +26,11 @@ from qkscope.files.runfolder import MANIFEST, MOMENTS, PROGRESS, UNFINISHED, Run
 from qkscope.heads import HeadId, Kind
 from qkscope.runs.captured import CapturedSource
 from qkscope.runs.dataset import DatasetSource
+from qkscope.runs.headmap import head_map
 from qkscope.runs.source import WHOLE, Reading, Source
+
+MOST_SHOWN = 2048
+"""Heads of the map in a notebook: more would take longer than one waits for a picture."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,18 @@ class Run:
             "window": str(self.source.window or "each head's last position + 1"),
             "source": str(self.source),
         }
-        return _html(f"Run {self.model}", rows)
+        return _html(f"Run {self.model}", rows) + self._map
+
+    @cached_property
+    def _map(self) -> str:
+        """The map of heads, of a captured run: to read all vectors of a dataset would take too long."""
+        if not isinstance(self.source, CapturedSource) or not 0 < len(self.heads) <= MOST_SHOWN:
+            return ""
+        heads = [Head(self, head) for head in self.heads]
+        try:
+            return head_map({head.id: (head.taxonomy, head.said) for head in heads})
+        except (DatasetError, HeadError) as error:
+            return f"<div>{escape(str(error))}</div>"
 
     @property
     def _layers(self) -> set[int]:
@@ -112,27 +128,36 @@ class Head:
 
     @property
     def taxonomy(self) -> str:
-        """Class of the head by its PC0, at the published thresholds."""
+        """Class of the head by its PC0, at the published thresholds; empty if its queries or keys are all the same."""
+        if constant(self.moments.total_q) or constant(self.moments.total_k):
+            return ""
         return TAXONOMY[int(taxonomy(self.pca.r_q[:1], self.pca.r_k[:1])[0])]
 
+    @property
+    def said(self) -> str:
+        """Its class and PC0 in a few words."""
+        pcs = self.pca
+        share = f"share {pcs.explained_variance[0]:.3f}, r_q {pcs.r_q[0]:+.3f}, r_k {pcs.r_k[0]:+.3f}"
+        return f"{self.taxonomy or 'no class'}; PC0: {share}"
+
     def projections(self, kind: Literal["q", "k"], size: int = 8000, seed: int = 0) -> pd.DataFrame:
-        """Sampled queries or keys on pc0, pc1, a and b (not centred), with document and position."""
+        """Sampled queries or keys on pc0, pc1, a and b (not centred), with document, position and, if known, token."""
         if kind not in ("q", "k"):
             raise ValueError(f"expected kind to be 'q' or 'k', got {kind!r}")
         rows = self.run.sample(self._of(kind), size, seed).rows
         axes = np.concatenate([self.pca.axes[:2], self.a[None], self.b[None]])
         frame = pd.DataFrame(rows.x @ axes.T, columns=["pc0", "pc1", "a", "b"])
-        return frame.assign(kind=kind, example_id=rows.example_id, position=rows.position)
+        frame = frame.assign(kind=kind, example_id=rows.example_id, position=rows.position)
+        return with_token_texts(frame, self.run.source)
 
     def __repr__(self) -> str:
         return f"Head({self.run.model!r}, {self.id}, reads {self._of('k')})"
 
     def _repr_html_(self) -> str:
-        pcs, model = self.pca, self.rotation
+        model = self.rotation
         rows = {
             "reads": str(self._of("k")),
-            "class": self.taxonomy,
-            "PC0": f"share {pcs.explained_variance[0]:.3f}, r_q {pcs.r_q[0]:+.3f}, r_k {pcs.r_k[0]:+.3f}",
+            "class": self.said,
             "axis a": f"r_q_a {model.r_q_a:+.3f}, r_k_a {model.r_k_a:+.3f}, alpha_k {model.alpha_k:.3g} per token",
             "bias": f"{model.bias_strength:.3g} per token on a, {model.bias_full:.3g} in all",
             "variance in the plane": f"{model.plane_var_fraction:.3f}",
@@ -141,6 +166,14 @@ class Head:
 
     def _of(self, kind: Kind) -> HeadId:
         return self.id if kind == "q" else self.run.source.key_head(self.id)
+
+
+def with_token_texts(points: pd.DataFrame, source: Source) -> pd.DataFrame:
+    """Rows of tokens with a column ``token``, the token as text, if any of them is known; as they are otherwise."""
+    texts = source.token_texts()
+    if not len(texts):
+        return points
+    return points.merge(texts, on=["example_id", "position"], how="left")
 
 
 def open_run(

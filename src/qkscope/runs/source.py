@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import pandas as pd
+
 from qkscope.core.headdata import HeadData
 from qkscope.core.rows import Rows
 from qkscope.errors import ConfigError, HeadError
@@ -97,6 +99,9 @@ class Source(Protocol):
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
         """Vectors of a query or key head: all of them, or the run's sample."""
+
+    def token_texts(self) -> pd.DataFrame:
+        """Tokens as text: ``example_id``, ``position`` and ``token`` of those that the first head has as text."""
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:
         """Documents and tokens, from the first of these heads that can be read."""

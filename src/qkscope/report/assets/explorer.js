@@ -279,6 +279,7 @@
       const take = () => { const part = new Uint16Array(bytes.buffer, at, n); at += 2 * n; return part; };
       kinds[kind].position = Float32Array.from(take(), (x) => (x / 65535) * size);
       ["pc0", "pc1", "a", "b"].forEach((name, c) => { kinds[kind][name] = column(take(), c); });
+      kinds[kind].words = Array.from(take(), (x) => data.runs[r].words[x]);
     });
     [["q", counts[0]], ["k", counts[1]]].forEach(([kind, n]) => {
       kinds[kind].svd = Array.from({ length: narrow }, (_, c) => { const part = column(bytes.subarray(at, at + n), wide + c); at += n; return part; });
@@ -306,14 +307,16 @@
     const low = Math.min(...values), high = Math.max(...values), room = 0.05 * (high - low) || 1;
     return [low - room, high + room];
   }
+  // Plotly reads some markup in what it shows.
+  const quoted = (word) => `“${word.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("\n", "⏎")}”`;
   // Each point is an element of the page, and elements take time: the clouds show these many of each kind.
   const SHOWN = 200;
   function drawCloud(place, points, x, y, title, labels, window, ranges, annotations) {
     const traces = ["q", "k"].map((kind) => {
       const n = points[kind].position.length, some = (column) => (n <= SHOWN ? column : column.filter((_, i) => (i * SHOWN) % n < SHOWN));
-      const position = some(points[kind].position);
+      const position = some(points[kind].position), words = some(points[kind].words);
       return {
-        type: "scatter", mode: "markers", hoverinfo: "x+y+text", name: kind, x: some(points[kind][x]), y: some(points[kind][y]), text: Array.from(position, (t) => `${kind === "q" ? "query" : "key"} at ${Math.round(t)}`),
+        type: "scatter", mode: "markers", hoverinfo: "x+y+text", name: kind, x: some(points[kind][x]), y: some(points[kind][y]), text: Array.from(position, (t, i) => `${kind === "q" ? "query" : "key"} at ${Math.round(t)}${words[i] ? `: ${quoted(words[i])}` : ""}`),
         marker: { size: 5, color: position, cmin: 0, cmax: window, colorscale: scaleOf(kind), opacity: 0.75 },
       };
     });
