@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from qkscope import plot
     from qkscope.capture import intervene
     from qkscope.errors import QkscopeError
-    from qkscope.extras.cutting import cut, cut_costs
+    from qkscope.extras.cutting import cut_costs
+    from qkscope.extras.cutting import cut_heads as cut
     from qkscope.extras.effects import effects
     from qkscope.extras.inmemory import capture_model, write_report
     from qkscope.pipeline.python import analyze_runs as analyze
@@ -69,7 +70,7 @@ _WHERE = {
     "QkscopeError": ("qkscope.errors", "QkscopeError"),
     "Run": ("qkscope.runs.run", "Run"),
     "analyze": ("qkscope.pipeline.python", "analyze_runs"),
-    "cut": ("qkscope.extras.cutting", "cut"),
+    "cut": ("qkscope.extras.cutting", "cut_heads"),
     "cut_costs": ("qkscope.extras.cutting", "cut_costs"),
     "capture_model": ("qkscope.extras.inmemory", "capture_model"),
     "distance": ("qkscope.pipeline.python", "distance"),

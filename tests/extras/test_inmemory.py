@@ -177,7 +177,7 @@ def test_key_heads_to_cut_are_those_of_the_command_line(model, ids, tmp_path):
 
     from qkscope.cli.main import app
 
-    run = qkscope.capture_model(model, ids, window=128, folder=tmp_path / "run", progress=False)
+    run = qkscope.capture_model(model, ids, window=128, folder=tmp_path / "run", name="run", progress=False)
     chosen = qkscope.cut(run, 32, keep=0.25, by="measured", folder=tmp_path / "here")
     arguments = [
         "reach",

@@ -14,7 +14,7 @@ from qkscope.report.findings import FINDINGS
 from qkscope.report.heads import head_frame, metrics
 from qkscope.report.opening import opening
 from qkscope.report.page import as_json
-from qkscope.report.points import COMPLEMENT_AXES, WIDE, packed, rows_per_kind, words
+from qkscope.report.points import COMPLEMENT_AXES, WIDE, packed, point_words, rows_per_kind
 from qkscope.report.report import head_list, report_html
 from qkscope.report.write import GENERATOR, check_pages
 from qkscope.study.study import Entry, Study, StudyRun, build
@@ -181,13 +181,13 @@ def test_points_survive_packing_to_their_resolution():
 def test_points_say_which_word_they_are():
     points = make_points(pd.DataFrame({"model": ["m"], "layer": 0, "head": 0}), 4096, np.random.default_rng(0), rows=90)
     named = points.assign(token=[None if at % 7 == 0 else f"w{at % 5}" for at in points["position"]])
-    vocabulary = words(named)
+    vocabulary = point_words(named)
     assert vocabulary == ["", "w0", "w1", "w2", "w3", "w4"]
     found = unpacked(packed(named, 4096, 500, vocabulary), 4096)
     for kind in "qk":
         expected = named[named["kind"] == kind]["token"].fillna("").tolist()
         assert [vocabulary[number] for number in found[kind]["word"]] == expected
-    assert words(points) == [""]
+    assert point_words(points) == [""]
 
 
 def test_points_without_a_complement_or_of_one_kind_are_packed_too():

@@ -42,7 +42,7 @@ class CutLimits:
         return cls(int(manifest["options"]["skip_first"]), sliding, (n_layers, n_key_heads))
 
 
-def cut(
+def cut_heads(
     run: Run,
     window: int,
     *,

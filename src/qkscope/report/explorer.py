@@ -14,7 +14,7 @@ from qkscope.figures.hero import compared_runs, strongest_head
 from qkscope.report.heads import head_frame, metrics, numbers
 from qkscope.report.page import render
 from qkscope.report.passage import passage_tokens, passages
-from qkscope.report.points import COMPLEMENT_AXES, packed, rows_per_kind, words
+from qkscope.report.points import COMPLEMENT_AXES, packed, point_words, rows_per_kind
 from qkscope.study.study import Study, StudyRun
 
 FIRST_METRICS = ("decay", "bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
@@ -165,7 +165,7 @@ def _points(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, st
 def _words(study: Study, label: str) -> list[str]:
     """The tokens of a run's points as text."""
     table = study.tables.get("points")
-    return [""] if table is None else words(table[table["model"] == label])
+    return [""] if table is None else point_words(table[table["model"] == label])
 
 
 def _texts(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:

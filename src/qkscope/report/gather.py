@@ -25,7 +25,7 @@ from qkscope.results.reader import is_results
 from qkscope.runs.run import Run, open_run
 from qkscope.study.study import Entry, Study, build
 
-TABLES = "tables"
+RUN_TABLES = "tables"
 """Folder of a run in which its tables are looked for."""
 _log = logging.getLogger("qkscope")
 
@@ -109,7 +109,7 @@ def gather(
         for i, part in enumerate(opened)
         if part.run is not None
     }
-    _analyse(jobs, {i: opened[i].path / TABLES for i in jobs}, folders, Place(workers), on_done)
+    _analyse(jobs, {i: opened[i].path / RUN_TABLES for i in jobs}, folders, Place(workers), on_done)
     entries = [
         _entry(part.item, part.path)
         if part.run is None

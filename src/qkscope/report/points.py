@@ -63,7 +63,7 @@ def packed(points: pd.DataFrame, window: int, most: int, vocabulary: Sequence[st
     return base64.b64encode(blob).decode("ascii")
 
 
-def words(points: pd.DataFrame) -> list[str]:
+def point_words(points: pd.DataFrame) -> list[str]:
     """The tokens of a run's points as text, each once; the first, number 0, stands for those that are not known."""
     known = points[TOKEN].dropna().unique().tolist() if TOKEN in points else []
     return ["", *sorted(known)[:65535]]

@@ -69,9 +69,11 @@ def write_folder(folder: Path, results: Sequence[ModelResults], *, wall_seconds:
 
 
 def copy_tables(source: Path, target: Path) -> None:
-    """Copy the tables and the summary of a results folder, without points, axes and passages."""
+    """Copy the tables, axes and summary of a results folder, without points and passages."""
     names = [f"{table}.{suffix}" for table in TABLES for suffix in ("parquet", "csv")]
-    contents = {name: (source / name).read_bytes() for name in (*names, SUMMARY) if (source / name).is_file()}
+    contents = {
+        name: (source / name).read_bytes() for name in (*names, AXES_FILE, SUMMARY) if (source / name).is_file()
+    }
     target.mkdir(parents=True, exist_ok=True)
     with locked(target):
         finish(target)
