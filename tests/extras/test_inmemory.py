@@ -178,7 +178,7 @@ def test_key_heads_to_cut_are_those_of_the_command_line(model, ids, tmp_path):
     from qkscope.cli.main import app
 
     run = qkscope.capture_model(model, ids, window=128, folder=tmp_path / "run", name="run", progress=False)
-    chosen = qkscope.cut(run, 32, keep=0.25, by="measured", folder=tmp_path / "here")
+    chosen = qkscope.cut(run, 64, keep=0.25, by="measured", folder=tmp_path / "here")
     arguments = [
         "reach",
         str(tmp_path / "run"),
@@ -197,11 +197,11 @@ def test_key_heads_to_cut_are_those_of_the_command_line(model, ids, tmp_path):
     assert here == there
     assert here["heads"] == [list(head) for head in chosen.heads]
     with pytest.raises(ConfigError, match="unknown order 'size'; choose from far"):
-        qkscope.cut(run, 32, by="size")
+        qkscope.cut(run, 64, by="size")
     with qkscope.intervene.windowed(model, chosen.windows):
         pass
     others = [np.roll(some, 1) for some in ids[:2]]
-    costs = qkscope.cut_costs(model, run, others, window=32, keep=[0.5], draws=2)
+    costs = qkscope.cut_costs(model, run, others, window=64, keep=[0.5], draws=2)
     assert {"none", "all", "far", "random", "reversed"} <= set(costs["order"])
     assert costs["nll"].notna().all()
 
