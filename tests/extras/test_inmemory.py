@@ -183,7 +183,7 @@ def test_key_heads_to_cut_are_those_of_the_command_line(model, ids, tmp_path):
         "reach",
         str(tmp_path / "run"),
         "--cut",
-        "32",
+        "64",
         "--keep",
         "0.25",
         "--by",
