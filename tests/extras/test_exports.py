@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 import qkscope
@@ -276,6 +277,15 @@ def test_a_file_is_the_same_bytes_wherever_it_is_written(qwen3, tmp_path):
         assert (tmp_path / to / "one.pt").read_bytes() == (tmp_path / to / "another.pt").read_bytes()
 
 
+def test_layers_are_in_order_however_a_manifest_lists_them(qwen3, tmp_path):
+    shutil.copytree(qwen3.folder, tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(manifest | {"layers": manifest["layers"][::-1]}))
+    for number, run in enumerate((qwen3.run, tmp_path / "run")):
+        qkscope.export_run(run, "mha2mla", tmp_path / f"{number}.pth")
+    assert (tmp_path / "0.pth").read_bytes() == (tmp_path / "1.pth").read_bytes()
+
+
 # ---- what is refused ------------------------------------------------------------------------------
 
 OUTPUTS = {"triattention": "stats.pt", "duo-attention": "duo", "kvpress-stats": "stats", "mha2mla": "ranks.pth"}
@@ -422,10 +432,6 @@ def test_triattention_takes_some_heads_and_leaves_out_layers_without_rotary(tmp_
 
 
 def test_runs_of_earlier_versions_lack_lengths(qwen3, tmp_path):
-    import shutil
-
-    from safetensors.numpy import save_file
-
     shutil.copytree(qwen3.folder, tmp_path / "old")
     path = tmp_path / "old" / "moments" / "layer-000.safetensors"
     save_file({name: array for name, array in load_file(path).items() if not name.startswith("sizes")}, path)

@@ -93,8 +93,8 @@ class BeforeRope:
 def layers_before_rope(
     run: RunFolder, on_done: OnLayers | None = None, *, undone: bool = False
 ) -> Iterator[BeforeRope]:
-    """Every layer of a run, each read when it is asked for; covariances only if ``undone``."""
-    entries = run.manifest["layers"]
+    """Every layer of a run, in order, each read when it is asked for; covariances only if ``undone``."""
+    entries = sorted(run.manifest["layers"], key=lambda entry: int(entry["layer"]))
     for number, entry in enumerate(entries, start=1):
         yield BeforeRope(run, entry, run.layer(int(entry["layer"]), buckets=False, undone=undone))
         if on_done is not None:

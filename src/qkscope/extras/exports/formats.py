@@ -42,7 +42,8 @@ def export_run(
     ``by`` (far or area) and ``recent`` (keys that a shortened head keeps) are choices of ``duo-attention``.
     """
     place = Path(path)
-    _check(to, place)
+    _check_format(to)
+    _check_place(to, place)
     if to != DUO and (by is not None or recent is not None):
         raise ConfigError(f"a score and a window are choices of {DUO}; leave them out with {to}")
     opened = opened_run(run)
@@ -54,15 +55,17 @@ def export_run(
 
 def read_export(run: Run | str | Path, to: str, path: str | Path) -> Any:
     """What an export holds, as arrays; an error if it is not of the model of this run."""
-    if to not in EXPORT_FORMATS:
-        raise ConfigError(f"unknown format {to!r}; choose from {', '.join(EXPORT_FORMATS)}")
+    _check_format(to)
     return _READERS[to](Path(path), folder_of(opened_run(run)))
 
 
-def _check(to: str, place: Path) -> None:
-    """Raise before the work what would fail after it."""
+def _check_format(to: str) -> None:
     if to not in EXPORT_FORMATS:
         raise ConfigError(f"unknown format {to!r}; choose from {', '.join(EXPORT_FORMATS)}")
+
+
+def _check_place(to: str, place: Path) -> None:
+    """Raise before the work what would fail after it."""
     check_writable(place if to in _FOLDERS else place.parent)
     if to not in _FOLDERS and place.is_dir():
         raise ConfigError(f"{place} is a folder, and {to} is a file; choose another --output")

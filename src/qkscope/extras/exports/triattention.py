@@ -80,7 +80,7 @@ def _metadata(run: RunFolder) -> dict[str, Any]:
     about, model = about_run(run, "triattention"), run.manifest["model"]
     frequencies = about.pop("frequencies")
     shared = not isinstance(frequencies[0], list | None)
-    own = {"num_traces": about["documents"], "attn_implementation": model.get("attention"), "use_chat_template": False}
+    own = {"num_traces": about["documents"], "attn_implementation": model.get("attention")}
     return about | own | {"inv_freq" if shared else "inv_freq_by_layer": frequencies}
 
 
