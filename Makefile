@@ -16,7 +16,7 @@ export OPENBLAS_NUM_THREADS = 1
 # Tests start clusters of Ray on this machine, which report nothing to anyone.
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test bench docs constraints lowest
+.PHONY: demo test bench docs constraints lowest kvpress
 
 demo: .venv/installed-capture
 	$(BIN)/qkscope demo -o demo
@@ -94,4 +94,19 @@ lowest: .venv-lowest/installed
 	$(LOWEST) $(INSTALL) packaging
 	$(LOWEST) -m tools.lowest -o .venv-lowest/requirements.txt
 	$(LOWEST) $(INSTALL) -r .venv-lowest/requirements.txt --editable '.[dev,capture,gguf,ray]'
+	@touch $@
+
+# kvpress allows only transformers older than constraints.txt has: it and what it needs go beside the packages of .venv.
+KVPRESS := .venv-kvpress/bin/python
+KVPRESS_NEEDS := kvpress==0.5.5 'transformers<5.3' 'huggingface_hub<2' 'tokenizers<0.23' 'cachetools<6' 'fire<0.7' \
+  'httpx<1' 'httpcore<2' datasets dill multiprocess xxhash termcolor six sniffio shellingham typer-slim
+kvpress: .venv-kvpress/installed
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=src $(KVPRESS) -m pytest -n0 tests/extras/test_kvpress.py
+
+.venv-kvpress/installed: .venv/installed-dev Makefile
+	@echo "installing kvpress into .venv-kvpress (about half a minute)"
+	$(BIN)/python -m venv --clear .venv-kvpress
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(KVPRESS) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
+	$(KVPRESS) $(INSTALL) --no-deps $(KVPRESS_NEEDS)
 	@touch $@

@@ -13,10 +13,11 @@ from tests.capture.families import build, families
 
 from qkscope.capture import parity
 from qkscope.capture.attention import Attention, backbone, watching
-from qkscope.capture.rope import describe_rope, embeddings
+from qkscope.capture.rope import LayerRope, describe_rope, embeddings
 from qkscope.capture.sums.finish import layer_moments
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
+from qkscope.capture.sums.undonequeries import UndoneQueries
 from qkscope.core.moments import Moments
 
 LENGTH = 512
@@ -37,7 +38,10 @@ def check(name: str, attention: str, dtype: torch.dtype) -> float:
     plan, begins = Plan(LENGTH, 16, 4), np.array([BEGIN])
     tokens = BatchTokens(0, np.array([LENGTH]), np.array([1]), [np.arange(40, 50)], begins=begins)
     ropes = {call.layer: describe_rope(call, at, found, LENGTH) for call in seen}
-    sums = {layer: LayerSums(plan, rope) for layer, rope in ropes.items()}
+    sums = {
+        layer: LayerSums(plan, rope, undone=None if rope is None else UndoneQueries(rope))
+        for layer, rope in ropes.items()
+    }
     kept: dict[int, Attention] = {}
 
     def add(call: Attention) -> None:
@@ -51,12 +55,28 @@ def check(name: str, attention: str, dtype: torch.dtype) -> float:
     for layer, call in kept.items():
         moments = layer_moments(sums[layer])
         for got, x in ((moments.q, call.q), (moments.k, call.k)):
-            rows = x[0, 0, BEGIN:].double().cpu().numpy()
-            exact = Moments.from_rows(rows, np.arange(BEGIN, LENGTH))
-            spread = np.sqrt(np.maximum(np.diag(exact.scatter), 1e-30))
-            error = np.abs((got[0].merged().scatter - exact.scatter) / np.outer(spread, spread)).max()
-            worst = max(worst, float(error))
+            worst = max(worst, _error(got[0].merged(), x[0, 0, BEGIN:].double()))
+        rope = ropes[layer]
+        if moments.undone is not None and rope is not None and not rope.temperature:
+            undone = _turned_back(call.q[0, 0].double(), rope, at)[BEGIN:]
+            worst = max(worst, _error(moments.undone[0], undone))
     return worst
+
+
+def _error(got: Moments, x: torch.Tensor) -> float:
+    """Largest error of a scatter, relative to the spread of both coordinates."""
+    exact = Moments.from_rows(x.cpu().numpy(), np.arange(BEGIN, LENGTH))
+    spread = np.sqrt(np.maximum(np.diag(exact.scatter), 1e-30))
+    return float(np.abs((got.scatter - exact.scatter) / np.outer(spread, spread)).max())
+
+
+def _turned_back(x: torch.Tensor, rope: LayerRope, at: torch.Tensor) -> torch.Tensor:
+    """Vectors (T, d) with their rotation undone, in float64."""
+    first, second = rope.coordinates
+    cos, sin = (part.double() / rope.attention_factor for part in rope.embedding.angles(at))
+    u, v, sin = x[:, first].clone(), x[:, second].clone(), rope.sign * sin
+    x[:, first], x[:, second] = u * cos + v * sin, v * cos - u * sin
+    return x
 
 
 def main() -> None:

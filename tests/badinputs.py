@@ -1367,6 +1367,74 @@ CAPTURES = [
         "{place}/run is a finished run; merge needs folders written by capture --shard",
     ),
 ]
+EXPORTS = [
+    error(
+        "an unknown format",
+        nothing,
+        ("export", "{place}/run", "--to", "sparse", "-o", "{place}/out"),
+        "unknown format 'sparse'; choose from triattention, duo-attention, kvpress-stats, mha2mla",
+    ),
+    error(
+        "a dataset instead of a run",
+        nothing,
+        ("export", "{place}/data", "--to", "triattention", "-o", "{place}/out"),
+        "{place}/data is not a captured run: it has no run.json; give the folder of a run",
+    ),
+    error(
+        "a run of some layers, for a format of whole models",
+        nothing,
+        ("export", "{place}/run", "--to", "mha2mla", "-o", "{place}/out"),
+        "{place}/run lacks layer 2, and this format is of whole models; capture all heads",
+    ),
+    error(
+        "a run without the covariance before the rotation",
+        said("run/run.json", model__layers=2),
+        ("export", "{place}/run", "--to", "kvpress-stats", "-o", "{place}/out"),
+        "{place}/run has no covariance of queries before the rotation; capture it with --keep undone-cov",
+    ),
+    error(
+        "a run that has lost that covariance",
+        said("run/run.json", model__layers=2, options__keep="undone-cov"),
+        ("export", "{place}/run", "--to", "kvpress-stats", "-o", "{place}/out"),
+        "{place}/run/moments/layer-000.safetensors is not valid (it has no moments of queries with their rotation undone); capture the run again",
+    ),
+    error(
+        "a run that kept something unknown",
+        said("run/run.json", options__keep="everything"),
+        ("export", "{place}/run", "--to", "triattention", "-o", "{place}/out"),
+        "{place}/run/run.json is not a valid manifest (options.keep: input should be 'undone-cov', got 'everything'); capture the run again",
+    ),
+    error(
+        "an encoding that scales vectors by nothing",
+        said("run/run.json", layers__0__rope__attention_factor=0),
+        ("export", "{place}/run", "--to", "triattention", "-o", "{place}/out"),
+        "{place}/run/run.json is not a valid manifest (layers.0.rope.attention_factor: input should be greater than 0, got 0); capture the run again",
+    ),
+    error(
+        "a run captured before the rotation",
+        said("run/run.json", stage="pre-rope"),
+        ("export", "{place}/run", "--to", "triattention", "-o", "{place}/out"),
+        "{place}/run was captured before the rotation; capture it without --pre-rope",
+    ),
+    error(
+        "a score that is not from means",
+        nothing,
+        ("export", "{place}/run", "--to", "duo-attention", "--by", "measured", "-o", "{place}/out"),
+        "unknown score 'measured'; choose from far, area",
+    ),
+    error(
+        "a score for a format without one",
+        nothing,
+        ("export", "{place}/run", "--to", "triattention", "--by", "far", "-o", "{place}/out"),
+        "a score and a window are choices of duo-attention; leave them out with triattention",
+    ),
+    error(
+        "a folder where a file is to be written",
+        nothing,
+        ("export", "{place}/run", "--to", "triattention", "-o", "{place}/data"),
+        "{place}/data is a folder, and triattention is a file; choose another --output",
+    ),
+]
 SECTIONS = {
     "Heads of a dataset": HEADS,
     "Datasets": DATASETS,
@@ -1374,6 +1442,7 @@ SECTIONS = {
     "Options and output folders": OPTIONS,
     "Configurations, studies and tables": CONFIGS,
     "Captures": CAPTURES,
+    "Exports": EXPORTS,
 }
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qkscope.extras.cutting import cut_costs
     from qkscope.extras.cutting import cut_heads as cut
     from qkscope.extras.effects import effects
+    from qkscope.extras.exports.formats import export_run, read_export
     from qkscope.extras.inmemory import capture_model, write_report
     from qkscope.pipeline.python import analyze_runs as analyze
     from qkscope.pipeline.python import (
@@ -49,6 +50,7 @@ __all__ = [
     "cut_costs",
     "distance",
     "effects",
+    "export_run",
     "head_table",
     "intervene",
     "open",
@@ -58,6 +60,7 @@ __all__ = [
     "plot",
     "position",
     "reach",
+    "read_export",
     "rotation",
     "scores",
     "tables",
@@ -75,6 +78,7 @@ _WHERE = {
     "capture_model": ("qkscope.extras.inmemory", "capture_model"),
     "distance": ("qkscope.pipeline.python", "distance"),
     "effects": ("qkscope.extras.effects", "effects"),
+    "export_run": ("qkscope.extras.exports.formats", "export_run"),
     "intervene": ("qkscope.capture.intervene", ""),
     "head_table": ("qkscope.pipeline.python", "head_table"),
     "open": ("qkscope.runs.run", "open_run"),
@@ -84,6 +88,7 @@ _WHERE = {
     "plot": ("qkscope.plot", ""),
     "position": ("qkscope.pipeline.python", "position"),
     "reach": ("qkscope.pipeline.python", "reach"),
+    "read_export": ("qkscope.extras.exports.formats", "read_export"),
     "scores": ("qkscope.pipeline.python", "scores"),
     "rotation": ("qkscope.pipeline.python", "rotation"),
     "tables": ("qkscope.pipeline.python", "tables"),

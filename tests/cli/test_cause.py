@@ -124,7 +124,7 @@ def test_reach_chooses_and_measures_a_cut_that_runs(place):
 
 def test_reach_refuses_what_it_does_not_know(place):
     out = ["-o", place / "reach2"]
-    assert "reach is known for windows of 64; got --cut 48" in ran("reach", place / "run", *out, "--cut", 48, code=2)
+    assert "reach is known for windows of 64; got 48" in ran("reach", place / "run", *out, "--cut", 48, code=2)
     assert "unknown order 'size'; choose from far, area" in ran("reach", place / "run", *out, "--by", "size", code=2)
     assert "--measure needs --cut" in ran("reach", place / "run", *out, "--measure", "x", code=2)
     (place / "list.json").write_text('{"a": 1}')

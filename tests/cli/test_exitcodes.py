@@ -28,6 +28,7 @@ FIRST_STEP = {
     "card": (["nowhere", "l00h00", "-o", "card.png"], "qkscope.runs.run.open_run"),
     "effects": (["./nowhere", "nowhere", "--texts", "nowhere", "-o", "out"], "qkscope.files.runfolder.RunFolder.open"),
     "reach": (["nowhere", "-o", "out"], "qkscope.runs.run.open_run"),
+    "export": (["nowhere", "--to", "triattention", "-o", "stats.pt"], "qkscope.extras.exports.formats.export_run"),
     "verify": (["nowhere"], "qkscope.extras.verify.check_run"),
     "doctor": (["afile"], "qkscope.extras.doctor.examine"),
     "study capture": (["nowhere.yaml", "--texts", "nowhere"], "qkscope.cli.study.load_study_config"),

@@ -24,6 +24,7 @@ from qkscope.capture.options import CaptureOptions, ModelOptions
 from qkscope.capture.parity import gate_tokens
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.keypairs import MOST_PAIRS
+from qkscope.core.layermoments import UNDONE_COV
 from qkscope.core.reach import REACH_COUNTS, bin_starts
 from qkscope.errors import CaptureError
 
@@ -104,13 +105,14 @@ def estimate(model_options: ModelOptions, options: CaptureOptions, window: int) 
     n_layers = layers if options.layers is None else len(options.layers)
     q_heads = n_q if options.heads is None else len(options.heads)
     k_heads = n_k if options.heads is None else len({head // (n_q // n_k) for head in options.heads})
-    sums_on_device = n_layers * (q_heads * (options.buckets + N_GROUPS) + k_heads * N_GROUPS) * (d + 2) ** 2 * 8
+    undone = q_heads if options.keep == UNDONE_COV else 0
+    on_device = q_heads * (options.buckets + N_GROUPS) + k_heads * N_GROUPS + undone
     seconds = _layer_times(config, window, device, dtype)
     return Estimate(
         parameters=parameters,
         weights=parameters * (torch.finfo(dtype).bits // 8),
-        statistics=sums_on_device,
-        moments=n_layers * _layer_bytes(q_heads, k_heads, d, options.buckets, window),
+        statistics=n_layers * on_device * (d + 2) ** 2 * 8,
+        moments=n_layers * (_layer_bytes(q_heads, k_heads, d, options.buckets, window) + undone * _moments_bytes(d)),
         per_token=n_layers * (q_heads + k_heads) * d * _STORED[dtype],
         options=options,
         linear=layers * seconds[0],
@@ -122,12 +124,17 @@ def estimate(model_options: ModelOptions, options: CaptureOptions, window: int) 
 def _layer_bytes(n_q: int, n_k: int, d: int, buckets: int, window: int) -> int:
     """Size of a layer's file, as layerfiles.py writes it."""
     heads, planes = n_q + n_k, d // 2
-    groups = heads * N_GROUPS * ((d + 1) * (d + 2) // 2 * 4 + (d + 2) * 8)
+    groups = heads * N_GROUPS * _moments_bytes(d)
     cells = heads * N_GROUPS * buckets * (d * 4 + 16)
     spread = n_q * buckets * (MOST_PAIRS + d) * 4 + buckets * MOST_PAIRS * 12
     rotation = heads * N_GROUPS * planes * 3 * 8
     reach = n_q * N_GROUPS * (len(REACH_COUNTS) + len(bin_starts(window))) * 8
     return groups + cells + spread + rotation + reach
+
+
+def _moments_bytes(d: int) -> int:
+    """Size of the moments of one head."""
+    return (d + 1) * (d + 2) // 2 * 4 + (d + 2) * 8
 
 
 def _config(options: ModelOptions) -> PretrainedConfig:

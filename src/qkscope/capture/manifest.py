@@ -33,11 +33,20 @@ def manifest(
         "stage": "pre-rope" if options.pre_rope else "post-rope",
         "window": options.window,
         "q_per_kv": report.q_per_kv,
-        "options": {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(options).items()},
+        "options": _recorded(options),
         "threads": report.threads,
         "corpus": corpus,
         "tokens": hashlib.sha256(b"".join(of_document.ids.tobytes() for of_document in tokens)).hexdigest(),
         "documents": listed,
         "layers": report.layers,
         "versions": report.versions,
+    }
+
+
+def _recorded(options: CaptureOptions) -> dict[str, Any]:
+    """What is measured; what else is kept only if something is, so that other runs stay as they were."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in asdict(options).items()
+        if key != "keep" or value is not None
     }

@@ -31,6 +31,8 @@ from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.tokens import Plan, on_device
+from qkscope.capture.sums.undonequeries import UndoneQueries
+from qkscope.core.layermoments import UNDONE_COV
 from qkscope.errors import CaptureError
 from qkscope.files.passage import Vectors
 
@@ -144,7 +146,9 @@ class Measurement:
 
     def _empty_sums(self, plan: Plan, layer: Layer) -> LayerSums:
         reach = ReachSums(plan, layer.query_heads, both=layer.both) if self.options.reach_queries else None
-        return LayerSums(plan, self._rope(layer), reach=reach)
+        rope = self._rope(layer)
+        undone = UndoneQueries(rope) if rope is not None and self.options.keep == UNDONE_COV else None
+        return LayerSums(plan, rope, reach=reach, undone=undone)
 
     # ---- description of the model ---------------------------------------------------------------
 

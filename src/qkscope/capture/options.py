@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from qkscope.core.layermoments import UNDONE_COV
 from qkscope.engine.place import HERE, Place
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.options import MOST_TOKENS, Indices, from_values, option, out_of_range, parse_indices
@@ -139,6 +140,10 @@ class CaptureOptions:
         None, "Tokens per step through a cache, in whole buckets; 0: one pass; by default only where a mask is large.",
         least=0,
     )  # fmt: skip
+    keep: str | None = option(
+        None, "Also keep a sum: undone-cov, the covariance of queries before the rotation, for exports.",
+        choices=(UNDONE_COV,),
+    )  # fmt: skip
     vectors: VectorSampling | None = None
     """Also write a dataset of vectors."""
     documents_per_shard: int | None = option(
@@ -149,6 +154,8 @@ class CaptureOptions:
         wrong = out_of_range(self)
         if wrong:
             raise CaptureError(wrong)
+        if self.keep == UNDONE_COV and self.pre_rope:
+            raise CaptureError(f"--keep {UNDONE_COV} undoes the rotation, which --pre-rope never sees; leave one out")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from qkscope.options import defaults, from_values
 
 _PLANNED = (
     "model", "texts", "field", "max_docs", "window", "buckets", "sample", "seed", "layers", "heads", "dtype", "device",
-    "revision", "tokenizer", "save_vectors", "sampler", "vector_heads",
+    "revision", "tokenizer", "save_vectors", "sampler", "vector_heads", "keep",
 )  # fmt: skip
 
 

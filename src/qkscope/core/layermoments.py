@@ -14,6 +14,9 @@ from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope, UndoneSums
 
+UNDONE_COV = "undone-cov"
+"""What a capture is asked to keep (``--keep``) for the covariance of queries before the rotation."""
+
 
 @dataclass(frozen=True)
 class LayerMoments:
@@ -43,6 +46,8 @@ class LayerMoments:
     """Attention weights of some queries by distance, as in reach.py; None in runs that did not sum them."""
     spread: StoredSpread | None = None
     """What a finished capture keeps of ``q_buckets``; None if it was not loaded."""
+    undone: Moments | None = None
+    """Queries with their rotation undone (Hq); None without rotary, if they were not asked for, or not loaded."""
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of documents."""
@@ -58,6 +63,7 @@ class LayerMoments:
             _added(self.sizes_q, other.sizes_q),
             _added(self.sizes_k, other.sizes_k),
             _added(self.reach, other.reach),
+            undone=None if self.undone is None or other.undone is None else self.undone.merge(other.undone),
         )
 
     def rotary(self, query: int, key: int, rope: Rope) -> HeadRotary:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from scipy.stats import rankdata
 
 from qkscope.errors import ConfigError
@@ -58,7 +59,7 @@ def query_head_table(tables: dict[str, pd.DataFrame], window: int) -> pd.DataFra
     reach = tables["reach"]
     widths = sorted(reach["w"].unique().tolist())
     if window not in widths:
-        raise ConfigError(f"reach is known for windows of {', '.join(map(str, widths))}; got --cut {window}")
+        raise ConfigError(f"reach is known for windows of {', '.join(map(str, widths))}; got {window}")
     heads = reach[reach["w"] == window][["layer", "head", "k_head", "predicted_beyond", "mass_beyond", "curve_area"]]
     own = tables["position"][["layer", "head", "lock_q", "curve_range"]]
     return heads.merge(own, on=["layer", "head"], how="left")
@@ -119,7 +120,7 @@ def longer_than(heads: pd.DataFrame, sliding: dict[int, int | None], window: int
     """The heads of layers that see further than the window anyway: cutting the others would change nothing."""
     wider = heads["layer"].map(lambda layer: (sliding[layer] or np.inf) > window)
     if not wider.any():
-        raise ConfigError(f"every layer has a sliding window of {window} tokens or less; give a smaller --cut")
+        raise ConfigError(f"every layer has a sliding window of {window} tokens or less; choose a smaller one")
     return heads[wider]
 
 
@@ -127,17 +128,25 @@ def write_cut(folder: Path, cut: Cut, model: str, keep: float, shape: tuple[int,
     """Write cut.json, and the same as a table of ``shape``, layers × key heads: ranks of scores, 1 keeps its reach."""
     assert cut.scores is not None
     content = {"model": model, "by": cut.order, "keep": keep, "window": cut.window, "sinks": cut.sinks}
-    ranks = pd.Series((rankdata(cut.scores) - 1) / max(len(cut.scores) - 1, 1), index=cut.scores.index)
-    gates = ranks.unstack().reindex(index=range(shape[0]), columns=range(shape[1])).fillna(1.0)
-    rows = ["\t".join(f"{value:.4f}" for value in row) for row in gates.to_numpy(float)]
     files = {
         CUT: json.dumps(content | {"heads": [list(head) for head in cut.heads]}, indent=1),
-        GATES: "\n".join(rows),
+        GATES: gates_text(rank_gates(cut.scores, shape)),
         GATES_CONFIG: json.dumps({"sink_size": cut.sinks, "recent_size": cut.window}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_together(folder, {name: f"{text}\n".encode() for name, text in files.items()})
     return [folder / name for name in files]
+
+
+def rank_gates(scores: pd.Series, shape: tuple[int, int]) -> Float[np.ndarray, "layers hkv"]:
+    """Ranks of scores, from 0 for the lowest to 1; key heads without a score get 1 and keep their reach."""
+    ranks = pd.Series((rankdata(scores) - 1) / max(len(scores) - 1, 1), index=scores.index)
+    return ranks.unstack().reindex(index=range(shape[0]), columns=range(shape[1])).fillna(1.0).to_numpy(float)
+
+
+def gates_text(gates: Float[np.ndarray, "layers hkv"]) -> str:
+    """Gates as lines of numbers between tabs."""
+    return "\n".join("\t".join(f"{value:.4f}" for value in row) for row in gates)
 
 
 # ---- other people's lists of heads ----------------------------------------------------------------

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.headmoments import N_GROUPS, BucketMeans
 from qkscope.core.keypairs import TokenPairs
-from qkscope.core.layermoments import LayerMoments
+from qkscope.core.layermoments import UNDONE_COV, LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.core.reach import REACH_COUNTS, bin_starts
 from qkscope.errors import DatasetError
@@ -27,7 +27,10 @@ from qkscope.files.readers import check_regular
 
 _OPTIONAL = ("sizes_q", "sizes_k", "reach")
 """Arrays that runs of earlier versions do not have."""
-_SINGLE = ("q.scatter", "k.scatter", "q_cells.mean_x", "k_cells.mean_x", "spread.along_pairs", "spread.along_axes")
+_SINGLE = (
+    "q.scatter", "k.scatter", "undone.scatter", "q_cells.mean_x", "k_cells.mean_x", "spread.along_pairs",
+    "spread.along_axes",
+)  # fmt: skip
 """Arrays that a finished run has in single precision, as the products they are sums of; all others are float64."""
 _PAIRS = "spread.pairs"
 """Document, earlier and later position of each pair of keys (buckets, pairs, 3), int32."""
@@ -63,9 +66,12 @@ def write_layer(path: Path, moments: LayerMoments) -> None:
     write_new_tensors(path, tensors | _pair_numbers(moments))
 
 
-def read_layer(path: Path, *, finished: bool = True, buckets: bool = True) -> LayerMoments:
-    """Read one layer's moments, of a finished run or of a part of a capture; those by bucket only if ``buckets``."""
-    left_out = () if buckets else ("q_buckets.", "spread.")
+def read_layer(path: Path, *, finished: bool = True, buckets: bool = True, undone: bool = True) -> LayerMoments:
+    """Read one layer's moments, of a finished run or of a part of a capture.
+
+    Those by bucket are read only if ``buckets``, those with the rotation undone only if ``undone``.
+    """
+    left_out = (*(() if buckets else ("q_buckets.", "spread.")), *(() if undone else ("undone.",)))
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:
@@ -81,7 +87,10 @@ def read_layer(path: Path, *, finished: bool = True, buckets: bool = True) -> La
         later = [tensors.get(name) for name in _OPTIONAL]
         spread = _spread(tensors) if kept and buckets else None
         moments = LayerMoments(q, k, of_buckets, q_cells, k_cells, *others, *later)
-        moments = replace(moments, spread=spread)
+        turned_back = (
+            Moments(*_together(tensors, "undone", ("n", "mean", "scatter"))) if "undone.n" in tensors else None
+        )
+        moments = replace(moments, spread=spread, undone=turned_back)
         return _with_centres(moments) if finished else moments
     except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
@@ -135,17 +144,26 @@ def _together(
 
 
 def read_layer_of(
-    manifest: dict[str, Any], folder: Path, layer: int, *, finished: bool = True, buckets: bool = True
+    manifest: dict[str, Any],
+    folder: Path,
+    layer: int,
+    *,
+    finished: bool = True,
+    buckets: bool = True,
+    undone: bool = True,
 ) -> LayerMoments:
     """Read one layer's moments from a folder; a ``DatasetError`` if they do not match the manifest."""
     path = folder / layer_file(layer)
-    moments = read_layer(path, finished=finished, buckets=buckets)
+    moments = read_layer(path, finished=finished, buckets=buckets, undone=undone)
     entry = next((entry for entry in manifest["layers"] if entry["layer"] == layer), None)
     if entry is None:
         raise DatasetError(f"{path} is not valid (its manifest has no layer {layer}); capture the run again")
     # A pre-rope run has no means with the rotation undone.
     expected = entry if manifest["stage"] == "post-rope" else entry | {"rope": None}
     error_text = misfit(moments, expected, manifest["options"]["buckets"], manifest["window"])
+    kept = manifest["options"].get("keep") == UNDONE_COV and expected["rope"] is not None
+    if undone and kept and moments.undone is None:
+        error_text = error_text or "it has no moments of queries with their rotation undone"
     if error_text:
         raise DatasetError(f"{path} is not valid ({error_text}); capture the run again")
     return moments
@@ -164,6 +182,7 @@ def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: i
         **_moments_shapes("q", (n_q, N_GROUPS), d),
         **_moments_shapes("k", (n_k, N_GROUPS), d),
         **_moments_shapes("q_buckets", (n_q, buckets), d),
+        **_moments_shapes("undone", (n_q,), d),
         **_cells_shapes("q_cells", (n_q, N_GROUPS, buckets), d),
         **_cells_shapes("k_cells", (n_k, N_GROUPS, buckets), d),
     }
@@ -193,7 +212,7 @@ def arrays(moments: LayerMoments) -> dict[str, Float[np.ndarray, "..."]]:
     """Every array of a layer's moments, by its name in the file."""
     by_name = {name: getattr(moments, name) for name in ("unrotated_q", "unrotated_k", "temperature")}
     by_name |= {name: array for name in _OPTIONAL if (array := getattr(moments, name)) is not None}
-    for name in ("q", "k", "q_buckets"):
+    for name in ("q", "k", "q_buckets", "undone"):
         sums: Moments | None = getattr(moments, name)
         if sums is not None:
             by_name |= {f"{name}.n": sums.n, f"{name}.mean": sums.mean, f"{name}.scatter": sums.scatter}

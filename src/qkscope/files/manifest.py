@@ -26,6 +26,7 @@ class RopeEntry(_Entry):
     layout: Literal["half", "interleaved"]
     start: Annotated[int, Field(ge=0, lt=100_000, strict=True)]
     sign: Literal[-1, 1]
+    attention_factor: Annotated[float, Field(gt=0, lt=1e6, allow_inf_nan=False)] = 1.0
 
 
 class LayerEntry(_Entry):
@@ -55,6 +56,7 @@ class OptionsEntry(_Entry):
 
     buckets: Annotated[int, Field(ge=1, le=4096, strict=True)]
     documents_per_shard: Annotated[int, Field(ge=1, lt=2**31, strict=True)] = 8
+    keep: Literal["undone-cov"] | None = None
     reach_queries: Annotated[int, Field(ge=0, le=4096, strict=True)] = 0
     sample: Annotated[int, Field(ge=1, lt=2**31, strict=True)] = 2048
     seed: Annotated[int, Field(strict=True)] = 0

@@ -65,6 +65,6 @@ class RunFolder:
         """Whether queries of any layer also see later keys."""
         return any(layer.get("both") for layer in self.manifest["layers"])
 
-    def layer(self, layer: int, *, buckets: bool = True) -> LayerMoments:
-        """The moments of one layer; what is kept of queries by bucket only if ``buckets``."""
-        return read_layer_of(self.manifest, self.folder / MOMENTS, layer, buckets=buckets)
+    def layer(self, layer: int, *, buckets: bool = True, undone: bool = False) -> LayerMoments:
+        """The moments of one layer; by bucket only if ``buckets``, with the rotation undone only if ``undone``."""
+        return read_layer_of(self.manifest, self.folder / MOMENTS, layer, buckets=buckets, undone=undone)

@@ -119,7 +119,7 @@ class CapturedSource:
             if wide:
                 failed.append(HeadError(head, f"{wide}; capture the run again", self.run.folder / SAMPLE))
                 continue
-            rope = _rope(layer)
+            rope = layer_rope(layer)
             rotary = (
                 None if rope is None or self.run.manifest["stage"] != "post-rope" else moments.rotary(query, key, rope)
             )
@@ -212,7 +212,7 @@ def _too_wide(window: int, vectors: Pair) -> str | None:
     return too_wide(window, min(map(len, both)), max(int(rows.position.max(initial=0)) for rows in both))
 
 
-def _rope(layer: dict[str, Any]) -> Rope | None:
+def layer_rope(layer: dict[str, Any]) -> Rope | None:
     """The rotary encoding of a layer of the manifest."""
     rope = layer["rope"]
     if rope is None:

@@ -10,6 +10,7 @@ import torch
 from qkscope.capture.sums.devicespread import Centred, spread_of
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.tokens import Plan
+from qkscope.capture.sums.undonequeries import UndoneQueries
 from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.headmoments import BucketMeans
 from qkscope.core.keypairs import SampledKeys
@@ -38,6 +39,8 @@ def layer_moments(sums: LayerSums, sampled: SampledKeys | None = None) -> LayerM
         **_named("q_cells", _CELLS, _cells(q.by_cell, q_shift)),
         **_named("k_cells", _CELLS, _cells(k.by_cell, k_shift)),
     }
+    if sums.undone is not None:
+        parts |= _named("undone", _MOMENTS, _undone(sums.undone, sums.plan))
     if sampled is None:
         parts |= _named("q_buckets", _MOMENTS, buckets)
     else:
@@ -54,6 +57,7 @@ def layer_moments(sums: LayerSums, sampled: SampledKeys | None = None) -> LayerM
         q_cells=BucketMeans(*made_of("q_cells", _CELLS)),
         k_cells=BucketMeans(*made_of("k_cells", _CELLS)),
         spread=None if sampled is None else StoredSpread(sampled.pairs, *made_of("spread", _SPREAD)),
+        undone=None if sums.undone is None else Moments(*made_of("undone", _MOMENTS)),
         **found,
     )
 
@@ -92,6 +96,14 @@ def _centred(sums: torch.Tensor, shift: torch.Tensor) -> Centred:
     n, mean = _mean(sums[..., -1, :])
     scatter = sums[..., :-1, :-1] - n[..., None, None] * mean[..., :, None] * mean[..., None, :]
     return n, torch.where(n[..., None] > 0, mean + shift[:, None], 0.0), scatter
+
+
+def _undone(sums: UndoneQueries, plan: Plan) -> list[torch.Tensor]:
+    """Count, mean and scatter of the queries with their rotation undone."""
+    assert sums.total is not None
+    assert sums.shift is not None
+    centred = _centred(sums.total[:, None], _with_time(sums.shift.double(), plan))
+    return [part[:, 0] for part in centred]
 
 
 def _mean(last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

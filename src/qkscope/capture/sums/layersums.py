@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import torch
 
 from qkscope.capture.attention import Attention
 from qkscope.capture.rope import LayerRope, temperature
+from qkscope.capture.sums.bucketproducts import bucket_products, scratch
 from qkscope.capture.sums.gramsums import GramSums, trusted
 from qkscope.capture.sums.halfsums import ExactSums, HalfSums, beside, far_means, takes
 from qkscope.capture.sums.planesizes import PlaneSizes
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.rowsums import RowSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan, on_device
+from qkscope.capture.sums.undonequeries import UndoneQueries
 from qkscope.capture.sums.undonerotation import UndoneRotation
 from qkscope.core.headmoments import N_GROUPS
 
@@ -46,7 +47,7 @@ class KindSums:
 
     def add(self, x: torch.Tensor, tokens: BatchTokens, plan: Plan) -> None:
         """Add the vectors x (B, H, T, d) of one forward pass."""
-        products, first = _products(x, self.shift, tokens, plan)
+        products, first = bucket_products(x, self.shift, tokens, plan)
         groups = tokens.once(("groups", x.device), lambda: on_device(tokens.groups, x.device))
         self.by_group.index_add_(1, groups, products.sum(2).transpose(0, 1))
         span = slice(first, first + products.shape[2])
@@ -58,7 +59,7 @@ class KindSums:
         """Add the rotated coordinates of x with their rotation undone."""
         assert self.unrotated is not None
         first, second = rope.coordinates
-        product = _scratch(tuple(x.shape), x.device)
+        product = scratch(tuple(x.shape), x.device)
         on_cos, on_sin = (torch.mul(x.float(), wave[:, None], out=product).sum(2).double() for wave in waves)
         undone = [on_cos[..., first] + on_sin[..., second], on_cos[..., second] - on_sin[..., first]]
         groups = tokens.once(("groups", x.device), lambda: on_device(tokens.groups, x.device))
@@ -94,6 +95,8 @@ class LayerSums:
     """Used instead of q and k if vectors are in half precision on a GPU."""
     reach: ReachSums | None = None
     """Attention weights of some queries by distance."""
+    undone: UndoneQueries | None = None
+    """Moments of the queries with their rotation undone."""
     sizes: PlaneSizes = field(init=False)
     """Lengths in each plane."""
 
@@ -109,6 +112,8 @@ class LayerSums:
             self.sizes.add(attention.q, attention.k, tokens, self.plan, factor)
             if self.reach is not None:
                 self.reach.add(attention, tokens)
+        if self.undone is not None and angles is not None:
+            self.undone.add(attention.q, tokens, self.plan, angles, factor)
         if in_half:
             if self.half is None:
                 self.half = _half_sums(attention, tokens, self.plan, self.rope)
@@ -191,28 +196,6 @@ def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | Non
     )
 
 
-def _products(x: torch.Tensor, shift: torch.Tensor, tokens: BatchTokens, plan: Plan) -> tuple[torch.Tensor, int]:
-    """Z zᵀ summed over the tokens of each bucket (B, H, n, D, D), float64, and the first of the n buckets."""
-    batch, heads, columns, d = x.shape
-    first = tokens.first // plan.width
-    n = -(-columns // plan.width)
-    z = _scratch((batch, heads, n * plan.width, d + 2), x.device)
-    torch.sub(x.float(), shift[:, None], out=z[:, :, :columns, :d])
-    position = torch.arange(columns, device=x.device)
-    z[:, :, :columns, d] = (position % plan.width - (plan.width - 1) / 2).to(z.dtype)
-    z[:, :, :columns, d + 1] = 1.0
-    for row, (begin, end) in enumerate(tokens.counted(plan)):
-        z[row, :, :begin] = 0.0
-        z[row, :, end:] = 0.0
-    flat = z.view(batch * heads * n, plan.width, d + 2)
-    products = torch.bmm(flat.transpose(1, 2), flat).view(batch, heads, n, d + 2, d + 2).double()
-    # Move the origin of t from the bucket's centre to the middle of the window, the same for all buckets.
-    centre = (torch.arange(first, first + n, device=x.device) + 0.5) * plan.width - 0.5 - plan.window / 2
-    products[..., d, :] += centre.double()[:, None] * products[..., d + 1, :]
-    products[..., :, d] += centre.double()[:, None] * products[..., :, d + 1]
-    return products, first
-
-
 def waves(angles: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor, rope: LayerRope, d: int) -> Waves:
     """Cosines and sines on both coordinates of their planes, by token (B, T, d); 0 on what is not rotated.
 
@@ -225,9 +208,3 @@ def waves(angles: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor, rope
             table[..., coordinates] = sign / rope.attention_factor * wave * weights[..., None]
         tables.append(table)
     return tables[0], tables[1]
-
-
-@lru_cache(maxsize=4)  # queries and keys
-def _scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Memory that all layers use in turn; allocating it each time would take as long as the product."""
-    return torch.empty(shape, device=device)

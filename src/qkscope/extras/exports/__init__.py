@@ -1,0 +1,1 @@
+"""Exports: calibration files of other people's tools for KV caches, from what a run keeps."""
