@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from qkscope.errors import QkscopeError
     from qkscope.extras.effects import effects
     from qkscope.extras.inmemory import capture_model, write_report
+    from qkscope.extras.pull import pull
+    from qkscope.extras.push import push
+    from qkscope.extras.pushoptions import PushOptions
     from qkscope.pipeline.python import (
         distance,
         head_table,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Head",
+    "PushOptions",
     "QkscopeError",
     "Run",
     "__version__",
@@ -51,6 +55,8 @@ __all__ = [
     "plasticity",
     "plot",
     "position",
+    "pull",
+    "push",
     "reach",
     "rotation",
     "scores",
@@ -61,6 +67,7 @@ __all__ = [
 # Looked up on first use, so that ``import qkscope`` stays fast.
 _WHERE = {
     "Head": ("qkscope.runs.run", "Head"),
+    "PushOptions": ("qkscope.extras.pushoptions", "PushOptions"),
     "QkscopeError": ("qkscope.errors", "QkscopeError"),
     "Run": ("qkscope.runs.run", "Run"),
     "capture_model": ("qkscope.extras.inmemory", "capture_model"),
@@ -74,6 +81,8 @@ _WHERE = {
     "plasticity": ("qkscope.pipeline.python", "plasticity"),
     "plot": ("qkscope.plot", ""),
     "position": ("qkscope.pipeline.python", "position"),
+    "pull": ("qkscope.extras.pull", "pull"),
+    "push": ("qkscope.extras.push", "push"),
     "reach": ("qkscope.pipeline.python", "reach"),
     "scores": ("qkscope.pipeline.python", "scores"),
     "rotation": ("qkscope.pipeline.python", "rotation"),

@@ -22,12 +22,17 @@ def write_checksums(folder: Path, known: Mapping[Path, str] | None = None) -> No
     names, known = _names(folder), known or {}
     with ThreadPoolExecutor(4) as threads:
         digests = threads.map(lambda path: known.get(path) or digest(path), [folder / name for name in names])
-        text = json.dumps(dict(zip(names, digests, strict=True)), indent=1) + "\n"
-    write_together(folder, {CHECKSUMS: text.encode()})
+        content = checksums_bytes(dict(zip(names, digests, strict=True)))
+    write_together(folder, {CHECKSUMS: content})
 
 
-def compare(folder: Path) -> list[str] | None:
-    """One line for each file that changed, is missing or was added since the capture; None without checksums."""
+def checksums_bytes(digests: Mapping[str, str]) -> bytes:
+    """The content of checksums.json."""
+    return (json.dumps(digests, indent=1) + "\n").encode()
+
+
+def recorded_digests(folder: Path) -> dict[str, str] | None:
+    """The digest of each file as the capture recorded it; None without checksums."""
     path = folder / CHECKSUMS
     if not path.exists():
         return None
@@ -37,6 +42,14 @@ def compare(folder: Path) -> list[str] | None:
         raise DatasetError(f"{path} cannot be read ({error}); copy the run again") from None
     if not isinstance(recorded, dict) or not all(isinstance(value, str) for value in recorded.values()):
         raise DatasetError(f"{path}: expected a JSON object of file names and digests; copy the run again")
+    return recorded
+
+
+def compare(folder: Path) -> list[str] | None:
+    """One line for each file that changed, is missing or was added since the capture; None without checksums."""
+    recorded = recorded_digests(folder)
+    if recorded is None:
+        return None
     present = _names(folder)
     problems = [f"{folder / name} is missing; copy the run again" for name in recorded if name not in present]
     problems += [f"{folder / name} is not a file of this run; remove it" for name in present if name not in recorded]

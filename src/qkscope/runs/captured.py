@@ -21,6 +21,7 @@ from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import ordered_sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.files.dataset import Dataset
+from qkscope.files.hub import Files
 from qkscope.files.layerfiles import layer_file
 from qkscope.files.passage import read_passage
 from qkscope.files.runfolder import LEFT_OUT, LOSS, MOMENTS, SAMPLE, RunFolder
@@ -34,6 +35,8 @@ class CapturedSource:
     """The folder of a captured run: moments as they were stored, vectors from its sample."""
 
     run: RunFolder
+    origin: Files | None = None
+    """Where it was pushed to, if it is in the cache of the Hub."""
 
     @cached_property
     def _layers(self) -> dict[int, dict[str, Any]]:
@@ -172,13 +175,14 @@ class CapturedSource:
         return Extent(len(documents), tokens, float(mean) if isinstance(mean, int | float) else None)
 
     def identity(self) -> dict[str, str]:
-        """Folder, model and corpus."""
+        """Folder or repository, model and corpus."""
         model = self.run.manifest["model"]
-        run_identity = {"kind": "run", "path": str(self.run.folder.resolve()), "stage": str(self.run.manifest["stage"])}
+        place = {"path": str(self.run.folder.resolve())} if self.origin is None else self.origin.identity()
+        run_identity = {"kind": ""} | place | {"kind": "run", "stage": str(self.run.manifest["stage"])}
         return run_identity | {"model": str(model.get("id")), "corpus": str(self.run.manifest["corpus"])}
 
     def __str__(self) -> str:
-        return str(self.run.folder)
+        return str(self.run.folder if self.origin is None else self.origin)
 
 
 def _too_wide(window: int, vectors: Pair) -> str | None:
