@@ -56,7 +56,7 @@ class HubStore:
     """Method and path of every request."""
     damaged: set[str] = field(default_factory=set)
     """Files that are delivered with another byte."""
-    before: Callable[[str, str], bool] = lambda method, path: True  # noqa: E731
+    before: Callable[[str, str], bool] = lambda *_: True
     """Called before each request; False: the connection is cut."""
 
     @property
@@ -178,12 +178,12 @@ class _Handler(BaseHTTPRequestHandler):
     def valid(self) -> None:
         self.json(200, {"errors": [], "warnings": []})
 
-    def info(self, repo: str, revision: str) -> None:
+    def info(self, repo: str, **_: str) -> None:
         siblings = [{"rfilename": name} for name in self.held]
         private = self.repository.private
         self.json(200, {"id": repo, "sha": self.at, "siblings": siblings, "tags": [], "private": private})
 
-    def tree(self, repo: str, revision: str) -> None:
+    def tree(self, **_: str) -> None:
         self.json(200, [self.entry(name, data) for name, data in self.held.items()])
 
     def entry(self, name: str, data: bytes) -> dict[str, object]:
@@ -191,20 +191,20 @@ class _Handler(BaseHTTPRequestHandler):
         large = {"lfs": lfs} if name.endswith(LARGE) else {}
         return {"type": "file", "path": name, "size": len(data), "oid": git_sha1(data)} | large
 
-    def refs(self, repo: str) -> None:
+    def refs(self, **_: str) -> None:
         branches = [
             {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
             for name, commit in self.repository.branches.items()
         ]
         self.json(200, {"branches": branches, "tags": [], "converts": []})
 
-    def branch(self, repo: str, revision: str) -> None:
+    def branch(self, revision: str, **_: str) -> None:
         if revision in self.repository.branches:
             return self.json(409, {})
         self.repository.branches[revision] = self.repository.branches["main"]
         return self.json(200, {})
 
-    def preupload(self, repo: str, revision: str) -> None:
+    def preupload(self, **_: str) -> None:
         answers = []
         for file in json.loads(self.body)["files"]:
             name, held = file["path"], self.held.get(file["path"])
@@ -214,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
             answers.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self.json(200, {"files": answers})
 
-    def batch(self, repo: str) -> None:
+    def batch(self, **_: str) -> None:
         objects = []
         for asked in json.loads(self.body)["objects"]:
             known = asked["oid"] in self.hub.objects
@@ -246,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         oid = self.repository.commit(revision, files)
         return self.json(200, {"commitUrl": f"{self.hub.url}/datasets/{repo}/commit/{oid}", "commitOid": oid})
 
-    def file(self, repo: str, revision: str, name: str) -> None:
+    def file(self, name: str, **_: str) -> None:
         if name not in self.held:
             return self.json(404, {}, **{"X-Error-Code": "EntryNotFound"})
         data = self.held[name]

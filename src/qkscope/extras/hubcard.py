@@ -37,10 +37,17 @@ _OTHERS = {
     "axes": "axes a and b of each head",
     "passage": "every score of a short text of qkscope's own in four terms",
 }
-_TEXTS = (
-    "The texts that were read are not in this repository: no text, no token and no token id of theirs. Their licences "
-    "are those of the texts, and are neither changed nor granted here. {names}"
+_MEASURED = (
+    f"Measured by qkscope {__version__}: one forward pass per document on the unmodified model, queries and keys of "
+    "every head at every token."
 )
+_COMPUTED = f"Computed by qkscope {__version__} from queries and keys, or from sums of them, of every head."
+_TEXTS = (
+    "The texts that were read are not in this repository{tokens}. Their licences are those of the texts, and are "
+    "neither changed nor granted here. {names}"
+)
+_NO_TOKENS = ": no text, no token and no token id of theirs"
+_SOME_TOKENS = ", but the text of each token that has a sampled vector is"
 _SAMPLED = (
     " A run holds queries and keys of some sampled tokens; with the model at hand, those of the first layer tell which "
     "token stood at a sampled position."
@@ -51,6 +58,7 @@ _SAMPLED = (
 class CardFacts:
     """What a card says besides the numbers."""
 
+    title: str
     repo: str
     revision: str
     kind: str
@@ -62,6 +70,8 @@ class CardFacts:
     n_rows: int
     names: bool
     """Whether documents have names."""
+    tokens: bool
+    """Whether the text of tokens is stored beside vectors."""
 
 
 def picture(study: Study) -> bytes | None:
@@ -74,7 +84,7 @@ def picture(study: Study) -> bytes | None:
 
 def card_text(facts: CardFacts, study: Study, *, pictured: bool) -> str:
     """README.md."""
-    title = f"{_label(study)}: position and content in every attention head"
+    title = f"{facts.title}: position and content in every attention head"
     sentence = opening_sentence(study)[0]
     parts = [
         f"---\n{yaml.safe_dump(_metadata(facts, title), sort_keys=False, allow_unicode=True)}---",
@@ -83,11 +93,10 @@ def card_text(facts: CardFacts, study: Study, *, pictured: bool) -> str:
         f"![Each cell is a head; colours are numbers of the table `heads`]({PICTURE_FILE})" if pictured else "",
         _numbers(study),
         "## How it was measured\n\n" + _table(("", ""), facts.measured),
-        f"Measured by qkscope {__version__}: one forward pass per document on the unmodified model, queries and keys "
-        "of every head at every token. `qkscope analyze --columns` prints what each column means.",
+        f"{_MEASURED if facts.kind == 'run' else _COMPUTED} `qkscope analyze --columns` prints what each column means.",
         "## Tables\n\n" + _table(("table", "about"), [(f"`{name}`", _about(name)) for name in facts.tables]),
         _use(facts),
-        "## Texts\n\n" + _TEXTS.format(names=_names(facts)),
+        "## Texts\n\n" + _TEXTS.format(tokens=_SOME_TOKENS if facts.tokens else _NO_TOKENS, names=_names(facts)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -137,10 +146,6 @@ def _names(facts: CardFacts) -> str:
         return "Documents have no names here."
     named = "their file names" if facts.names else "the beginning of their SHA-256 as names"
     return f"Documents have {named}.{_SAMPLED}"
-
-
-def _label(study: Study) -> str:
-    return study.labels[0] if len(study.labels) == 1 else f"{study.labels[0]} and {len(study.labels) - 1} more"
 
 
 def _about(table: str) -> str:

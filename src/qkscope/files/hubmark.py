@@ -40,8 +40,10 @@ class HubMark(BaseModel):
     """Version that pushed it."""
     about: str
     """What it is, for people."""
-    identity: str
-    """Tells this run from others, or these results: the same after any change of names, options or tables."""
+    identity: str = ""
+    """Of a run: the digest of its moments, which is the same whatever is left out and whatever tables there are."""
+    models: list[str] = []
+    """Of results: the models they are about."""
     files: dict[_Name, MarkedFile]
     """Every file of the repository but this one."""
 
@@ -49,6 +51,11 @@ class HubMark(BaseModel):
     def content(self) -> bytes:
         """The file."""
         return (json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n").encode()
+
+    def succeeds(self, other: HubMark) -> bool:
+        """Whether this is a later state of the same: the same run, or results about the same models and more."""
+        same_run = self.identity == other.identity and set(self.models) >= set(other.models)
+        return self.kind == other.kind and same_run
 
     def missing(self, names: Collection[str]) -> list[str]:
         """Files that are listed but not among these."""

@@ -11,7 +11,9 @@ from qkscope.files.hub import HUB_ID
 
 PUSHED = "pushed"
 """The key of run.json that tells what was left out when the run was pushed, and the SHA-256 of the file before."""
-_PLACES = frozenset({"path", "dataset", "results_dir", "file", "texts"})
+_HERE = frozenset({"path", "results_dir", "file"})
+"""Keys whose values are places on this machine."""
+_ANYWHERE = frozenset({"dataset", "texts"})
 """Keys whose values are places on this machine or on the Hub."""
 _PATH = re.compile(r"(?<![\w:/.~-])(?:~|\.{1,2})?/[^\s'\"\[\](),;]*")
 
@@ -44,9 +46,9 @@ def public_manifest(manifest: dict[str, Any], *, names: bool, digest: str) -> di
 
 
 def public_summary(summary: dict[str, Any]) -> dict[str, Any]:
-    """A summary with the last part of each path in its place."""
+    """A summary with the last part of each path in its place, and without the time it took here."""
     folders = {path: PurePath(path).name for path in _paths_in(summary)}
-    return {key: _without_paths(value, folders) for key, value in summary.items()}
+    return {key: _without_paths(value, folders) for key, value in summary.items() if key != "wall_seconds"}
 
 
 def _public_name(entry: Mapping[str, Any], *, names: bool) -> dict[str, str]:
@@ -76,7 +78,9 @@ def _without_paths(value: Any, folders: Mapping[str, str], key: str = "") -> Any
         return [_without_paths(inner, folders, key) for inner in value]
     if not isinstance(value, str):
         return value
-    return _public_place(value) if key in _PLACES else _renamed(value, folders)
+    if key in _HERE:
+        return PurePath(value).name
+    return _public_place(value) if key in _ANYWHERE else _renamed(value, folders)
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
