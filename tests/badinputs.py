@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import load_file, save_file
 
 from qkscope.core.rows import Rows
+from qkscope.files.checksums import write_checksums
 from qkscope.files.vectors import read_rows, write_rows
 from qkscope.heads import HeadId
 
@@ -1367,6 +1368,69 @@ CAPTURES = [
         "{place}/run is a finished run; merge needs folders written by capture --shard",
     ),
 ]
+PUSH = ("push", "{place}/run", "owner/name")
+
+
+def token_text(place: Path) -> None:
+    """A run with the text of tokens beside its vectors, and checksums that fit."""
+    path = place / "run" / "sample" / HEAD / "data.parquet"
+    found = pq.read_table(path, partitioning=None)
+    words = pa.array(["word"] * len(found))
+    pq.write_table(found.set_column(found.column_names.index("token_str"), "token_str", words), path)
+    write_checksums(place / "run")
+
+
+HUB = [
+    error(
+        "texts pushed as a run",
+        nothing,
+        ("push", "{place}/texts", "owner/name"),
+        "{place}/texts is neither a captured run nor a results folder; give one of them",
+    ),
+    error(
+        "a push to a name without an owner",
+        nothing,
+        ("push", "{place}/run", "name"),
+        "'name' cannot be the name of a repository (expected owner/name)",
+    ),
+    error(
+        "a push to a branch that cannot be",
+        nothing,
+        (*PUSH, "--revision", "a b"),
+        "'a b' cannot be the name of a branch; use letters, digits, dots and dashes",
+    ),
+    error(
+        "a push of a damaged run",
+        content("run/moments/layer-000.safetensors", lambda whole: whole[:-1] + b"x"),
+        PUSH,
+        "{place}/run is not intact: {place}/run/moments/layer-000.safetensors differs from its checksum; copy or capture the run again",
+    ),
+    error(
+        "a push of a run without checksums",
+        lambda p: (p / "run" / "checksums.json").unlink(),
+        PUSH,
+        "{place}/run has no checksums.json, so nobody could tell whether it is intact; capture the run again",
+    ),
+    error(
+        "a push of an unfinished capture",
+        lambda p: [(p / "run" / "run.json").unlink(), content("run/progress.json", "{}")(p)],
+        PUSH,
+        "capture unfinished in {place}/run; rerun the same capture command to resume",
+    ),
+    error(
+        "a push of a run with the text of tokens",
+        token_text,
+        PUSH,
+        "{place}/run/sample/l00h01q/data.parquet holds the text of tokens; add --with-tokens to send it, or capture the run again",
+    ),
+    error(
+        "a pull of a local folder",
+        nothing,
+        ("pull", "{place}/run", "-o", "{place}/new"),
+        "{place}/run is not on the Hub; give the owner/name of a pushed run or results, and no HF_HUB_OFFLINE",
+    ),
+]
+
 SECTIONS = {
     "Heads of a dataset": HEADS,
     "Datasets": DATASETS,
@@ -1374,6 +1438,7 @@ SECTIONS = {
     "Options and output folders": OPTIONS,
     "Configurations, studies and tables": CONFIGS,
     "Captures": CAPTURES,
+    "The Hub, before anything is sent": HUB,
 }
 
 

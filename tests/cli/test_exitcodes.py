@@ -28,6 +28,8 @@ FIRST_STEP = {
     "card": (["nowhere", "l00h00", "-o", "card.png"], "qkscope.runs.run.open_run"),
     "effects": (["./nowhere", "nowhere", "--texts", "nowhere", "-o", "out"], "qkscope.files.runfolder.RunFolder.open"),
     "reach": (["nowhere", "-o", "out"], "qkscope.runs.run.open_run"),
+    "push": (["nowhere", "owner/name"], "qkscope.extras.push.push"),
+    "pull": (["no/where", "-o", "out"], "qkscope.extras.pull.pull"),
     "verify": (["nowhere"], "qkscope.extras.verify.check_run"),
     "doctor": (["afile"], "qkscope.extras.doctor.examine"),
     "study capture": (["nowhere.yaml", "--texts", "nowhere"], "qkscope.cli.study.load_study_config"),

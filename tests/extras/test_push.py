@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,12 @@ import pytest
 import yaml
 
 from qkscope.files.checksums import write_checksums
+from qkscope.files.huberrors import one_line
 from qkscope.files.hubmark import HUB_MARK, HubMark
+from qkscope.results.reader import read_folder
 from tests.capture.families import build, families
 from tests.capture.test_run import do
+from tests.files.hub_client import Starter
 from tests.files.hub_store import HubStore
 
 TOKEN, OTHER = "hf_ofAnn", "hf_ofBob"
@@ -58,25 +62,41 @@ def hub() -> Iterator[HubStore]:
         yield hub
 
 
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    starter = Starter()
+    yield starter
+    starter.stop()
+
+
+@dataclass
 class Client:
     """The command line, with a token, a home and a Hub."""
 
-    def __init__(self, hub: HubStore, home: Path, token: str | None = TOKEN) -> None:
-        kept = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
-        here = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "QKSCOPE_TEST": "1"}
-        self.environment = kept | here | ({} if token is None else {"HF_TOKEN": token})
+    starter: Starter
+    hub: HubStore
+    home: Path
+    token: str | None = TOKEN
 
-    def start(self, *words: object, before: str = "") -> subprocess.Popen[str]:
-        code = f"{before}\nfrom qkscope.cli.main import app\napp({list(map(str, words))!r})"
-        command = [sys.executable, "-c", code] if before else [sys.executable, "-m", "qkscope", *map(str, words)]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=self.environment, stdout=pipe, stderr=pipe, text=True)
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        here = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1"}
+        return kept | here | ({} if self.token is None else {"HF_TOKEN": self.token})
+
+    def by(self, name: str, token: str | None) -> Client:
+        """Somebody else's."""
+        return replace(self, home=self.home.with_name(name), token=token)
+
+    def start(self, *words: object, before: str = "") -> int:
+        self.home.mkdir(exist_ok=True)
+        return self.starter.start(list(map(str, words)), self.environment, self.home, before)
 
     def __call__(self, *words: object, before: str = "") -> tuple[int, str, str]:
-        process = self.start(*words, before=before)
-        out, errors = process.communicate(timeout=200)
-        assert TOKEN not in out + errors
-        return process.returncode, out, errors
+        self.start(*words, before=before)
+        code, (out, errors) = self.starter.wait(), ((self.home / name).read_text() for name in ("out", "err"))
+        assert self.token is None or self.token not in out + errors
+        return code, out, errors
 
     def works(self, *words: object, before: str = "") -> str:
         code, out, errors = self(*words, before=before)
@@ -91,15 +111,15 @@ class Client:
 
 
 @pytest.fixture
-def client(hub, tmp_path) -> Client:
-    return Client(hub, tmp_path / "home")
+def client(starter, hub, tmp_path) -> Client:
+    return Client(starter, hub, tmp_path / "home")
 
 
 @pytest.fixture(scope="module")
-def on_hub(made, tmp_path_factory) -> HubStore:
+def on_hub(starter, made, tmp_path_factory) -> HubStore:
     """A Hub to which the run was pushed twice: for Ann, and for everybody."""
     with HubStore({TOKEN: ("ann", {"ann"})}).serving() as hub:
-        client = Client(hub, tmp_path_factory.mktemp("home"))
+        client = Client(starter, hub, tmp_path_factory.mktemp("home"))
         client.works("push", made / "run", REPO)
         client.works("push", made / "run", OPEN, "--public")
     return hub
@@ -241,18 +261,17 @@ def test_the_card_is_of_this_data(hub, client, run):
 
 
 def test_a_push_that_was_killed_resumes_without_sending_again_what_arrived(hub, client, run):
-    process: list[subprocess.Popen[str]] = []
+    process: list[int] = []
 
     def kill(method: str, _: str) -> bool:
         if method == "PUT" and len(hub.sent) == 7:
-            process[0].send_signal(signal.SIGKILL)
+            os.kill(process[0], signal.SIGKILL)
             return False
         return True
 
     hub.before = kill
     process.append(client.start("push", run, REPO))
-    process[0].communicate(timeout=100)
-    assert process[0].returncode == -signal.SIGKILL
+    assert client.starter.wait() == -signal.SIGKILL
     arrived, so_far = set(hub.objects), len(hub.sent)
     assert arrived
     assert hub.files(REPO) == {}, "half a run is visible"
@@ -308,21 +327,20 @@ def test_a_large_run_that_is_half_there_is_unfinished_and_resumes(hub, client, r
 
 
 def test_a_pull_that_was_killed_resumes_and_leaves_no_half_folder(pushed, client, tmp_path):
-    process: list[subprocess.Popen[str]] = []
+    process: list[int] = []
 
     def fetched() -> list[str]:
         return [line for line in pushed.asked if line.startswith("GET /datasets/") and "/sample/" in line]
 
     def kill(*_: str) -> bool:
         if len(fetched()) == 3:
-            process[0].send_signal(signal.SIGKILL)
+            os.kill(process[0], signal.SIGKILL)
             return False
         return True
 
     pushed.before = kill
     process.append(client.start("pull", REPO, "-o", tmp_path / "out"))
-    process[0].communicate(timeout=100)
-    assert process[0].returncode == -signal.SIGKILL
+    assert client.starter.wait() == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     complete = {path.parent.name for path in (tmp_path / ".out.pulling" / "sample").glob("*/data.parquet")}
     pushed.before, pushed.asked = (lambda *_: True), []
@@ -369,15 +387,15 @@ def test_something_else_is_replaced_only_if_asked(hub, client, run, made):
     assert "holds something else (run of " in said
 
 
-def test_repositories_are_private_unless_asked(pushed, tmp_path):
+def test_repositories_are_private_unless_asked(pushed, client, tmp_path):
     assert (pushed.repositories[REPO].private, pushed.repositories[OPEN].private) == (True, False)
     for token in (OTHER, None):
-        stranger = Client(pushed, tmp_path / "stranger", token)
+        stranger = client.by("stranger", token)
         said = stranger.fails("pull", REPO, "-o", tmp_path / "out")
         assert said.startswith(
             f"'{REPO}' is neither a local folder nor a Hub dataset; check the spelling, and run 'hf "
         )
-        stranger.works("pull", OPEN, "-o", tmp_path / f"of-{token}")
+        stranger.works("pull", OPEN, "-o", tmp_path / ("guest" if token is None else "member"))
 
 
 def test_a_pull_replaces_nothing(pushed, client, tmp_path):
@@ -397,32 +415,40 @@ def test_a_pull_replaces_nothing(pushed, client, tmp_path):
 # ---- errors ----------------------------------------------------------------------------------------
 
 
-def test_tokens_that_do_not_work(pushed, run, tmp_path):
+@pytest.mark.usefixtures("pushed")
+def test_tokens_that_do_not_work(client, run, tmp_path):
     login = "run 'hf auth login'"
     refused = f"the Hub does not accept this token; {login} again (HF_TOKEN, if it is set, comes first)"
-    nobody, wrong = Client(pushed, tmp_path / "nobody", None), Client(pushed, tmp_path / "wrong", "hf_wrong")
+    nobody, wrong = client.by("nobody", None), client.by("wrong", "hf_wrong")
     assert nobody.fails("push", run, REPO) == (
         f"this needs a token of the Hub, and there is none; {login}, or set HF_TOKEN"
     )
     assert wrong.fails("push", run, REPO) == refused
     assert wrong.fails("pull", REPO, "-o", tmp_path / "out") == refused
-    assert Client(pushed, tmp_path / "strange", "hf_\u2026").fails("push", run, REPO) == refused
-    bob = Client(pushed, tmp_path / "bob", OTHER)
+    assert client.by("strange", "hf_\u2026").fails("push", run, REPO) == refused
+    bob = client.by("bob", OTHER)
     for repo in ("ann/new", REPO):  # the second is private, and so not there for him
         assert bob.fails("push", run, repo) == (
             f"this token may not write to {repo}; use one with write access to it, or a repository of your own"
         )
 
 
-def test_no_network_is_one_line_that_says_what_to_do(hub, run, tmp_path):
+def test_an_error_that_quotes_the_token_is_shown_without_it(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert one_line(ValueError(f"Illegal header value\n b'Bearer {TOKEN}'")) == "Illegal header value b'Bearer …'"
+
+
+def test_no_network_is_one_line_that_says_what_to_do(hub, client, run, tmp_path):
     hub.url = "http://127.0.0.1:9"
-    gone = Client(hub, tmp_path / "gone")
-    assert gone.fails("push", run, REPO).startswith(f"cannot reach the Hub for {REPO} (ConnectError: ")
-    assert gone.fails("pull", REPO, "-o", tmp_path / "out").startswith(f"cannot read the dataset {REPO} from the Hub (")
+    assert client.fails("push", run, REPO).startswith(f"cannot reach the Hub for {REPO} (ConnectError: ")
+    assert client.fails("pull", REPO, "-o", tmp_path / "out").startswith(
+        f"cannot read the dataset {REPO} from the Hub ("
+    )
 
 
-def test_a_repository_of_somebody_else_cannot_be_changed(pushed, made, tmp_path):
-    bob = Client(pushed, tmp_path / "bob", OTHER)
+@pytest.mark.usefixtures("pushed")
+def test_a_repository_of_somebody_else_cannot_be_changed(client, made):
+    bob = client.by("bob", OTHER)
     said = bob.fails("push", made / "another", OPEN, "--overwrite")
     assert said == f"this token may not write to {OPEN}; use one with write access to it, or a repository of your own"
 
@@ -461,7 +487,7 @@ def test_results_are_pushed_and_say_what_they_are_when_opened(client, run, tmp_p
     )
     client.works("pull", "ann/tables", "-o", tmp_path / "pulled")
     assert tables_of(tmp_path / "pulled") == tables_of(run / "tables")
-    client.works("report", tmp_path / "pulled", "-o", tmp_path / "report", "--no-points", "--workers", "1")
+    assert read_folder(tmp_path / "pulled").models == ["run"]
 
 
 LOAD = """

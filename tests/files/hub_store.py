@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         ("POST", r"/api/repos/create", "create"),
         ("POST", r"/api/validate-yaml", "valid"),
         ("GET", r"/api/datasets/(?P<repo>[^/]+/[^/]+)/revision/(?P<revision>.+)", "info"),
-        ("GET", r"/api/datasets/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)", "tree"),
+        ("GET", r"/api/datasets/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)/?(?P<folder>.*)", "tree"),
         ("GET", r"/api/datasets/(?P<repo>[^/]+/[^/]+)/refs", "refs"),
         ("POST", r"/api/datasets/(?P<repo>[^/]+/[^/]+)/branch/(?P<revision>.+)", "branch"),
         ("POST", r"/api/datasets/(?P<repo>[^/]+/[^/]+)/preupload/(?P<revision>.+)", "preupload"),
@@ -183,8 +183,14 @@ class _Handler(BaseHTTPRequestHandler):
         private = self.repository.private
         self.json(200, {"id": repo, "sha": self.at, "siblings": siblings, "tags": [], "private": private})
 
-    def tree(self, **_: str) -> None:
-        self.json(200, [self.entry(name, data) for name, data in self.held.items()])
+    def tree(self, folder: str, **_: str) -> None:
+        below = {name: data for name, data in self.held.items() if name.startswith(f"{folder}/" if folder else "")}
+        if "recursive=true" in self.path.lower():
+            return self.json(200, [self.entry(name, data) for name, data in below.items()])
+        depth = folder.count("/") + 1 if folder else 0
+        folders = {"/".join(name.split("/")[: depth + 1]) for name in below if name.count("/") > depth}
+        files = [self.entry(name, data) for name, data in below.items() if name.count("/") == depth]
+        return self.json(200, [{"type": "directory", "path": name, "oid": "0" * 40} for name in folders] + files)
 
     def entry(self, name: str, data: bytes) -> dict[str, object]:
         lfs = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}

@@ -49,8 +49,8 @@ def push(
     folder, chosen = Path(source), options or PushOptions()
     check_repository_name(repo, chosen.revision)
     kind = _kind(folder)
-    signed_in(repo)
     content = run_content(folder, chosen) if kind == "run" else results_content(folder)
+    signed_in(repo)
     branch = existing(repo, chosen.revision)
     if branch is not None and not chosen.overwrite:
         _check_replaceable(branch, content.mark)
