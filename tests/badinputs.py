@@ -1435,6 +1435,54 @@ EXPORTS = [
         "{place}/data is a folder, and triattention is a file; choose another --output",
     ),
 ]
+PUSH = ("push", "{place}/run", "owner/name")
+
+
+HUB = [
+    error(
+        "texts pushed as a run",
+        nothing,
+        ("push", "{place}/texts", "owner/name"),
+        "{place}/texts is neither a captured run nor a results folder; give one of them",
+    ),
+    error(
+        "a push to a name without an owner",
+        nothing,
+        ("push", "{place}/run", "name"),
+        "'name' cannot be the name of a repository (expected owner/name)",
+    ),
+    error(
+        "a push to a branch that cannot be",
+        nothing,
+        (*PUSH, "--revision", "a b"),
+        "'a b' cannot be the name of a branch; use letters, digits, dots and dashes",
+    ),
+    error(
+        "a push of a damaged run",
+        content("run/moments/layer-000.safetensors", lambda whole: whole[:-1] + b"x"),
+        PUSH,
+        "{place}/run is not intact: {place}/run/moments/layer-000.safetensors differs from its checksum; copy or capture the run again",
+    ),
+    error(
+        "a push of a run without checksums",
+        lambda p: (p / "run" / "checksums.json").unlink(),
+        PUSH,
+        "{place}/run has no checksums.json, so nobody could tell whether it is intact; capture the run again",
+    ),
+    error(
+        "a push of an unfinished capture",
+        lambda p: [(p / "run" / "run.json").unlink(), content("run/progress.json", "{}")(p)],
+        PUSH,
+        "capture unfinished in {place}/run; rerun the same capture command to resume",
+    ),
+    error(
+        "a pull of a local folder",
+        nothing,
+        ("pull", "{place}/run", "-o", "{place}/new"),
+        "{place}/run is not on the Hub; give the owner/name of a pushed run or results, and no HF_HUB_OFFLINE",
+    ),
+]
+
 SECTIONS = {
     "Heads of a dataset": HEADS,
     "Datasets": DATASETS,
@@ -1443,6 +1491,7 @@ SECTIONS = {
     "Configurations, studies and tables": CONFIGS,
     "Captures": CAPTURES,
     "Exports": EXPORTS,
+    "The Hub, before anything is sent": HUB,
 }
 
 

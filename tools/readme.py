@@ -9,11 +9,12 @@ from pathlib import Path
 from benchmarks import growth, results
 
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, TextOptions, VectorSampling
+from qkscope.extras.pushoptions import PushOptions
 from qkscope.options import Listed, listed
 from qkscope.results.schema import ABOUT, STATISTICS, SUMMED_UP, TABLES
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/capture.md", "docs/columns.md", "docs/speed.md")
+PAGES = ("README.md", "docs/capture.md", "docs/columns.md", "docs/hub.md", "docs/speed.md")
 
 
 def columns_markdown() -> str:
@@ -42,7 +43,15 @@ def _table(name: str) -> list[str]:
 
 def options_markdown() -> str:
     """Every option of ``qkscope capture`` that a dataclass declares."""
-    classes = (ModelOptions, TextOptions, CaptureOptions, VectorSampling, ExecutionOptions)
+    return _options(ModelOptions, TextOptions, CaptureOptions, VectorSampling, ExecutionOptions)
+
+
+def push_options_markdown() -> str:
+    """Every option of ``qkscope push`` that a dataclass declares."""
+    return _options(PushOptions)
+
+
+def _options(*classes: type) -> str:
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *map(_option, listed(*classes))]) + "\n"
 
 
@@ -64,7 +73,13 @@ def growth_markdown() -> str:
     return growth.markdown(results.load()[0]["growth"]) + "\n"
 
 
-PARTS = {"columns": columns_markdown, "options": options_markdown, "speed": speed_markdown, "growth": growth_markdown}
+PARTS = {
+    "columns": columns_markdown,
+    "options": options_markdown,
+    "push options": push_options_markdown,
+    "speed": speed_markdown,
+    "growth": growth_markdown,
+}
 
 
 def updated(text: str) -> str:

@@ -38,6 +38,7 @@ API: dict[str, dict[str, tuple[str, ...]]] = {
             *("planes", "distance", "scores", "reach", "plasticity"),
         ),
         "Report": ("write_report",),
+        "Hub": ("push", "pull", "PushOptions"),
         "Cause": ("effects",),
         "Errors and version": ("QkscopeError", "__version__"),
     },

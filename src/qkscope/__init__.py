@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from qkscope.extras.effects import effects
     from qkscope.extras.exports.formats import export_run, read_export
     from qkscope.extras.inmemory import capture_model, write_report
+    from qkscope.extras.pull import pull
+    from qkscope.extras.push import push
+    from qkscope.extras.pushoptions import PushOptions
     from qkscope.pipeline.python import analyze_runs as analyze
     from qkscope.pipeline.python import (
         distance,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Head",
+    "PushOptions",
     "QkscopeError",
     "Run",
     "__version__",
@@ -59,6 +63,8 @@ __all__ = [
     "plasticity",
     "plot",
     "position",
+    "pull",
+    "push",
     "reach",
     "read_export",
     "rotation",
@@ -70,6 +76,7 @@ __all__ = [
 # Looked up on first use, so that ``import qkscope`` stays fast.
 _WHERE = {
     "Head": ("qkscope.runs.run", "Head"),
+    "PushOptions": ("qkscope.extras.pushoptions", "PushOptions"),
     "QkscopeError": ("qkscope.errors", "QkscopeError"),
     "Run": ("qkscope.runs.run", "Run"),
     "analyze": ("qkscope.pipeline.python", "analyze_runs"),
@@ -87,6 +94,8 @@ _WHERE = {
     "plasticity": ("qkscope.pipeline.python", "plasticity"),
     "plot": ("qkscope.plot", ""),
     "position": ("qkscope.pipeline.python", "position"),
+    "pull": ("qkscope.extras.pull", "pull"),
+    "push": ("qkscope.extras.push", "push"),
     "reach": ("qkscope.pipeline.python", "reach"),
     "read_export": ("qkscope.extras.exports.formats", "read_export"),
     "scores": ("qkscope.pipeline.python", "scores"),

@@ -23,6 +23,10 @@ class CaptureError(QkscopeError):
     """A model or a text that cannot be captured."""
 
 
+class HubError(QkscopeError):
+    """Something that cannot be sent to the Hub, or fetched from it."""
+
+
 class HeldError(QkscopeError):
     """A folder that another process holds."""
 

@@ -29,6 +29,8 @@ FIRST_STEP = {
     "effects": (["./nowhere", "nowhere", "--texts", "nowhere", "-o", "out"], "qkscope.files.runfolder.RunFolder.open"),
     "reach": (["nowhere", "-o", "out"], "qkscope.runs.run.open_run"),
     "export": (["nowhere", "--to", "triattention", "-o", "stats.pt"], "qkscope.extras.exports.formats.export_run"),
+    "push": (["nowhere", "owner/name"], "qkscope.extras.push.push"),
+    "pull": (["no/where", "-o", "out"], "qkscope.extras.pull.pull"),
     "verify": (["nowhere"], "qkscope.extras.verify.check_run"),
     "doctor": (["afile"], "qkscope.extras.doctor.examine"),
     "study capture": (["nowhere.yaml", "--texts", "nowhere"], "qkscope.cli.study.load_study_config"),

@@ -38,7 +38,7 @@ def verify_command(
     quiet: Quiet = False,
 ) -> None:
     """Compare a run's files with their checksums, and tables with those computed from the run; 1 if they differ."""
-    from qkscope.extras.verify import check_run, check_tables
+    from qkscope.extras.verify import check_run, check_tables, left_out_when_pushed
 
     set_up_logging(quiet=quiet, verbose=False)
     with errors_as_lines():
@@ -50,6 +50,9 @@ def verify_command(
             compared = f"tables in {tables_folder} compared"
         for line in problems:
             typer.echo(line)
+        left_out = left_out_when_pushed(run)
+        if left_out and not quiet:
+            typer.echo(f"{run}: {', '.join(left_out)}: left out of run.json when the run was pushed")
         if not quiet:
             typer.echo(f"{run}: {len(problems)} difference{'' if len(problems) == 1 else 's'}; {compared}")
     raise typer.Exit(PROBLEMS if problems else 0)

@@ -15,6 +15,7 @@ from qkscope.cli.common import Version
 from qkscope.cli.demo import demo_command
 from qkscope.cli.effects import effects_command
 from qkscope.cli.export import export_command
+from qkscope.cli.hub import pull_command, push_command
 from qkscope.cli.merge import merge_command
 from qkscope.cli.reach import reach_command
 from qkscope.cli.report import report_command, view_command
@@ -47,6 +48,8 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     effects_command: "qkscope effects HuggingFaceTB/SmolLM2-135M runs/smollm2 --texts other-books/ -o results/smollm2",
     reach_command: "qkscope reach runs/smollm2 --cut 256 --keep 0.5 -o reach/smollm2",
     export_command: "qkscope export runs/smollm2 --to triattention -o smollm2.pt",
+    push_command: "qkscope push runs/smollm2 owner/smollm2-qk",
+    pull_command: "qkscope pull owner/smollm2-qk -o runs/smollm2",
     verify_command: "qkscope verify runs/smollm2 --tables results/smollm2",
     doctor_command: "qkscope doctor results",
     plan_command: "qkscope plan HuggingFaceTB/SmolLM2-135M --texts books/",

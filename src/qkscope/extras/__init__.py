@@ -1,1 +1,1 @@
-"""Extras: the planted demonstration dataset, the bundled model family, verify and doctor."""
+"""Extras: the planted demonstration dataset, the bundled model family, push and pull, verify and doctor."""

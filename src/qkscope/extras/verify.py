@@ -14,6 +14,7 @@ from qkscope.engine import Place
 from qkscope.errors import DatasetError, HeadError, TableError
 from qkscope.files.atomic import settle
 from qkscope.files.checksums import CHECKSUMS, compare
+from qkscope.files.publicnames import PUSHED
 from qkscope.files.runfolder import RunFolder
 from qkscope.pipeline.analyze import analyze
 from qkscope.pipeline.job import Job
@@ -43,6 +44,12 @@ def check_run(folder: Path) -> list[str]:
         except (DatasetError, HeadError) as error:
             problems.append(str(error))
     return list(dict.fromkeys(problems))
+
+
+def left_out_when_pushed(folder: Path) -> list[str]:
+    """What run.json lacks since the run was pushed to the Hub; nothing if it is as the capture wrote it."""
+    pushed = RunFolder.open(folder).manifest.get(PUSHED)
+    return [str(what) for what in pushed.get("left_out", [])] if isinstance(pushed, dict) else []
 
 
 def _files(folder: Path) -> Iterator[str]:

@@ -15,6 +15,7 @@ from qkscope.files.readers import check_regular, read_text
 
 CHECKSUMS = "checksums.json"
 _DIFFERS = "{} differs from its checksum; copy or capture the run again"
+_MOMENTS = "moments/"
 _RUN_ENTRIES = ("run.json", "moments", "passage.safetensors", "sample", "vectors")
 """Files and folders that belong to a run; tables computed from it do not."""
 
@@ -24,13 +25,38 @@ def write_checksums(folder: Path, known: Mapping[Path, str] | None = None) -> No
     names, known = _names(folder), known or {}
     with ThreadPoolExecutor(4) as threads:
         digests = threads.map(lambda path: known.get(path) or digest(path), [folder / name for name in names])
-        text = json.dumps(dict(zip(names, digests, strict=True)), indent=1) + "\n"
-    write_together(folder, {CHECKSUMS: text.encode()})
+        content = checksums_bytes(dict(zip(names, digests, strict=True)))
+    write_together(folder, {CHECKSUMS: content})
+
+
+def checksums_bytes(digests: Mapping[str, str]) -> bytes:
+    """The content of checksums.json."""
+    return (json.dumps(digests, indent=1) + "\n").encode()
+
+
+def recorded_digests(folder: Path) -> dict[str, str] | None:
+    """The digest of each file as the capture recorded it; None without checksums."""
+    path = folder / CHECKSUMS
+    if not path.exists():
+        return None
+    try:
+        recorded = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DatasetError(f"{path} cannot be read ({error}); copy the run again") from None
+    if not isinstance(recorded, dict) or not all(isinstance(value, str) for value in recorded.values()):
+        raise DatasetError(f"{path}: expected a JSON object of file names and digests; copy the run again")
+    return recorded
+
+
+def run_digest(recorded: Mapping[str, str]) -> str:
+    """Identifies a run by the digests of its moments, which are the same whatever else is left out of a copy."""
+    moments = "".join(f"{name} {known}\n" for name, known in sorted(recorded.items()) if name.startswith(_MOMENTS))
+    return hashlib.sha256(moments.encode()).hexdigest()
 
 
 def compare(folder: Path) -> list[str] | None:
     """One line for each file that changed, is missing or was added since the capture; None without checksums."""
-    recorded = _recorded(folder / CHECKSUMS)
+    recorded = recorded_digests(folder)
     if recorded is None:
         return None
     present = _names(folder)
@@ -46,25 +72,12 @@ def difference(folder: Path, names: Iterable[str]) -> str | None:
     Each file is read once, however often it is asked for; without checksums, none is.
     """
     path = folder / CHECKSUMS
-    recorded = (_recorded_once(path, *_state(path)) if path.exists() else None) or {}
+    recorded = (_recorded_once(folder, *_state(path)) if path.exists() else None) or {}
     for name in names:
         file = folder / name
         if name in recorded and file.is_file() and _digest_once(file, *_state(file)) != recorded[name]:
             return _DIFFERS.format(file)
     return None
-
-
-def _recorded(path: Path) -> dict[str, str] | None:
-    """The digests that a run was written with, by file; None without any."""
-    if not path.exists():
-        return None
-    try:
-        recorded = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DatasetError(f"{path} cannot be read ({error}); copy the run again") from None
-    if not isinstance(recorded, dict) or not all(isinstance(value, str) for value in recorded.values()):
-        raise DatasetError(f"{path}: expected a JSON object of file names and digests; copy the run again")
-    return recorded
 
 
 def _state(path: Path) -> tuple[int, int, int]:
@@ -74,8 +87,8 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=8)
-def _recorded_once(path: Path, *_: int) -> dict[str, str] | None:
-    return _recorded(path)
+def _recorded_once(folder: Path, *_: int) -> dict[str, str] | None:
+    return recorded_digests(folder)
 
 
 @lru_cache(maxsize=4096)

@@ -52,16 +52,29 @@ class Dataset:
         rope: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Open a local folder, a Hub id or an ``hf://`` URL; arguments override the dataset's own description."""
-        located = locate(location, revision)
+        place = os.fspath(location)
+        return cls.at(locate(location, revision), place, q_per_kv=q_per_kv, window=window, rope=rope)
+
+    @classmethod
+    def at(
+        cls,
+        located: Located,
+        place: str,
+        *,
+        q_per_kv: int | None = None,
+        window: int | None = None,
+        rope: Mapping[str, Any] | None = None,
+    ) -> Dataset:
+        """As ``open``, of what has been located; ``place`` is what the user calls it."""
         names = located.files.names()
-        prefix, heads = _find_heads(names, located, os.fspath(location))
+        prefix, heads = _find_heads(names, located, place)
         card = _read_card(located.files, names, prefix)
         for name, value in (("q_per_kv", q_per_kv), ("window", window)):
             if value is not None and not 0 < value < 2**31:
                 raise DatasetError(f"expected {name} to be a positive 32-bit integer, got {value}")
         ratio = q_per_kv or card.get("q_per_kv") or derive_q_per_kv(heads)
         if rope is None:
-            rotary = parse_rotary(card.get("rope"), f"{os.fspath(location)}: {CARD}")
+            rotary = parse_rotary(card.get("rope"), f"{place}: {CARD}")
         else:
             rotary = parse_rotary(dict(rope), "rope")
         return cls(located.files, heads, ratio, window or card.get("window"), card.get("scaling"), rotary)

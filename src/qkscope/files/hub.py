@@ -14,10 +14,12 @@ from typing import Protocol
 
 from qkscope.errors import DatasetError
 from qkscope.files.atomic import as_url, is_url
+from qkscope.files.huberrors import TOKEN_REFUSED, client_error, one_line, status_of
 
 _ATTEMPTS = 3
 """How many times an interrupted download is tried."""
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+"""``owner/name``."""
 _HUB_URL = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<prefix>.*))?")
 
 
@@ -99,8 +101,10 @@ class HubFiles:
                 "if it is private"
             ) from None
         except HFValidationError as error:
-            raise DatasetError(f"{repo!r} is neither a local folder nor a Hub id: {_one_line(error)}") from None
-        except (HfHubHTTPError, OSError, _client_error()) as error:
+            raise DatasetError(f"{repo!r} is neither a local folder nor a Hub id: {one_line(error)}") from None
+        except (HfHubHTTPError, OSError, client_error()) as error:
+            if status_of(error) == 401:
+                raise DatasetError(TOKEN_REFUSED) from None
             raise _unreachable(f"the dataset {repo}", error) from None
         return cls(repo, wanted, commit, tuple(sorted(listing)))
 
@@ -111,27 +115,31 @@ class HubFiles:
     def path(self, name: str) -> Path:
         """The cached copy, after its download or the rest of it if necessary."""
         from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
         cached = try_to_load_from_cache(self.repo, name, revision=self.commit, repo_type="dataset")
         if isinstance(cached, str):
             return Path(cached)
-        disable_progress_bars()  # the caller shows one for all files
-        path = self._download(name)
+        # By revision name, not commit, so that the cache also records which commit the name refers to.
+        path = self._download(name, self.revision)
         if self.commit not in path.parts:
             raise DatasetError(f"{self.repo} at {self.revision} changed on the Hub meanwhile; rerun the command")
         return path
 
-    def _download(self, name: str) -> Path:
+    def fetch(self, name: str, folder: Path) -> Path:
+        """A copy below a folder, not in the cache; downloaded unless an earlier call has left it there."""
+        return self._download(name, self.commit, folder)
+
+    def _download(self, name: str, revision: str, folder: Path | None = None) -> Path:
         """Download one file; an interrupted download resumes where it stopped."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
+        disable_progress_bars()  # the caller shows one for all files
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
-                # By revision name, not commit, so that the cache also records which commit the name refers to.
-                return Path(hf_hub_download(self.repo, name, revision=self.revision, repo_type="dataset"))
-            except (HfHubHTTPError, OSError, _client_error()) as error:
+                return Path(hf_hub_download(self.repo, name, revision=revision, repo_type="dataset", local_dir=folder))
+            except (HfHubHTTPError, OSError, client_error()) as error:
                 is_final = isinstance(error, HfHubHTTPError | FileNotFoundError)  # a retry would not help
                 if is_final or not attempts_left:
                     raise _unreachable(f"{self.repo}/{name}", error) from None
@@ -164,7 +172,7 @@ def locate(location: str | os.PathLike[str], revision: str | None = None) -> Loc
         return Located(LocalFiles(Path(text)))
     if Path(text).is_dir() and revision is not None:
         raise DatasetError(f"{text} is a local folder, and local folders have no revisions; leave out {revision!r}")
-    if _HUB_ID.fullmatch(text):
+    if HUB_ID.fullmatch(text):
         return Located(_hub(text, revision))
     return Located(LocalFiles(Path(text)))
 
@@ -206,27 +214,16 @@ def _revisions(repo: str) -> str:
     try:
         branches = sorted(branch.name for branch in HfApi().list_repo_refs(repo, repo_type="dataset").branches)
     except Exception as error:  # the list is optional help; a failure here must not hide the first error
-        return f"its revisions could not be listed ({_one_line(error)})"
+        return f"its revisions could not be listed ({one_line(error)})"
     return f"it has {', '.join(branches[:30]) or 'none'}"
 
 
 def _unreachable(what: str, error: Exception) -> DatasetError:
     return DatasetError(
-        f"cannot read {what} from the Hub ({type(error).__name__}: {_one_line(error)}); check the network and try "
+        f"cannot read {what} from the Hub ({type(error).__name__}: {one_line(error)}); check the network and try "
         "again (finished files are kept), or give the path of a local folder"
     )
 
 
 def _refuse(error: OSError) -> None:
     raise DatasetError(f"{error.filename} cannot be read ({error.strerror})") from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def _client_error() -> type[Exception]:
-    """The base error of the HTTP client behind huggingface_hub, whose name differs between its versions."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")

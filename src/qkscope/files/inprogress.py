@@ -66,7 +66,7 @@ class CaptureInProgress:
             refuse_difference(self.folder, earlier, self.manifest)
         else:
             self._refuse_remains()
-            write_together(self.folder, {PROGRESS: _as_json({"manifest": self.manifest})})
+            write_together(self.folder, {PROGRESS: json_bytes({"manifest": self.manifest})})
         if not self.finished:
             self.damaged = self.parts.open(self.kept)
 
@@ -85,7 +85,7 @@ class CaptureInProgress:
         """Write the manifest of the finished run, with documents left out, shards measured one by one and the loss."""
         notes = {LEFT_OUT: left_out, ONE_BY_ONE: one_by_one, LOSS: loss}
         manifest = self.manifest | {key: value for key, value in notes.items() if value}
-        write_together(self.folder, {MANIFEST: _as_json(manifest)})
+        write_together(self.folder, {MANIFEST: json_bytes(manifest)})
 
     def tidy(self) -> None:
         """Remove what a finished run no longer needs."""
@@ -183,7 +183,7 @@ def refuse_difference(
         raise DatasetError(f"{folder} contains a capture with different settings ({differences}); {advice}")
 
 
-def _as_json(value: object) -> bytes:
+def json_bytes(value: object) -> bytes:
     """The bytes of a JSON file, formatted as run.json."""
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 

@@ -121,7 +121,26 @@ def write_vectors(path: Path, x: Real[np.ndarray, "n d"], columns: dict[str, pa.
     """Write vectors and the columns of their tokens, not atomically."""
     values = x if x.dtype == np.float16 else x.astype(np.float32, copy=False)
     vector = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), x.shape[-1])
-    table = pa.table({name: vector if name == "vector" else columns[name] for name in _COLUMNS})
+    _write(path, pa.table({name: vector if name == "vector" else columns[name] for name in _COLUMNS}))
+
+
+def has_token_texts(path: Path) -> bool:
+    """Whether vectors have the text of their tokens beside them."""
+    with parquet_file(path) as file:
+        if "token_str" not in file.schema_arrow.names:
+            return False
+        return any(batch[0].null_count < len(batch) for batch in file.iter_batches(columns=["token_str"]))
+
+
+def write_without_texts(source: Path, path: Path) -> None:
+    """Write the rows of a file again, without the text of their tokens; not atomically."""
+    with parquet_file(source) as file:
+        table = file.read(use_threads=False)
+    place = table.column_names.index("token_str")
+    _write(path, table.set_column(place, "token_str", pa.nulls(len(table), pa.string())))
+
+
+def _write(path: Path, table: pa.Table) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Vectors byte by byte: first bytes compress, and the last ones of numbers that were half precision are zero.
     with path.open("wb") as file:
@@ -130,7 +149,7 @@ def write_vectors(path: Path, x: Real[np.ndarray, "n d"], columns: dict[str, pa.
             file,
             compression="zstd",
             compression_level=1,
-            use_dictionary=[name for name in _COLUMNS if name != "vector"],
+            use_dictionary=[name for name in table.column_names if name != "vector"],
             write_statistics=False,
             column_encoding={"vector.list.element": "BYTE_STREAM_SPLIT"},
         )

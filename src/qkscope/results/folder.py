@@ -33,6 +33,12 @@ _OURS = re.compile(
 """Names of the files that qkscope writes into a results folder."""
 
 
+def result_files(folder: Path) -> list[str]:
+    """Names of the files of a results folder that qkscope writes, but for what else is there."""
+    settle(folder)
+    return sorted(path.name for path in folder.iterdir() if path.is_file() and _OURS.fullmatch(path.name))
+
+
 def check_results_folder(folder: Path) -> None:
     """Raise before the computation what writing would raise after it: a folder or table that must not be replaced."""
     check_writable(folder)

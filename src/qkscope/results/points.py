@@ -53,8 +53,13 @@ def points_bytes(folder: Path, new: pd.DataFrame) -> bytes:
     frame = pd.concat([rows for rows in frames if len(rows)], ignore_index=True)
     coordinates = [str(name) for name in frame if name not in (*_INDEX, TOKEN)]
     last = [TOKEN] if TOKEN in frame else []
+    return frame_bytes(frame[[*_INDEX, *sorted(coordinates, key=_order), *last]])
+
+
+def frame_bytes(frame: pd.DataFrame) -> bytes:
+    """A parquet file."""
     buffer = io.BytesIO()
-    frame[[*_INDEX, *sorted(coordinates, key=_order), *last]].to_parquet(buffer, index=False, compression="zstd")
+    frame.to_parquet(buffer, index=False, compression="zstd")
     return buffer.getvalue()
 
 

@@ -21,8 +21,9 @@ from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import ordered_sample
 from qkscope.errors import DatasetError, HeadError
-from qkscope.files.checksums import CHECKSUMS, difference, digest
+from qkscope.files.checksums import difference, recorded_digests, run_digest
 from qkscope.files.dataset import Dataset
+from qkscope.files.hub import Files
 from qkscope.files.layerfiles import layer_file
 from qkscope.files.passage import read_passage
 from qkscope.files.runfolder import LEFT_OUT, LOSS, MANIFEST, MOMENTS, SAMPLE, RunFolder
@@ -37,6 +38,8 @@ class CapturedSource:
     """The folder of a captured run: moments as they were stored, vectors from its sample."""
 
     run: RunFolder
+    origin: Files | None = None
+    """Where it was pushed to, if it is in the cache of the Hub."""
 
     @cached_property
     def _layers(self) -> dict[int, dict[str, Any]]:
@@ -195,15 +198,15 @@ class CapturedSource:
         return Extent(len(documents), tokens, float(mean) if isinstance(mean, int | float) else None)
 
     def identity(self) -> dict[str, str]:
-        """Folder, model, corpus and, if it has checksums, their digest: that of everything it contains."""
-        model, folder = self.run.manifest["model"], self.run.folder
-        run_identity = {"kind": "run", "path": str(folder.resolve()), "stage": str(self.run.manifest["stage"])}
+        """Folder or repository, model, corpus and, if it has checksums, its digest."""
+        model, recorded = self.run.manifest["model"], recorded_digests(self.run.folder)
+        place = {"path": str(self.run.folder.resolve())} if self.origin is None else self.origin.identity()
+        run_identity = {"kind": ""} | place | {"kind": "run", "stage": str(self.run.manifest["stage"])}
         run_identity |= {"model": str(model.get("id")), "corpus": str(self.run.manifest["corpus"])}
-        known = (folder / CHECKSUMS).is_file()
-        return run_identity | ({"digest": digest(folder / CHECKSUMS)} if known else {})
+        return run_identity | ({} if recorded is None else {"digest": run_digest(recorded)})
 
     def __str__(self) -> str:
-        return str(self.run.folder)
+        return str(self.run.folder if self.origin is None else self.origin)
 
 
 def _too_wide(window: int, vectors: Pair) -> str | None:

@@ -22,6 +22,8 @@ from qkscope.core.sample import Sample
 from qkscope.errors import ConfigError, DatasetError, HeadError
 from qkscope.files.checksums import CHECKSUMS
 from qkscope.files.dataset import Dataset
+from qkscope.files.hub import locate
+from qkscope.files.pushed import find_pushed
 from qkscope.files.runfolder import MANIFEST, MOMENTS, PROGRESS, UNFINISHED, RunFolder
 from qkscope.heads import HeadId, Kind
 from qkscope.runs.captured import CapturedSource
@@ -189,7 +191,9 @@ def open_run(
     seed: int = 0,
     skip_first: int = 0,
 ) -> Run:
-    """Open a captured run's folder, or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``.
+    """Open a captured run or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``.
+
+    A run that was pushed to the Hub is downloaded into huggingface_hub's cache, and compared with its checksums.
 
     ``rope`` describes a dataset's rotary encoding, such as ``{"theta": 500000}``. ``skip_first`` leaves the first
     positions of every document of a dataset out of everything: attention sinks.
@@ -211,18 +215,28 @@ def _source(
     folder = Path(location)
     if (folder / PROGRESS).is_file():
         raise DatasetError(UNFINISHED.format(folder))
-    if not (folder / MANIFEST).is_file():
-        if (folder / MOMENTS).is_dir() or (folder / CHECKSUMS).is_file():
-            raise DatasetError(f"{folder} is a captured run without its {MANIFEST}; copy or capture the run again")
-        return DatasetSource(Dataset.open(location, revision, q_per_kv=q_per_kv, window=window, rope=rope))
-    options = {"revision": revision, "q_per_kv": q_per_kv, "window": window, "rope": rope}
-    options |= {"skip_first": skip_first or None}  # 0 is the default, not a wish
+    described: dict[str, Any] = {"q_per_kv": q_per_kv, "window": window, "rope": rope}
+    captured = described | {"skip_first": skip_first or None}  # 0 is the default, not a wish
+    if (folder / MANIFEST).is_file():
+        _refuse_changes(folder, {"revision": revision} | captured)
+        return CapturedSource(RunFolder.open(folder))
+    if (folder / MOMENTS).is_dir() or (folder / CHECKSUMS).is_file():
+        raise DatasetError(f"{folder} is a captured run without its {MANIFEST}; copy or capture the run again")
+    located = locate(location, revision)
+    pushed = find_pushed(located)
+    if pushed is None:
+        return DatasetSource(Dataset.at(located, os.fspath(location), **described))
+    _refuse_changes(location, captured)
+    return CapturedSource(RunFolder.open(pushed.run_folder()), pushed.files)
+
+
+def _refuse_changes(place: str | os.PathLike[str], options: Mapping[str, object]) -> None:
+    """Raise an error if anything that a captured run settles itself is asked for."""
     extra = [name for name, value in options.items() if value is not None]
     if extra:
         raise ConfigError(
-            f"{folder} is a captured run, whose {', '.join(extra)} cannot be changed; leave that option out"
+            f"{os.fspath(place)} is a captured run, whose {', '.join(extra)} cannot be changed; leave that option out"
         )
-    return CapturedSource(RunFolder.open(folder))
 
 
 def _html(title: str, rows: dict[str, str]) -> str:

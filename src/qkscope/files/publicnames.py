@@ -1,0 +1,95 @@
+"""run.json and summary.json as others may see them: without names of documents and paths of this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from qkscope.files.hub import HUB_ID
+
+PUSHED = "pushed"
+"""The key of run.json that tells what was left out when the run was pushed, and the SHA-256 of the file before."""
+_HERE = frozenset({"path", "results_dir", "file"})
+"""Keys whose values are places on this machine."""
+_ANYWHERE = frozenset({"dataset", "texts"})
+"""Keys whose values are places on this machine or on the Hub."""
+_PATH = re.compile(r"(?<![\w:/.~-])(?:~|\.{1,2})?/[^\s'\"\[\](),;]*")
+
+
+def public_manifest(
+    manifest: dict[str, Any], *, names: bool, digest: str, further: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A manifest whose documents have the beginning of their digest in place of a name, or with ``names`` a file name.
+
+    ``digest`` is that of the file; ``further`` tells what is left out of other files. A manifest that has nothing to
+    leave out is returned as it is.
+    """
+    documents = [entry | _public_name(entry, names=names) for entry in manifest["documents"]]
+    renamed = {
+        str(old.get("name")): str(new.get("name")) for old, new in zip(manifest["documents"], documents, strict=True)
+    }
+    model = dict(manifest["model"])
+    model |= {"id": _public_place(model["id"])} if isinstance(model.get("id"), str) else {}
+    public = manifest | {"model": model, "documents": documents}
+    if "left_out" in manifest:
+        public["left_out"] = [{key: _renamed(value, renamed) for key, value in e.items()} for e in manifest["left_out"]]
+    changes = {
+        "names of documents": documents != manifest["documents"] and not names,
+        "folders of documents": documents != manifest["documents"] and names,
+        "folder of the model": model != manifest["model"],
+        "paths of documents left out": public.get("left_out") != manifest.get("left_out"),
+    }
+    left_out = [*(what for what, changed in changes.items() if changed), *further]
+    if not left_out:
+        return manifest
+    earlier = manifest.get(PUSHED, {"left_out": [], "sha256": digest})
+    return public | {PUSHED: earlier | {"left_out": [*earlier["left_out"], *left_out]}}
+
+
+def public_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary with the last part of each path in its place, and without the time it took here."""
+    folders = {path: PurePath(path).name for path in _paths_in(summary)}
+    return {key: _without_paths(value, folders) for key, value in summary.items() if key != "wall_seconds"}
+
+
+def _public_name(entry: Mapping[str, Any], *, names: bool) -> dict[str, str]:
+    if "name" not in entry:
+        return {}
+    return {"name": PurePath(str(entry["name"])).name if names else str(entry.get("digest", ""))}
+
+
+def _public_place(place: str) -> str:
+    """A place on the Hub as it is, the last part of any other."""
+    on_hub = place.startswith("hf://") or (HUB_ID.fullmatch(place) is not None and not Path(place).exists())
+    return place if on_hub else PurePath(place).name
+
+
+def _paths_in(value: Any) -> Iterator[str]:
+    """Every value of a key ``path``, however deep."""
+    if isinstance(value, dict):
+        yield from (inner for key, inner in value.items() if key == "path" and isinstance(inner, str) and inner)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _paths_in(inner)
+
+
+def _without_paths(value: Any, folders: Mapping[str, str], key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _without_paths(inner, folders, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(inner, folders, key) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if key in _HERE:
+        return PurePath(value).name
+    return _public_place(value) if key in _ANYWHERE else _renamed(value, folders)
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Text with other names for these, and with the last part of any other path in its place."""
+    if not isinstance(value, str):
+        return value
+    for name in sorted(names, key=len, reverse=True):
+        value = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", names[name].replace("\\", "\\\\"), value)
+    return _PATH.sub(lambda found: PurePath(found[0]).name, value)

@@ -1,0 +1,87 @@
+"""What qkscope has pushed to the Hub: found, downloaded and checked, file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from qkscope.errors import DatasetError
+from qkscope.files.checksums import CHECKSUMS, digest
+from qkscope.files.hub import Files, LocalFiles, Located
+from qkscope.files.hubmark import HUB_MARK, HubMark, read_mark
+from qkscope.files.passage import PASSAGE_FILE
+from qkscope.files.runfolder import MANIFEST, MOMENTS, SAMPLE
+from qkscope.files.transfer import transfer
+
+_AT_ONCE = 8
+"""Downloads side by side."""
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A run or results on the Hub, or in its cache."""
+
+    files: Files
+    mark: HubMark
+
+    def check_finished(self) -> None:
+        """Raise an error if the push was interrupted."""
+        missing = self.mark.missing(self.files.names())
+        if missing:
+            raise DatasetError(
+                f"the push of {self.files} is unfinished: {len(missing)} of {len(self.mark.files)} files are missing "
+                f"({missing[0]} …); rerun the push to resume"
+            )
+
+    def run_folder(self) -> Path:
+        """The folder of the run in huggingface_hub's cache, after downloads; tables and saved vectors stay there."""
+        if self.mark.kind != "run":
+            raise DatasetError(
+                f"{self.files} holds tables ({self.mark.about}), not a run; fetch them with qkscope pull, or read them "
+                "with datasets.load_dataset"
+            )
+        self.check_finished()
+        single = (MANIFEST, CHECKSUMS, PASSAGE_FILE)
+        names = [name for name in self.mark.files if name in single or name.startswith((f"{MOMENTS}/", f"{SAMPLE}/"))]
+        self.download(names, self._cached)
+        return self.files.path(MANIFEST).parent
+
+    def download(self, names: Sequence[str], fetch: Callable[[str], Path]) -> None:
+        """Fetch files and compare each with its digest; one that differs is removed, so that it is fetched again."""
+        with transfer("fetching", sum(self.mark.files[name].size for name in names)) as on_bytes:
+            threads = ThreadPoolExecutor(_AT_ONCE)
+            try:
+                tasks = {threads.submit(self._checked, name, fetch): name for name in names}
+                for task in as_completed(tasks):
+                    task.result()
+                    on_bytes(self.mark.files[tasks[task]].size)
+            finally:
+                threads.shutdown(cancel_futures=True)
+
+    def _checked(self, name: str, fetch: Callable[[str], Path]) -> None:
+        path = fetch(name)
+        if digest(path) == self.mark.files[name].sha256:
+            return
+        for copy in {path.resolve(), path}:  # in the cache it is a link
+            copy.unlink(missing_ok=True)
+        raise DatasetError(
+            f"{name} of {self.files} differs from its checksum and was removed; rerun the same command to fetch it "
+            "again, or push it again if that does not help"
+        )
+
+    def _cached(self, name: str) -> Path:
+        path = self.files.path(name)
+        if not path.is_file():
+            raise DatasetError(f"HF_HUB_OFFLINE is set and {name} of this run is not in the cache; unset it")
+        return path
+
+
+def find_pushed(located: Located) -> Pushed | None:
+    """What was pushed to this place, or pulled from it; None if it is something else."""
+    files = located.files
+    marked = (files.folder / HUB_MARK).is_file() if isinstance(files, LocalFiles) else HUB_MARK in files.names()
+    if located.prefix or not marked:
+        return None
+    return Pushed(files, read_mark(files.path(HUB_MARK), str(files)))
