@@ -33,6 +33,7 @@ ELSEWHERE = {
 API: dict[str, dict[str, tuple[str, ...]]] = {
     "qkscope": {
         "Open or make a run": ("open", "capture_model", "Run", "Head"),
+        "Export a run": ("export_run", "read_export"),
         "Tables": (
             *("tables", "head_table", "pca", "rotation", "position"),
             *("planes", "distance", "scores", "reach", "plasticity"),
