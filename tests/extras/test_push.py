@@ -261,6 +261,7 @@ def test_the_card_is_of_this_data(hub, client, run):
     assert share in body
     assert f"| attention plasticity | {heads['ap_overall'].mean():.3g} " in body
     assert "no text, no token and no token id of theirs" in body
+    assert f'import datasets, qkscope\n\nheads = datasets.load_dataset("{REPO}", "heads")["train"]' in body
     assert hub.files(REPO)["heads.png"].startswith(b"\x89PNG")
     mark = HubMark.model_validate_json(hub.files(REPO)[HUB_MARK])
     assert set(mark.files) == set(hub.files(REPO)) - {HUB_MARK}

@@ -132,13 +132,20 @@ def _numbers(study: Study) -> str:
 
 
 def _use(facts: CardFacts) -> str:
-    at = "" if facts.revision == "main" else f', revision="{facts.revision}"'
-    tables = f'datasets.load_dataset("{facts.repo}", "heads"{at})["train"].to_pandas()'
-    opened = f'run = qkscope.open("{facts.repo}"{at})  # as a captured run: run.head(5, 7), qkscope.rotation(run)'
-    option = "" if facts.revision == "main" else f" --revision {facts.revision}"
-    lines = ["import datasets, qkscope", "", f"heads = {tables}", *([opened] if facts.kind == "run" else [])]
-    code = "\n".join(lines if facts.kind == "run" else [line.removesuffix(", qkscope") for line in lines])
-    return f"## Use\n\n```python\n{code}\n```\n\n```\nqkscope pull {facts.repo}{option} -o FOLDER\n```"
+    """How to read it: tables by name, a run as a run, everything into a folder."""
+    at, option = (
+        ("", "") if facts.revision == "main" else (f', revision="{facts.revision}"', f" --revision {facts.revision}")
+    )
+    table = "heads" if "heads" in facts.tables else next(iter(facts.tables), None)
+    lines = []
+    if table is not None:
+        lines.append(f'{table} = datasets.load_dataset("{facts.repo}", "{table}"{at})["train"].to_pandas()')
+    if facts.kind == "run":
+        lines.append(f'run = qkscope.open("{facts.repo}"{at})  # as a captured run: run.heads, qkscope.rotation(run)')
+    needed = ", ".join(name for name in ("datasets", "qkscope") if any(f"{name}." in line for line in lines))
+    code = "\n".join([f"import {needed}", "", *lines])
+    python = f"```python\n{code}\n```\n\n" if lines else ""
+    return f"## Use\n\n{python}```\nqkscope pull {facts.repo}{option} -o FOLDER\n```"
 
 
 def _names(facts: CardFacts) -> str:
