@@ -82,6 +82,7 @@ class _Fenced(doctest.DocTestParser):
 
 
 def test_the_examples_of_the_python_page_run():
+    pytest.importorskip("torch")
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     page = str(ROOT / "docs" / "python.md")
     failed, attempted = doctest.testfile(page, module_relative=False, parser=_Fenced(), optionflags=flags)
@@ -92,6 +93,7 @@ def test_the_examples_of_the_python_page_run():
 def test_the_first_snippet_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     snippet, *_ = dist.snippets()
     assert len(snippet.strip().splitlines()) < 10
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip() in TAXONOMY
@@ -155,6 +157,7 @@ def test_the_notebook_runs(tmp_path: Path):
 
 def test_pictures_of_pages_are_those_of_the_pages_of_today():
     """They are drawn by ``python -m tools.screenshots``, which records what they were drawn with."""
+    pytest.importorskip("playwright")
     from PIL import Image
     from tools.screenshots import DRAWN_WITH, IMAGES, NAMES, pages_digest
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import qkscope
 from qkscope.capture.options import CaptureOptions
 from qkscope.errors import CaptureError, ConfigError
-from tests.capture.families import build, families
+from tests.capture.families import build, families, torch
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
