@@ -16,7 +16,7 @@ export OPENBLAS_NUM_THREADS = 1
 # Tests start clusters of Ray on this machine, which report nothing to anyone.
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test bench docs constraints lowest kvpress
+.PHONY: demo test test-quick test-core bench docs dist constraints lowest kvpress
 
 demo: .venv/installed-capture
 	$(BIN)/qkscope demo -o demo
@@ -27,6 +27,19 @@ test: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+
+# What takes minutes or a browser is left out; so CI is unset, in which browser tests may not be skipped.
+test-quick: .venv/installed-dev
+	CI= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m 'not slow' --ignore tests/browser
+
+# The tests that need no torch, in an installation without it: with any Python, as in make test-core PYTHON=python3.13
+CORE = .venv-core/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+CORE_TESTS := $(addprefix --ignore ,tests/browser tests/capture tests/integrations tests/test_house.py \
+  src/qkscope/capture src/qkscope/integrations)
+test-core:
+	$(PYTHON) -m venv $(CORE)
+	$(CORE)/bin/python $(INSTALL) --editable '.[test]'
+	CI= OMP_NUM_THREADS=1 $(CORE)/bin/python -m pytest -n auto --dist loadgroup -m 'not slow' $(CORE_TESTS)
 
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks
@@ -40,6 +53,18 @@ docs: .venv/installed-docs demo/report/explorer.html
 # What the site shows of a demo: the one that is there, else a new one (about four minutes).
 demo/report/explorer.html: | .venv/installed-capture
 	$(BIN)/qkscope demo -o demo
+
+# Wheel and sdist in dist/, then what tools/dist.py tries of them: sizes, and installations outside the checkout.
+dist: .venv-dist/installed
+	rm -rf dist
+	.venv-dist/bin/python -m build --outdir dist
+	.venv-dist/bin/twine check --strict dist/*
+	.venv-dist/bin/python -m tools.dist dist
+
+.venv-dist/installed: Makefile
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python $(INSTALL) build==1.6.1 twine==7.0.0
+	@touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

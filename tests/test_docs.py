@@ -4,12 +4,17 @@ import doctest
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
+from tools import dist, llms
 from tools.notebook import NOTEBOOK, build, execute
 from tools.readme import PAGES, ROOT, updated
 
+import qkscope
+from qkscope.analyses.components import TAXONOMY
 from qkscope.results.schema import TABLES
 
 
@@ -77,11 +82,51 @@ class _Fenced(doctest.DocTestParser):
 
 
 def test_the_examples_of_the_python_page_run():
+    pytest.importorskip("torch")
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     page = str(ROOT / "docs" / "python.md")
     failed, attempted = doctest.testfile(page, module_relative=False, parser=_Fenced(), optionflags=flags)
     assert attempted > 30
     assert failed == 0
+
+
+def test_the_first_snippet_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    snippet, *_ = dist.snippets()
+    assert len(snippet.strip().splitlines()) < 10
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip() in TAXONOMY
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_the_second_snippet_of_the_readme_runs_on_a_run_of_its_models_shape(tmp_path, monkeypatch):
+    """With random weights and fewer layers in place of the model that the README captures."""
+    transformers = pytest.importorskip("transformers")
+    shape = {"num_hidden_layers": 6, "num_attention_heads": 9, "num_key_value_heads": 3}  # the heads of SmolLM2-135M
+    config = transformers.LlamaConfig(hidden_size=72, intermediate_size=72, vocab_size=64, **shape)
+    texts = np.random.default_rng(0).integers(0, 64, (8, 64))
+    monkeypatch.chdir(tmp_path)
+    qkscope.capture_model(
+        transformers.LlamaForCausalLM(config).eval(), texts, window=64, folder="runs/smollm2", progress=False
+    )
+    names: dict[str, Any] = {}
+    exec(compile(dist.snippets()[1], "README.md", "exec"), names)
+    assert len(names["rotated"]) == 54
+
+
+def test_llms_txt_is_that_of_the_navigation():
+    text = llms.FILE.read_text()
+    assert text == llms.llms_text(llms.in_repository), "run: python -m tools.llms"
+    linked = re.findall(r"^- \[[^]]+\]\(([^)]+)\): \S", text, re.MULTILINE)
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(linked)
+    assert [path for path in linked if not (ROOT / path).is_file()] == []
+
+
+def test_the_llms_txt_of_the_site_has_every_page_of_the_navigation():
+    linked = re.findall(r"\]\(([^)]+)\): \S", llms.llms_text(llms.on_site))
+    named = re.findall(r"^ +- [^:]+: (.+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert linked == [f"{name}.html" for name in named if name != "index"]
 
 
 def test_the_method_page_defines_every_column():
@@ -112,6 +157,7 @@ def test_the_notebook_runs(tmp_path: Path):
 
 def test_pictures_of_pages_are_those_of_the_pages_of_today():
     """They are drawn by ``python -m tools.screenshots``, which records what they were drawn with."""
+    pytest.importorskip("playwright")
     from PIL import Image
     from tools.screenshots import DRAWN_WITH, IMAGES, NAMES, pages_digest
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 
 from qkscope.config import load_study_config
 from tests.test_docs import ROOT
 
 torch = pytest.importorskip("torch")
+load_file = pytest.importorskip("safetensors.torch").load_file
 
 
 def script(name: str):

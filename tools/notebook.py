@@ -22,6 +22,14 @@ CELLS = [
     ),
     (
         "code",
+        "from importlib.util import find_spec\nfrom pathlib import Path\n\n"
+        "if find_spec('qkscope') is None:  # as in Colab; a wheel beside the notebook goes first\n"
+        "    wheels = sorted(str(path) for path in Path().glob('qkscope-*.whl'))\n"
+        "    package = wheels[-1] if wheels else 'qkscope'\n"
+        "    %pip install --quiet {package}",
+    ),
+    (
+        "code",
         "import qkscope\nfrom qkscope.extras.planted import write_demo_dataset\n\n"
         "write_demo_dataset('planted')\nrun = qkscope.open('planted')\nrun",
     ),

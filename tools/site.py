@@ -88,6 +88,9 @@ def write_pages() -> None:
         (PAGES / f"api-{module}.md").write_text(api_markdown(module, groups))
     (PAGES / "gallery.md").write_text(gallery_markdown())
     (PAGES / "demo.md").write_text(demo_markdown())
+    from tools import llms  # which reads this module
+
+    (PAGES / "llms.txt").write_text(llms.llms_text(llms.on_site))
 
 
 def relinked(text: str, folder: Path) -> str:

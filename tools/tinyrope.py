@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
-from qkscope.extras.family import CHECKPOINTS, data, some_texts, tokenizer
+from qkscope.extras.family import CHECKPOINTS, data, nope_variant, some_texts, tokenizer
 from qkscope.figures.style import PHASES, grid, house_style
 from qkscope.report.sections import frames_of, rotated, with_derived
 from qkscope.report.values import Value, mean_of
@@ -78,8 +78,8 @@ def main() -> None:
     print("\n## The same weights at three windows\n\n" + windows(study))
     print("\n## Checkpoints, each at its own window\n\n" + table(study, SHOWN))
     print("\n## From the end of pre-training to the end, both at a window of 1,024\n\n" + changes(study.compared))
-    past = extra(output, "pretrain-step-3000-at-4096", data() / "checkpoints" / "pretrain-step-3000", 4096)
-    nope = extra(output, "nope-variant", data() / "variants" / "nope", 8192)
+    past = extra(output, "pretrain-step-3000-at-4096", CHECKPOINTS[5].folder, 4096)
+    nope = extra(output, "nope-variant", nope_variant(), 8192)
     print("\n## Past the window, and without rotary encoding\n\n" + table(build([Entry(past), Entry(nope)])))
     print("\n" + by_layer(build([Entry(nope)])))
     record = json.loads((data() / "record.json").read_text())

@@ -3,7 +3,7 @@
 >>> import qkscope
 >>> run = qkscope.open("runs/my-model")           # doctest: +SKIP
 >>> qkscope.pca(run), qkscope.rotation(run)       # doctest: +SKIP
->>> run.head(5, 13).rotation.bias_strength        # doctest: +SKIP
+>>> run.head(5, 7).rotation.bias_strength         # doctest: +SKIP
 """
 
 from __future__ import annotations

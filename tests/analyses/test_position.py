@@ -21,8 +21,6 @@ from qkscope.core.rows import Pair, Rows
 from qkscope.files.dataset import Dataset, write_dataset
 from qkscope.heads import HeadId
 from tests.analyses.test_nulls import balanced
-from tests.capture.conftest import captured_with_vectors
-from tests.capture.families import families
 from tests.helpers import head_data, one_head, tables_of
 from tests.test_golden import widen
 
@@ -157,6 +155,10 @@ def test_a_dataset_with_four_document_groups(tmp_path: Path):
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a small model with all its vectors beside it."""
+    pytest.importorskip("torch")
+    from tests.capture.conftest import captured_with_vectors
+    from tests.capture.families import families
+
     return captured_with_vectors(tmp_path_factory.mktemp("position"), families()["llama"], 12, "--layers", "1")
 
 

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import transformers as tf
-from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from qkscope.cli.main import app
-from tests.capture.families import Family, build, families
+from tests.capture.families import Family, build, families, tf, torch
 
 WORDS = [f"w{number:02d}" for number in range(90)]
 
@@ -30,6 +27,8 @@ def texts(tmp_path_factory) -> Path:
 
 def save(family: Family, folder: Path, attention: str = "sdpa") -> Path:
     build(family, attention).save_pretrained(folder)
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
     vocabulary = {"[PAD]": 0, "[BOS]": 1, "[EOS]": 2, **{word: 3 + i for i, word in enumerate(WORDS)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[PAD]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -48,6 +48,8 @@ PUBLISHED = {
 }
 WITHOUT_ERRORS = {"doctor"}
 """It reports problems, with code 1, and has no input that it could not use."""
+LOADS_TORCH_FIRST = {"capture", "effects", "plan"}
+"""Without torch, these end before that function."""
 
 
 def commands(group: typer.Typer) -> set[str]:
@@ -61,6 +63,12 @@ def invoke(name: str):
     given, _ = FIRST_STEP[name]
     on, words = (PUBLISHED[name], []) if name in PUBLISHED else (app, name.split())
     return CliRunner().invoke(on, [*words, *given])
+
+
+def replace_first_step(monkeypatch, name: str, by) -> None:
+    if name in LOADS_TORCH_FIRST:
+        pytest.importorskip("torch")
+    monkeypatch.setattr(FIRST_STEP[name][1], by)
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +98,7 @@ def test_what_nobody_foresaw_is_code_3_with_a_saved_traceback(place, monkeypatch
     def fails(*_, **__):
         raise ZeroDivisionError("of a kind")
 
-    monkeypatch.setattr(FIRST_STEP[name][1], fails)
+    replace_first_step(monkeypatch, name, fails)
     done = invoke(name)
     assert done.exit_code == 3, done.output
     (saved,) = (place / "tracebacks").iterdir()
@@ -102,7 +110,7 @@ def test_what_nobody_foresaw_is_code_3_with_a_saved_traceback(place, monkeypatch
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_command_that_is_stopped_says_so(monkeypatch, name, number, code):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored, if a shell started the tests
-    monkeypatch.setattr(FIRST_STEP[name][1], lambda *_, **__: os.kill(os.getpid(), number))
+    replace_first_step(monkeypatch, name, lambda *_, **__: os.kill(os.getpid(), number))
     try:
         done = invoke(name)
     finally:

@@ -6,14 +6,17 @@ import io
 import itertools
 import logging
 import re
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
+import qkscope
 from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import counted, log, set_up_logging
 from qkscope.cli.ending import clickable, say_findings
 from qkscope.cli.main import app
+from qkscope.errors import QkscopeError
 from qkscope.study.study import Entry, build
 from tests.studies import write_model
 
@@ -152,3 +155,29 @@ def test_nothing_that_is_printed_can_move_the_cursor(capsys, tmp_path):
     assert said == "\\x1b]0;owned\\x07\\x9b2J\\x202eevil\ttab\nsecond line\n"
     assert "\x1b" not in clickable(tmp_path / "a\x1b[2J.html")
     log.handlers.clear()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["demo"],
+        ["demo", "--fast"],
+        ["capture", "m", "--texts", "t"],
+        ["plan", "m"],
+        ["effects", "m", "r", "--texts", "t"],
+    ],
+)
+def test_a_command_that_needs_torch_says_how_to_install_it(tmp_path, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    expected = "error: capturing needs torch; install it with: pip install torch, then pip install 'qkscope[capture]'"
+    instead = "; without it: qkscope demo --planted" if command[0] == "demo" else ""
+    assert done.output.splitlines() == [expected + instead]
+
+
+def test_a_capture_from_python_says_so_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(QkscopeError, match="capturing needs torch; install it with: pip install torch"):
+        qkscope.capture_model(None, [[1, 2, 3]])

@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers as tf
 from typer.testing import CliRunner
 
 from qkscope.cli.main import app
 from qkscope.files.parts import Span
 from tests.capture.conftest import WORDS, save
-from tests.capture.families import BASE, Family
+from tests.capture.families import BASE, Family, tf, torch
 from tests.forking import all_bytes
 
 pytestmark = [

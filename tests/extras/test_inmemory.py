@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gc
-import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import qkscope
 from qkscope.capture.options import CaptureOptions
 from qkscope.errors import CaptureError, ConfigError
-from tests.capture.families import build, families
+from tests.capture.families import build, families, torch
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
@@ -114,32 +112,6 @@ def test_a_report_of_runs(model, ids, tmp_path):
     (tmp_path / "foreign" / "report.html").write_text("mine")
     with pytest.raises(qkscope.QkscopeError, match="was not written by qkscope"):
         qkscope.write_report(first, tmp_path / "foreign")
-
-
-def test_readmes_snippet_runs_as_it_stands(tmp_path, monkeypatch):
-    """With a model made in memory in place of the one that it downloads, and its texts."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (snippet,) = [code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "capture_model" in code]
-    assert len(snippet.strip().splitlines()) < 10
-
-    import transformers
-
-    from qkscope.extras.family import CHECKPOINTS, some_texts, tokenizer
-
-    def model(_name):
-        return transformers.LlamaForCausalLM.from_pretrained(CHECKPOINTS[0].folder)
-
-    def tokens(_name):
-        return transformers.PreTrainedTokenizerFast.from_pretrained(tokenizer())
-
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", model)
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", tokens)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "books").mkdir()
-    for path in some_texts(2):
-        (tmp_path / "books" / path.name).write_text(path.read_text()[:3000])
-    exec(compile(snippet, "README.md", "exec"), {})
-    assert (tmp_path / "report" / "report.html").exists()
 
 
 def test_tables_of_several_runs_with_the_options_of_the_command_line(model, ids, tmp_path):

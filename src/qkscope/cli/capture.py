@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from qkscope.capture.installed import need_torch
 from qkscope.capture.options import (
     CaptureOptions,
     ExecutionOptions,
@@ -23,7 +24,7 @@ from qkscope.capture.options import (
 from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, Verbose, bars, errors_as_lines, log, set_up_logging
 from qkscope.cli.options import with_options
-from qkscope.errors import CaptureError, ConfigError
+from qkscope.errors import ConfigError
 from qkscope.options import defaults, from_values
 
 _PLANNED = (
@@ -155,14 +156,3 @@ def said_of(folder: Path) -> int:
 def _label(model: str) -> str:
     """A model's name without the folders it lies in on this machine."""
     return Path(model).name if Path(model).exists() else model
-
-
-def need_torch() -> None:
-    """Say what to install where there is no torch."""
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise CaptureError(
-            f"capturing needs {error.name}; install it with: pip install torch, then pip install 'qkscope[capture]'"
-        ) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkscope.cli.capture import need_torch
+from qkscope.capture.installed import need_torch
 from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, progress, set_up_logging
 from qkscope.cli.ending import clickable, say_findings, show
@@ -39,7 +39,7 @@ def demo_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Do the whole job, offline: capture ten checkpoints of the bundled family, analyse them, write the report."""
+    """Do the whole job, offline: capture the checkpoints of the bundled family, analyse them, write the report."""
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         from qkscope.files.atomic import check_writable
@@ -60,14 +60,14 @@ def demo_command(
 
 def _family(output: Path, fast: bool, workers: int | None) -> Study:
     """Capture the checkpoints one after the other, then analyse them together."""
-    need_torch()
+    need_torch("; without it: qkscope demo --planted")
     from qkscope.capture.models import load_quietly
     from qkscope.config import StudyRunConfig
-    from qkscope.extras.family import CHECKPOINTS, FAMILY_TITLE, fast_checkpoints, other_windows
+    from qkscope.extras.family import FAMILY_TITLE, other_windows
     from qkscope.report.gather import Sources, at_window, gather
 
     load_quietly()  # each checkpoint loads at once
-    chosen = fast_checkpoints() if fast else CHECKPOINTS
+    chosen = chosen_checkpoints(fast)
     items = []
     for number, checkpoint in enumerate(chosen, start=1):
         log.info("capturing %s (%d of %d), window %d", checkpoint.name, number, len(chosen), checkpoint.window)
@@ -81,6 +81,19 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
     with progress() as on_done:
         study = gather(Sources(tuple(items), FAMILY_TITLE), output / "results", workers=workers, on_done=on_done)
     return _with_effects(study, output, chosen, passes=0 if fast else 16)
+
+
+def chosen_checkpoints(fast: bool) -> tuple[Checkpoint, ...]:
+    """The checkpoints to capture; where some are not installed, a line says so."""
+    from qkscope.extras.family import CHECKPOINTS, NAME, bundled_checkpoints, fast_checkpoints
+
+    if fast:
+        return fast_checkpoints()
+    bundled = bundled_checkpoints()
+    if len(bundled) < len(CHECKPOINTS):
+        have, trained = len(bundled), len(CHECKPOINTS)
+        log.info("%d of the %d checkpoints of %s are installed; a checkout has all of them", have, trained, NAME)
+    return bundled
 
 
 def _with_effects(study: Study, output: Path, chosen: Sequence[Checkpoint], passes: int) -> Study:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkscope.capture.installed import need_torch
 from qkscope.capture.options import ModelOptions, TextOptions
-from qkscope.cli.capture import need_torch
 from qkscope.cli.common import Quiet, Verbose, bars, counted, errors_as_lines, log, set_up_logging
 from qkscope.cli.options import with_options
 from qkscope.errors import ConfigError

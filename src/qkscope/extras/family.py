@@ -1,6 +1,7 @@
-"""The bundled model family: tinyrope, ten checkpoints of one small language model, and texts it was not trained on.
+"""The bundled model family: tinyrope, checkpoints of one small language model, and texts it was not trained on.
 
-Trained by examples/tinyrope/train.py; the weights, the tokenizer and the texts are package data.
+Trained by examples/tinyrope/train.py; the weights, the tokenizer and the texts are package data. A checkout has all ten
+checkpoints, a wheel four of them (pyproject.toml says which are left out).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+
+from qkscope.errors import ConfigError
 
 FAMILY_TITLE = "tinyrope: one small model through two context extensions"
 NAME = "tinyrope"
@@ -26,9 +29,14 @@ class Checkpoint:
     """Number of bundled texts to read: the same for every checkpoint, one per document group of the jackknife."""
 
     @property
+    def is_bundled(self) -> bool:
+        """Whether this installation has its weights."""
+        return _checkpoint_folder(self.name).is_dir()
+
+    @property
     def folder(self) -> Path:
         """Folder of its weights."""
-        return data() / "checkpoints" / self.name
+        return _present(_checkpoint_folder(self.name))
 
 
 _PRETRAIN, _TO_4K, _TO_8K = "pre-training, 1K", "extension to 4K", "extension to 8K"
@@ -37,11 +45,37 @@ CHECKPOINTS = (
     *(Checkpoint(f"extend-4k-step-{step:04d}", _TO_4K, 3000 + step, 4096, 8) for step in (50, 500)),
     *(Checkpoint(f"extend-8k-step-{step:04d}", _TO_8K, 3500 + step, 8192, 8) for step in (50, 300)),
 )
+"""All that were kept in training, bundled or not."""
 
 
 def data() -> Path:
     """The folder of weights, tokenizer and texts."""
     return Path(str(files("qkscope"))) / "data" / NAME
+
+
+def _checkpoint_folder(name: str) -> Path:
+    return data() / "checkpoints" / name
+
+
+def _present(folder: Path) -> Path:
+    """The folder; an error if this installation was made without it."""
+    if not folder.is_dir():
+        names = ", ".join(checkpoint.name for checkpoint in bundled_checkpoints()) or "no checkpoint"
+        raise ConfigError(
+            f"{folder.name} of {NAME} is not part of this installation, which has {names}; "
+            "it is in a checkout of the repository and in the source distribution"
+        )
+    return folder
+
+
+def bundled_checkpoints() -> tuple[Checkpoint, ...]:
+    """The checkpoints that this installation has."""
+    return tuple(checkpoint for checkpoint in CHECKPOINTS if checkpoint.is_bundled)
+
+
+def nope_variant() -> Path:
+    """Folder of a model trained alike whose every fourth layer has no rotary encoding."""
+    return _present(data() / "variants" / "nope")
 
 
 def fast_checkpoints() -> tuple[Checkpoint, ...]:

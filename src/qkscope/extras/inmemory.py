@@ -39,6 +39,9 @@ def capture_model(
     ``folder`` the run is kept there, and a capture that was stopped resumes; without, it lasts as long as the object
     that is returned. ``options`` are those of ``qkscope capture``.
     """
+    from qkscope.capture.installed import need_torch
+
+    need_torch()
     from qkscope.capture.attention import plain_model
     from qkscope.capture.options import CaptureOptions, ExecutionOptions
     from qkscope.capture.passage import bundled_passage

@@ -69,7 +69,7 @@ def say_scatter(data: pd.DataFrame) -> list[str]:
 
 
 def prepare_portraits(study: Study) -> pd.DataFrame:
-    """Component 0 of every head at six checkpoints."""
+    """Component 0 of every head at six checkpoints, or at all if there are fewer."""
     chosen = six_checkpoints(checkpoints(study))
     frame = rows(study, chosen, "pc0", "r_q", "r_k", "taxonomy")
     when = timeline(chosen).drop(columns="window")
@@ -87,7 +87,8 @@ def six_checkpoints(runs: list[StudyRun]) -> list[StudyRun]:
 def draw_portraits(data: pd.DataFrame) -> Drawing:
     """One panel per checkpoint, coloured by class."""
     panel_groups = list(data.groupby("order", sort=True))
-    n_rows, columns = (2, 3) if len(panel_groups) > 3 else (1, len(panel_groups))
+    n_rows = 2 if len(panel_groups) > 3 else 1
+    columns = -(-len(panel_groups) // n_rows)
     figure = canvas(7.2, 2.5 * n_rows + 0.5)
     axes = panels(figure, n_rows, columns, sharex=True, sharey=True)
     for cell, (_, heads) in zip(axes.flat, panel_groups, strict=False):
@@ -139,7 +140,7 @@ SCATTER = Figure(
 )
 PORTRAITS_FIGURE = Figure(
     "qk-pca/12_phase_portraits",
-    "Heads on PC0 at six points of training",
+    "Heads on PC0 at points of training",
     "Every head at its (r_q, r_k) on PC0 at the first checkpoint, an early one, the ends of phases and the last.",
     prepare_portraits,
     draw_portraits,

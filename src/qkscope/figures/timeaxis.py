@@ -56,7 +56,7 @@ def time_axis(axes: Axes, data: pd.DataFrame) -> None:
     for start, end in pairwise(starts):
         if start:
             axes.axvline(start - 0.5, color="#9a9a9a", linewidth=0.8, linestyle=(0, (2, 2)))
-        narrow = (end - start) <= 1 and len(starts) > 3
+        narrow = (end - start) <= 1 and len(starts) > 3 and len(phases) > 5
         axes.annotate(shortened(phases[start], 9 if narrow else 18), ((start + end - 1) / 2, 1.0),
                       xycoords=("data", "axes fraction"), xytext=(0, 4), textcoords="offset points", ha="center",
                       fontsize=6.5 if narrow else 7, color=FAINT)  # fmt: skip
