@@ -13,6 +13,9 @@ TOGETHER = (
     "test_api.py",
     "test_plot.py",
     "extras/test_verify.py",
+    "extras/test_exports.py",
+    "extras/test_push.py",
+    "capture/test_undonequeries.py",
     "test_house.py",
 )
 """Modules whose fixtures take long to make: one process makes them."""

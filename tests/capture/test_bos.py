@@ -6,6 +6,7 @@ import json
 import logging
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from gguf import GGUFWriter
 from typer.testing import CliRunner
 
 from qkscope.capture.bos import Bos, find_bos, tokenize
+from qkscope.capture.gguffile import forget_parsed, parsed_once
 from qkscope.capture.loss import loss_positions
 from qkscope.capture.options import ModelOptions
 from qkscope.capture.texts import Document
@@ -99,6 +101,39 @@ def test_the_metadata_of_a_gguf_file_decide(tmp_path, caplog):
     assert bos == Bos(7, "GGUF metadata")
     assert "GGUF metadata says yes, the tokenizer says no" in caplog.text
     assert tokenize([Document("a", "w00")], tokenizer, bos)[0].tolist() == [7, 3]
+
+
+def test_a_gguf_file_is_parsed_once(tmp_path, monkeypatch):
+    parsed, plain = [], gguf.GGUFReader
+
+    class Counted(plain):
+        def __init__(self, path, mode="r"):
+            parsed.append(path)
+            super().__init__(path, mode)
+
+    def write(token: int) -> Path:
+        writer = GGUFWriter(tmp_path / "tiny.gguf", "llama")
+        writer.add_bos_token_id(token)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        return tmp_path / "tiny.gguf"
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    file = write(7)
+    for _ in range(3):
+        with parsed_once():
+            assert gguf.GGUFReader(str(file)).fields["tokenizer.ggml.bos_token_id"].contents() == 7
+    assert len(parsed) == 1
+    write(70_000)
+    with parsed_once():
+        assert gguf.GGUFReader(file).fields["tokenizer.ggml.bos_token_id"].contents() == 70_000
+    assert len(parsed) == 2
+    forget_parsed()
+    with parsed_once():
+        gguf.GGUFReader(file)
+    assert len(parsed) == 3
+    assert gguf.GGUFReader is Counted, "as it was"
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "granite"])

@@ -16,6 +16,7 @@ import numpy as np
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
+from qkscope.capture.gguffile import parsed_once
 from qkscope.capture.options import ModelOptions
 from qkscope.capture.texts import Document
 from qkscope.capture.tokenids import chat_ids, token_ids
@@ -154,8 +155,9 @@ def _gguf_metadata(options: ModelOptions) -> dict[str, Any]:
     """``add_bos_token`` and ``bos_token_id`` of a GGUF file, if the tokenizer comes from it."""
     if not options.model.endswith(".gguf") or options.tokenizer:
         return {}
-    from gguf import GGUFReader
+    import gguf
 
-    fields = GGUFReader(Path(options.model)).fields
+    with parsed_once():
+        fields = gguf.GGUFReader(Path(options.model)).fields
     known = {name: fields.get(f"tokenizer.ggml.{name}") for name in ("add_bos_token", "bos_token_id")}
     return {name: entry.contents() for name, entry in known.items() if entry is not None}

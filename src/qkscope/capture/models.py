@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from qkscope.capture.attention import backbone, head_size, self_attentions
+from qkscope.capture.gguffile import forget_parsed, parsed_once
 from qkscope.capture.options import ModelOptions
 from qkscope.capture.sums.gramsums import warm_up
 from qkscope.capture.tokenids import is_panic
@@ -40,7 +42,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     """Load only the tokenizer."""
     place, arguments = location(options)
-    with _errors_as_one_line(options):
+    with _errors_as_one_line(options), parsed_once():
         if options.tokenizer:
             return AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=options.trust_remote_code)
         if adapted(options) is not None and (Path(options.model) / "tokenizer_config.json").exists():
@@ -51,7 +53,7 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
 def load_model(options: ModelOptions) -> PreTrainedModel:
     """Load only the model, in evaluation mode."""
     place, arguments = location(options)
-    with _errors_as_one_line(options):
+    with _errors_as_one_line(options), parsed_once():
         config = AutoConfig.from_pretrained(place, **arguments)
         for key, value in (options.config_overrides or {}).items():
             _override(config, key, value)
@@ -70,6 +72,7 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
         _refuse_missing(options, loaded[1])
         if adapted(options) is not None:
             model.load_adapter(options.model)
+    forget_parsed()
     model.train(False)
     if getattr(model.config, "_commit_hash", None) is None:
         model.config._commit_hash = _commit(options)
@@ -118,9 +121,13 @@ def model_class(config: Any) -> Any:
 
 def load_quietly() -> None:
     """Show no progress bar while weights are loaded, from now on."""
+    from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    bar = getattr(modeling_gguf_pytorch_utils, "tqdm", None)  # not one of those that are switched off by this
+    if bar is not None:
+        modeling_gguf_pytorch_utils.tqdm = partial(bar, disable=True)
 
 
 def adapted(options: ModelOptions) -> ModelOptions | None:
