@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 
@@ -22,8 +23,8 @@ def parsed_once() -> Iterator[None]:
     def reader(path: os.PathLike[str] | str, mode: str = "r") -> Any:
         if mode != "r":
             return plain(path, mode)
-        status = os.stat(path)
-        return _parsed(plain, os.path.realpath(path), status.st_mtime_ns, status.st_size)
+        status = Path(path).stat()
+        return _parsed(plain, str(Path(path).resolve()), status.st_mtime_ns, status.st_size)
 
     gguf.GGUFReader = reader  # type: ignore[assignment,misc]
     try:

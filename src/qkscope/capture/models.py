@@ -125,9 +125,9 @@ def load_quietly() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    bar = getattr(modeling_gguf_pytorch_utils, "tqdm", None)  # not one of those that are switched off by this
-    if bar is not None:
-        modeling_gguf_pytorch_utils.tqdm = partial(bar, disable=True)
+    of_gguf: Any = modeling_gguf_pytorch_utils  # its bar is not one of those that are switched off by this
+    if hasattr(of_gguf, "tqdm"):
+        of_gguf.tqdm = partial(of_gguf.tqdm, disable=True)
 
 
 def adapted(options: ModelOptions) -> ModelOptions | None:
