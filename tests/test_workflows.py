@@ -56,4 +56,5 @@ def test_only_the_job_that_publishes_gets_an_identity_and_it_builds_nothing():
 def test_every_python_of_the_classifiers_is_tested():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
-    assert jobs(ROOT / ".github" / "workflows" / "test.yml")["core"]["strategy"]["matrix"]["python"] == named
+    assert named
+    assert set(named) <= set(jobs(ROOT / ".github" / "workflows" / "test.yml")["core"]["strategy"]["matrix"]["python"])
