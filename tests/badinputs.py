@@ -1523,7 +1523,7 @@ characters in names are spelled out wherever they are printed.
 A head that fails does not affect the rows of other heads. If a message appears once per head, the first one is shown.
 
 The content of a file is never executed: YAML is read with `safe_load`, arrays with safetensors and parquet, never with
-pickle; weights in `pytorch_model.bin` are read by torch as tensors and nothing else (`weights_only`); `trust_remote_code` is off unless `--trust-remote-code` is given, which prints a warning. Names of heads and
+pickle; weights in `pytorch_model.bin` and exported `.pt` files are read by torch as tensors and nothing else (`weights_only`); `trust_remote_code` is off unless `--trust-remote-code` is given, which prints a warning. Names of heads and
 models cannot write outside the output folder. Sizes are checked before memory is allocated. The report escapes all text
 that it shows, and neither the report nor the explorer needs a server.
 """
