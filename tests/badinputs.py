@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import load_file, save_file
 
 from qkscope.core.rows import Rows
+from qkscope.files.checksums import write_checksums
 from qkscope.files.vectors import read_rows, write_rows
 from qkscope.heads import HeadId
 
@@ -656,7 +657,7 @@ RUNS = [
     ),
     layer(
         "a rotary encoding beyond the vectors",
-        said("run/run.json", layers__1__rope__start=9),
+        lambda p: (said("run/run.json", layers__1__rope__start=9)(p), write_checksums(p / "run")),
         "is not valid (its manifest rotates coordinates beyond the vector length of 12); capture the run again",
     ),
     layer(
