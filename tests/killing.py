@@ -41,7 +41,7 @@ def main(what: str, times: int, *places: str) -> int:
         for _ in range(1 + (number % 4 == 3)):
             process = start([*command, str(target)], folder / "said")
             if before and number % 2:
-                while not any(target.glob(".*.tmp")):
+                while not any(target.glob(".*.tmp")) and not has_ended(process):
                     time.sleep(0.0002)
                 time.sleep(moments.uniform(0.0, 0.01))
             else:
@@ -64,6 +64,11 @@ def main(what: str, times: int, *places: str) -> int:
     print(", ".join(f"{count}: {name}" for name, count in sorted(states.items())))
     print(f"{same} of {times} as if nothing had happened")
     return int(same < times)
+
+
+def has_ended(process: int) -> bool:
+    """Whether a child has ended, which on a busy machine it may have before its writing was seen."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 COMMANDS = {

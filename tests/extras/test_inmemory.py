@@ -173,7 +173,7 @@ def test_key_heads_to_cut_are_those_of_the_command_line(model, ids, tmp_path):
     with qkscope.intervene.windowed(model, chosen.windows):
         pass
     others = [np.roll(some, 1) for some in ids[:2]]
-    costs = qkscope.cut_costs(model, run, others, window=64, keep=[0.5], draws=2)
+    costs = qkscope.cut_costs(model, run, others, window=64, keep=[0.5], draws=2, length=150)
     assert {"none", "all", "far", "random", "reversed"} <= set(costs["order"])
     assert costs["nll"].notna().all()
 

@@ -30,7 +30,7 @@ def rows_per_kind(n_heads: int) -> int:
     """The largest number of points of each kind per head that keeps the page within its budget.
 
     >>> rows_per_kind(100), rows_per_kind(1000), rows_per_kind(3000)
-    (300, 193, 62)
+    (300, 176, 57)
     """
     per_row = 2 * (2 + len(WIDE)) + COMPLEMENT_AXES
     room = (BUDGET * 3 // 4) // max(n_heads, 1) - 4 * 2 * (len(WIDE) + COMPLEMENT_AXES) - 4
