@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,8 +142,9 @@ def _tokens(source: ModelOptions, paths: list[Path]) -> tuple[list[Document], li
 
 
 def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
-    from qkscope.capture import run
+    from qkscope.capture import models, run
     from qkscope.capture.options import CaptureOptions, ExecutionOptions
+    from qkscope.capture.tokenids import token_texts
     from qkscope.extras.family import some_texts
 
     source = _source(checkpoint)
@@ -151,7 +153,8 @@ def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
     about = {"id": checkpoint.name, "revision": None, "config_overrides": None, "bos": bos.as_dict()}
     with documents_done() as on_progress:
         execution = ExecutionOptions(on_progress=on_progress)
-        return run.capture(source, documents, ids, output, options, about, execution, passage)
+        words = partial(token_texts, tokenizer=models.load_tokenizer(source))
+        return run.capture(source, documents, ids, output, options, about, execution, passage, words)
 
 
 def _planted(output: Path, workers: int | None) -> Study:
