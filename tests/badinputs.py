@@ -105,6 +105,8 @@ def said(path: str, **changes: object) -> Callable[[Path], None]:
                 inner = inner[int(key) if key.isdecimal() else key]
             inner[keys[-1]] = value
         (place / path).write_text(json.dumps(whole))
+        if path == "run/run.json":  # what is wrong is what it says, not that it was changed
+            write_checksums(place / "run")
 
     return breaks
 
@@ -172,6 +174,7 @@ def wide(place: Path) -> None:
     said("run/run.json", window=2**24, documents__0__tokens=2**23, options__reach_queries=0)(place)
     for path in (place / "run" / "moments").iterdir():
         save_file({name: array for name, array in load_file(path).items() if name != "reach"}, path)
+    write_checksums(place / "run")
 
 
 def pickled(place: Path) -> None:
@@ -202,7 +205,12 @@ def still(r: Rows) -> Rows:
 
 def tensors(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], None]:
     layer = "run/moments/layer-001.safetensors"
-    return lambda place: save_file(change(load_file(place / layer)), place / layer)
+
+    def breaks(place: Path) -> None:
+        save_file(change(load_file(place / layer)), place / layer)
+        write_checksums(place / "run")
+
+    return breaks
 
 
 FAILED = f"failed: data {HEAD}: "
@@ -657,7 +665,7 @@ RUNS = [
     ),
     layer(
         "a rotary encoding beyond the vectors",
-        lambda p: (said("run/run.json", layers__1__rope__start=9)(p), write_checksums(p / "run")),
+        said("run/run.json", layers__1__rope__start=9),
         "is not valid (its manifest rotates coordinates beyond the vector length of 12); capture the run again",
     ),
     layer(

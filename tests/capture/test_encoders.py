@@ -184,7 +184,7 @@ def test_what_makes_no_sense_for_encoders_is_refused(run: Path, tmp_path: Path):
     model, texts = str(run.parent / "model"), str(run.parent / "*.txt")
     for command, reason in (
         (["capture", model, "--texts", texts, "--prefill", "64", "-o", str(tmp_path / "run")], "leave out --prefill"),
-        (["reach", str(run), "--cut", "64", "-o", str(tmp_path / "reach")], "leave out --cut"),
+        (["reach", str(run), "--cut", "64", "-o", str(tmp_path / "reach")], "there is nothing to cut"),
         (["effects", model, str(run), "--texts", texts, "-o", str(tmp_path / "e")], "predict the next token"),
     ):
         done = CliRunner().invoke(app, command)

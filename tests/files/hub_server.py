@@ -44,16 +44,22 @@ class FakeHub:
         class Handler(_Handler):
             owner = hub
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        self.url = f"http://127.0.0.1:{server.server_port}"
-        try:
+        with on_loopback(Handler) as self.url:
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+
+
+@contextmanager
+def on_loopback(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server, while it holds; its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -10,12 +10,13 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlparse
+
+from tests.files.hub_server import on_loopback
 
 LARGE = (".parquet", ".safetensors", ".png")
 GIT = {".gitattributes": b"*.parquet filter=lfs\n"}
@@ -78,16 +79,8 @@ class HubStore:
         class Handler(_Handler):
             hub = self
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        self.url = f"http://127.0.0.1:{server.server_port}"
-        try:
+        with on_loopback(Handler) as self.url:
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

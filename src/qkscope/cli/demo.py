@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qkscope.capture.bos import Bos
     from qkscope.capture.options import ModelOptions
     from qkscope.capture.passage import Passage
+    from qkscope.capture.run import Words
     from qkscope.capture.texts import Document
     from qkscope.extras.family import Checkpoint
     from qkscope.study.study import Study
@@ -128,32 +129,32 @@ def _source(checkpoint: Checkpoint) -> ModelOptions:
     return ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
 
 
-def _tokens(source: ModelOptions, paths: list[Path]) -> tuple[list[Document], list[Any], Bos, Passage]:
-    """Texts, their tokens, how they begin, and the bundled passage."""
+def _tokens(source: ModelOptions, paths: list[Path]) -> tuple[list[Document], list[Any], Bos, Passage, Words]:
+    """Texts, their tokens, how they begin, the bundled passage, and tokens as text."""
     from qkscope.capture import models
     from qkscope.capture.bos import find_bos, tokenize
     from qkscope.capture.passage import bundled_passage
     from qkscope.capture.texts import read_documents
+    from qkscope.capture.tokenids import token_texts
 
     documents = read_documents([str(path) for path in paths], "text", None)
     tokenizer_of_family = models.load_tokenizer(source)
     bos = find_bos(source, tokenizer_of_family)
-    return documents, tokenize(documents, tokenizer_of_family, bos), bos, bundled_passage(tokenizer_of_family, bos)
+    ids, passage = tokenize(documents, tokenizer_of_family, bos), bundled_passage(tokenizer_of_family, bos)
+    return documents, ids, bos, passage, partial(token_texts, tokenizer=tokenizer_of_family)
 
 
 def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
-    from qkscope.capture import models, run
+    from qkscope.capture import run
     from qkscope.capture.options import CaptureOptions, ExecutionOptions
-    from qkscope.capture.tokenids import token_texts
     from qkscope.extras.family import some_texts
 
     source = _source(checkpoint)
-    documents, ids, bos, passage = _tokens(source, some_texts(checkpoint.documents))
+    documents, ids, bos, passage, words = _tokens(source, some_texts(checkpoint.documents))
     options = CaptureOptions(window=checkpoint.window, sample=sample)
     about = {"id": checkpoint.name, "revision": None, "config_overrides": None, "bos": bos.as_dict()}
     with documents_done() as on_progress:
         execution = ExecutionOptions(on_progress=on_progress)
-        words = partial(token_texts, tokenizer=models.load_tokenizer(source))
         return run.capture(source, documents, ids, output, options, about, execution, passage, words)
 
 

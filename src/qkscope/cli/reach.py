@@ -73,16 +73,13 @@ def reach_command(
         from qkscope.extras.cutting import CutLimits
         from qkscope.files.runfolder import RunFolder
 
-        if by not in choosing.ORDERS:
-            raise ConfigError(f"unknown order {by!r}; choose from {', '.join(choosing.ORDERS)}")
+        choosing.check_order(by)
         if measure is not None and cut is None:
             raise ConfigError("--measure needs --cut, the window to measure")
         listed = None if against is None else choosing.read_list(against)
         limits = None if cut is None else CutLimits.of(RunFolder.open(run))
         tables, code = _tables(run, output, workers, started)
-        widths = sorted(tables["reach"]["w"].unique().tolist())
-        at = cut or int(widths[len(widths) // 2])
-        heads = choosing.query_head_table(tables, at)
+        heads = choosing.query_head_table(tables, cut or choosing.middle_window(tables))
         if listed is not None:
             _say_agreement(choosing.agreement_with(heads, *listed), output)
         if cut is not None and limits is not None:

@@ -11,9 +11,9 @@ import pandas as pd
 
 from qkscope.engine import Place
 from qkscope.errors import ConfigError
-from qkscope.extras.reach import ORDERS, Cut, choose, every_cut, longer_than, query_head_table, write_cut
+from qkscope.extras.reach import Cut, check_order, choose, every_cut, longer_than, query_head_table, write_cut
 from qkscope.files.runfolder import RunFolder
-from qkscope.pipeline.analyze import analyze
+from qkscope.pipeline.analyze import OnDone, analyze
 from qkscope.pipeline.job import Job
 from qkscope.runs.captured import CapturedSource
 from qkscope.runs.run import Run
@@ -34,7 +34,7 @@ class CutLimits:
     def of(cls, run: RunFolder) -> CutLimits:
         """From the manifest of a run; an error for encoders, which keep no keys."""
         if run.encoder:
-            raise ConfigError(f"{run.folder} is a run of an encoder, which keeps no keys; leave out --cut")
+            raise ConfigError(f"{run.folder} is a run of an encoder, which keeps no keys: there is nothing to cut")
         manifest = run.manifest
         sliding = {int(layer["layer"]): layer["sliding_window"] for layer in manifest["layers"]}
         n_layers = max(int(manifest["model"].get("layers") or 0), max(sliding) + 1)
@@ -79,8 +79,9 @@ def cut_costs(
 ) -> pd.DataFrame:
     """What cutting key heads to a window does to the loss of a loaded model: the table ``cuts``.
 
-    Texts are strings, with a tokenizer, or token ids, each cut to ``length`` tokens, by default the run's window.
-    Besides the order ``by`` there are all others that are known, the same reversed and ``draws`` random choices.
+    Texts are strings, with a tokenizer, or token ids, each cut to ``length`` tokens, by default the run's window; they
+    must be longer than twice the ``window``, and not those of the run. Besides the order ``by`` there are all others
+    that are known, the same reversed and ``draws`` random choices.
     """
     from qkscope.capture.effects import cut_documents
     from qkscope.capture.lockedmodel import LockedModel
@@ -97,10 +98,19 @@ def cut_costs(
 
 def _heads(run: Run, window: int, by: str, workers: int) -> tuple[pd.DataFrame, CutLimits]:
     """What is known of each query head that a cut can change."""
-    if by not in ORDERS:
-        raise ConfigError(f"unknown order {by!r}; choose from {', '.join(ORDERS)}")
+    check_order(by)
     if not isinstance(run.source, CapturedSource):
-        raise ConfigError(f"{run.model} is a dataset of vectors; only of a captured run is known what it was cut to")
+        raise ConfigError(f"{run.model} is a dataset of vectors; key heads are cut by what a captured run says of them")
     limits = CutLimits.of(run.source.run)
-    (outcome,) = analyze([Job(run)], ["position", "reach"], place=Place(workers), strict=True)
-    return longer_than(query_head_table(outcome.tables.frames, window), limits.sliding, window), limits
+    return longer_than(query_head_table(reach_tables(run, workers), window), limits.sliding, window), limits
+
+
+def reach_tables(run: Run, workers: int | None = 1, on_done: OnDone | None = None) -> dict[str, pd.DataFrame]:
+    """The tables ``position`` and ``reach``, without intervals; a head that cannot be analysed raises."""
+    (outcome,) = analyze(
+        [Job(run)], ["position", "reach"], place=Place(workers), intervals=False, strict=True, on_done=on_done
+    )
+    frames = outcome.tables.frames
+    if frames["reach"].empty:
+        raise ConfigError(f"nothing is known about the reach of {run.source}: no layer has a rotary encoding")
+    return {name: frames[name] for name in ("position", "reach")}

@@ -19,9 +19,10 @@ from qkscope.files.readers import read_frame, read_json
 from qkscope.files.runfolder import MANIFEST, RunFolder
 from qkscope.files.vectors import DATA_FILE, has_token_texts, write_without_texts
 from qkscope.results.folder import result_files
-from qkscope.results.points import POINTS_FILE, TOKEN, frame_bytes
+from qkscope.results.points import POINTS_FILE, TOKEN
 from qkscope.results.reader import read_folder
 from qkscope.results.summary import SUMMARY
+from qkscope.results.tables import frame_bytes
 
 _MOST_LISTED = 20
 """Models that a card lists."""

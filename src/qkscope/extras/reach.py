@@ -54,6 +54,18 @@ class Cut:
         return dict.fromkeys(self.heads, self.window)
 
 
+def check_order(by: str) -> None:
+    """Raise an error unless it is one of the orders."""
+    if by not in ORDERS:
+        raise ConfigError(f"unknown order {by!r}; choose from {', '.join(ORDERS)}")
+
+
+def middle_window(tables: dict[str, pd.DataFrame]) -> int:
+    """The middle one of the windows at which reach is known."""
+    widths = sorted(tables["reach"]["w"].unique().tolist())
+    return int(widths[len(widths) // 2])
+
+
 def query_head_table(tables: dict[str, pd.DataFrame], window: int) -> pd.DataFrame:
     """One row per query head: what the orders are by, at this window."""
     reach = tables["reach"]

@@ -16,7 +16,8 @@ from typing import Any
 
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import DatasetError
-from qkscope.files.layerfiles import read_layer_of
+from qkscope.files.checksums import difference
+from qkscope.files.layerfiles import layer_file, read_layer_of
 from qkscope.files.manifest import problem
 from qkscope.files.readers import read_text
 
@@ -66,5 +67,16 @@ class RunFolder:
         return any(layer.get("both") for layer in self.manifest["layers"])
 
     def layer(self, layer: int, *, buckets: bool = True, undone: bool = False) -> LayerMoments:
-        """The moments of one layer; by bucket only if ``buckets``, with the rotation undone only if ``undone``."""
-        return read_layer_of(self.manifest, self.folder / MOMENTS, layer, buckets=buckets, undone=undone)
+        """The moments of one layer; by bucket only if ``buckets``, with the rotation undone only if ``undone``.
+
+        A ``DatasetError`` if its file, or the manifest, is not what was captured.
+        """
+        moments = read_layer_of(self.manifest, self.folder / MOMENTS, layer, buckets=buckets, undone=undone)
+        self.check(MANIFEST, f"{MOMENTS}/{layer_file(layer)}")
+        return moments
+
+    def check(self, *names: str) -> None:
+        """Raise a ``DatasetError`` if one of its files has changed since the capture."""
+        changed = difference(self.folder, names)
+        if changed is not None:
+            raise DatasetError(changed)

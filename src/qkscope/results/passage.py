@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pandas as pd
 from qkscope.errors import TableError
 from qkscope.heads import TERMS
 from qkscope.results.points import read_beside
+from qkscope.results.tables import frame_bytes
 
 PASSAGES_FILE = "passage.parquet"
 _COLUMNS = ["model", "layer", "head", "q_token", "k_token", "text", "unit", *TERMS]
@@ -37,6 +37,4 @@ def passages_bytes(folder: Path, new: pd.DataFrame) -> bytes:
     old = read_passages(folder)
     kept = [] if old is None else [old[~old["model"].isin(new["model"].unique())]]
     frame = pd.concat([*(rows for rows in kept if len(rows)), new[_COLUMNS].astype({"text": str})], ignore_index=True)
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False, compression="zstd")
-    return buffer.getvalue()
+    return frame_bytes(frame)

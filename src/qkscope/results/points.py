@@ -7,7 +7,6 @@ known, token: the token as text.
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +14,7 @@ import pandas as pd
 from qkscope.errors import TableError
 from qkscope.files.atomic import finish, locked, write_together
 from qkscope.files.readers import read_frame
+from qkscope.results.tables import frame_bytes
 
 POINTS_FILE = "points.parquet"
 POINT_KEYS = ["model", "layer", "head"]
@@ -54,13 +54,6 @@ def points_bytes(folder: Path, new: pd.DataFrame) -> bytes:
     coordinates = [str(name) for name in frame if name not in (*_INDEX, TOKEN)]
     last = [TOKEN] if TOKEN in frame else []
     return frame_bytes(frame[[*_INDEX, *sorted(coordinates, key=_order), *last]])
-
-
-def frame_bytes(frame: pd.DataFrame) -> bytes:
-    """A parquet file."""
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False, compression="zstd")
-    return buffer.getvalue()
 
 
 def write_points(folder: Path, new: pd.DataFrame) -> None:

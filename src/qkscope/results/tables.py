@@ -58,14 +58,19 @@ def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def frame_bytes(frame: pd.DataFrame) -> bytes:
+    """A frame as a parquet file."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False, compression="zstd")
+    return buffer.getvalue()
+
+
 def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], others: Mapping[str, bytes]) -> list[Path]:
     """Write each table as parquet and csv, and other files; if killed, either all old or all new files remain."""
     contents: dict[str, bytes] = {}
     for table, frame in frames.items():
         ordered = arranged(table, frame)
-        buffer = io.BytesIO()
-        ordered.to_parquet(buffer, index=False, compression="zstd")
-        contents[f"{table}.parquet"] = buffer.getvalue()
+        contents[f"{table}.parquet"] = frame_bytes(ordered)
         contents[f"{table}.csv"] = csv_bytes(ordered)
     try:
         write_together(folder, contents | dict(others))

@@ -21,12 +21,12 @@ from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import ordered_sample
 from qkscope.errors import DatasetError, HeadError
-from qkscope.files.checksums import difference, recorded_digests, run_digest
+from qkscope.files.checksums import recorded_digests, run_digest
 from qkscope.files.dataset import Dataset
 from qkscope.files.hub import Files
 from qkscope.files.layerfiles import layer_file
 from qkscope.files.passage import read_passage
-from qkscope.files.runfolder import LEFT_OUT, LOSS, MANIFEST, MOMENTS, SAMPLE, RunFolder
+from qkscope.files.runfolder import LEFT_OUT, LOSS, MOMENTS, SAMPLE, RunFolder
 from qkscope.files.vectors import DATA_FILE
 from qkscope.heads import HeadId
 from qkscope.runs.loading import read_head, too_wide
@@ -79,23 +79,7 @@ class CapturedSource:
         return LayerNotes(layer["rope"] is None, layer["sliding_window"], layer.get("both", False))
 
     def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
-        """The heads from their layer's moments and the sample; files that changed since the capture are not used."""
-        loaded, failed = self._load(heads, reading)
-        changed = {data.head: problem for data in loaded if (problem := self._changed(data)) is not None}
-        failed += [HeadError(head, problem) for head, problem in changed.items()]
-        return [data for data in loaded if data.head not in changed], failed
-
-    def _changed(self, data: HeadData) -> str | None:
-        """What is wrong with the files that a head was loaded from; None if nothing is."""
-        vectors = () if data.vectors is None else (data.head, data.key_head)
-        sampled = (f"{SAMPLE}/{head}/{DATA_FILE}" for head in vectors)
-        names = (MANIFEST, f"{MOMENTS}/{layer_file(data.head.layer)}", *sampled)
-        try:
-            return difference(self.run.folder, names)
-        except DatasetError as error:
-            return str(error)
-
-    def _load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
+        """Select the heads from their layer's moments, and read vectors from the sample."""
         if reading.paired or reading.max_samples is not None:
             feature = "pairing by token" if reading.paired else "max_samples"
             reason = f"{feature} needs vectors, but a captured run contains moments; analyse its vectors instead"
@@ -169,8 +153,10 @@ class CapturedSource:
         )
 
     def rows(self, head: HeadId, reading: Reading) -> Rows:
-        """The run's sample of the head's vectors."""
-        return read_head(self._sample, head, reading).rows
+        """The run's sample of the head's vectors; a ``DatasetError`` if it is not what was captured."""
+        rows = read_head(self._sample, head, reading).rows
+        self.run.check(f"{SAMPLE}/{head}/{DATA_FILE}")
+        return rows
 
     def token_texts(self) -> pd.DataFrame:
         """From the run's sample, in which every head has the same tokens."""

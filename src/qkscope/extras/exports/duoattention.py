@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from qkscope.engine import Place
 from qkscope.errors import ConfigError, DatasetError
 from qkscope.extras import reach as choosing
+from qkscope.extras.cutting import CutLimits, reach_tables
 from qkscope.extras.exports.about import (
     ABOUT_KEY,
     ModelShape,
@@ -30,8 +30,7 @@ from qkscope.extras.exports.about import (
 from qkscope.files.atomic import write_together
 from qkscope.files.readers import read_json
 from qkscope.files.runfolder import RunFolder
-from qkscope.pipeline.analyze import OnDone, analyze
-from qkscope.pipeline.job import Job
+from qkscope.pipeline.analyze import OnDone
 from qkscope.runs.run import Run
 
 BY = ("far", "area")
@@ -58,17 +57,15 @@ def write_duo_attention(
     if by not in BY:
         raise ConfigError(f"unknown score {by!r}; choose from {', '.join(BY)}")
     captured = folder_of(run)
-    shape = ModelShape.of(captured)
-    if captured.encoder:
-        raise ConfigError(f"{captured.folder} is a run of an encoder, which keeps no keys")
-    tables = _reach_tables(run, workers, on_done)
-    window = recent or _middle(tables)
-    heads = choosing.query_head_table(tables, window if by == "far" else _middle(tables))
-    sliding = {int(layer["layer"]): layer["sliding_window"] for layer in captured.manifest["layers"]}
-    scores = choosing.key_head_scores(choosing.longer_than(heads, sliding, window), by)
+    shape, limits = ModelShape.of(captured), CutLimits.of(captured)
+    tables = reach_tables(run, workers, on_done)
+    middle = choosing.middle_window(tables)
+    window = recent or middle
+    heads = choosing.query_head_table(tables, window if by == "far" else middle)
+    scores = choosing.key_head_scores(choosing.longer_than(heads, limits.sliding, window), by)
     gates = choosing.rank_gates(scores, (shape.layers, shape.key_heads))
     about = shaped(about_run(captured, "duo-attention"), shape) | {"by": by, "scaled": "ranks"}
-    config = {"sink_size": captured.manifest["options"]["skip_first"], "recent_size": window, ABOUT_KEY: about}
+    config = {"sink_size": limits.sinks, "recent_size": window, ABOUT_KEY: about}
     files = {
         choosing.GATES: choosing.gates_text(gates) + "\n",
         choosing.GATES_CONFIG: json.dumps(config, indent=1) + "\n",
@@ -99,29 +96,3 @@ def read_duo_attention(folder: Path, run: RunFolder) -> AttentionPattern:
     if not np.isfinite(table.to_numpy()).all():
         raise DatasetError(f"{folder / choosing.GATES} contains non-finite values; export it again")
     return AttentionPattern(np.clip(table.to_numpy(float), 0.0, 1.0), *sizes)
-
-
-def compare_gates(folder: Path, run: Run, workers: int | None = 1) -> pd.DataFrame:
-    """How far the columns of ``reach`` rank key heads as the gates of a folder do, as ``qkscope reach --against``."""
-    pattern = read_duo_attention(folder, folder_of(run))
-    tables = _reach_tables(run, workers, None)
-    every = pd.MultiIndex.from_product([range(size) for size in pattern.gates.shape])
-    listed = pd.Series(pattern.gates.ravel(), index=every)
-    return choosing.agreement_with(choosing.query_head_table(tables, _middle(tables)), listed, "k_head")
-
-
-def _reach_tables(run: Run, workers: int | None, on_done: OnDone | None) -> dict[str, pd.DataFrame]:
-    """What is known about the reach of every query head."""
-    (outcome,) = analyze(
-        [Job(run)], ["position", "reach"], place=Place(workers), intervals=False, strict=True, on_done=on_done
-    )
-    frames = outcome.tables.frames
-    if frames["reach"].empty:
-        raise ConfigError(f"nothing is known about the reach of {run.source}: no layer has a rotary encoding")
-    return {name: frames[name] for name in ("position", "reach")}
-
-
-def _middle(tables: dict[str, pd.DataFrame]) -> int:
-    """The middle one of the windows at which reach is known."""
-    widths = sorted(tables["reach"]["w"].unique().tolist())
-    return int(widths[len(widths) // 2])
