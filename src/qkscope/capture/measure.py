@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from qkscope._version import __version__
 from qkscope.capture import models, parity
-from qkscope.capture.attention import Attention, backbone, head_size, self_attentions, watching
+from qkscope.capture.attention import Attention, OnAttention, OnOutput, backbone, head_size, self_attentions, watching
 from qkscope.capture.batches import batch_tokens, padded
 from qkscope.capture.chosenlayers import ChosenLayers
 from qkscope.capture.imageinputs import ImageInputs, placeholders
@@ -50,7 +51,7 @@ class Measurement:
         self.forget = [embedding.remembered() for embedding in embeddings(model)]
         embedding: Any = self.decoder.get_input_embeddings()
         self.vocabulary = int(embedding.weight.shape[0])
-        self.longest = int(getattr(self.decoder.config, "max_position_embeddings", None) or 2**31)
+        self.longest = self._longest()
         self.chosen = self._look(gate if options.window is not None else gate[: self.longest])
         self.layers = self.chosen.layers
         self.calls = LayerCalls(self.layers, options)
@@ -131,7 +132,7 @@ class Measurement:
                 vectors[attention.layer] = (q, k)
 
         tokens = torch.from_numpy(np.clip(ids[: self.longest], 0, self.vocabulary - 1))[None]
-        with torch.no_grad(), watching(self.model, keep, modules=self.attentions):
+        with torch.no_grad(), self._watching(keep):
             self._decode(tokens, None, None, 0)
         return vectors
 
@@ -151,6 +152,10 @@ class Measurement:
         return LayerSums(plan, rope, reach=reach, undone=undone)
 
     # ---- description of the model ---------------------------------------------------------------
+
+    def _longest(self) -> int:
+        """Tokens that a document may have."""
+        return int(getattr(self.decoder.config, "max_position_embeddings", None) or 2**31)
 
     def _report(self) -> ModelReport:
         device = _input_device(self.decoder)
@@ -177,7 +182,7 @@ class Measurement:
 
         try:
             with memory_told([]):
-                attentions = parity.check(self.model, forward)
+                attentions = parity.check(self.model, forward, self._watching)
         except OutOfMemoryIn as error:
             advice = "try --dtype bfloat16, --device balanced or fewer --workers"
             raise CaptureError(f"out of memory after the model was loaded ({error.reason}); {advice}") from None
@@ -196,6 +201,10 @@ class Measurement:
         return None if self.options.pre_rope else layer.rope
 
     # ---- forward passes -------------------------------------------------------------------------
+
+    def _watching(self, on_attention: OnAttention, on_output: OnOutput | None = None) -> AbstractContextManager[None]:
+        """Watch the attention calls of forward passes."""
+        return watching(self.model, on_attention, on_output, self.attentions)
 
     def _forward(
         self,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import nn
 
-from qkscope.capture.attention import Attention, watching
+from qkscope.capture.attention import Attention, OnAttention, OnOutput, watching
 from qkscope.capture.weights import attention_weights, for_each_query_head
 from qkscope.errors import CaptureError
+
+Watch = Callable[[OnAttention, OnOutput], AbstractContextManager[None]]
+"""How calls are watched, where it is not as those of any model."""
 
 _log = logging.getLogger("qkscope")
 _ATTEMPTS = 4
@@ -35,13 +40,14 @@ def gate_tokens(in_all: int, window: int | None) -> int:
     return min(max(least, in_all // _SHARE), most, window or most)
 
 
-def check(model: nn.Module, forward: Any) -> list[Attention]:
+def check(model: nn.Module, forward: Callable[[], torch.Tensor], watch: Watch | None = None) -> list[Attention]:
     """Run ``forward`` plainly and watched; returns what was seen, or raises if anything differs.
 
     Hidden states are compared bit for bit, and each layer's attention output is recomputed from q and k by hand. Matrix
     products need not repeat themselves to the last bit (it can depend on where in memory their operands lie), so a
     difference counts only if no watched pass equals any plain one in a few attempts.
     """
+    watch = watch or partial(watching, model)
     plain: list[torch.Tensor] = []
     seen: list[Attention] = []
     errors: dict[int, float] = {}
@@ -54,7 +60,7 @@ def check(model: nn.Module, forward: Any) -> list[Attention]:
             plain.append(forward())
         _refuse_non_finite(model, plain[0])
         seen.clear()
-        with watching(model, seen.append, compare):
+        with watch(seen.append, compare):
             watched = forward()
         if any(torch.equal(one, watched) for one in plain):
             break

@@ -15,6 +15,7 @@ from qkscope.capture.imageinputs import ImageInputs
 from qkscope.capture.measure import Measurement
 from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions, ModelOptions
+from qkscope.capture.served import ServedMeasurement, ServingEngine
 from qkscope.capture.shards import Shard
 from qkscope.engine.workers import worker_number
 
@@ -23,8 +24,8 @@ from qkscope.engine.workers import worker_number
 class Replica:
     """Measures a shard; for None instead of a shard, returns the report on the model."""
 
-    source: PreTrainedModel | ModelOptions
-    """A loaded model, or the options by which every worker loads it."""
+    source: PreTrainedModel | ModelOptions | ServingEngine
+    """A loaded model, an engine that has one, or the options by which every worker loads it."""
     options: CaptureOptions
     gate: np.ndarray
     """Tokens of the first document, for the parity check."""
@@ -44,7 +45,7 @@ class Replica:
     def __call__(self, shard: Shard | None) -> ModelReport | ShardSums:
         """Report on the model, or measure one shard."""
         if self._measurement is None:
-            self._measurement = Measurement(self._model(), self.gate, self.options)
+            self._measurement = self._measuring()
         if shard is None:
             if self.images is not None:
                 self._measurement.check_images(self.images)
@@ -57,10 +58,15 @@ class Replica:
             on_documents=None if listener is None else lambda done: listener(shard, done),
         )
 
-    def _model(self) -> PreTrainedModel:
+    def _measuring(self) -> Measurement:
+        if isinstance(self.source, ModelOptions):
+            return Measurement(self._loaded(self.source), self.gate, self.options)
         if isinstance(self.source, PreTrainedModel):
-            return self.source
-        number, options = worker_number(), self.source
+            return Measurement(self.source, self.gate, self.options)
+        return ServedMeasurement(self.source, self.gate, self.options)
+
+    def _loaded(self, options: ModelOptions) -> PreTrainedModel:
+        number = worker_number()
         if number is not None:
             models.load_quietly()
         if options.threads is not None:

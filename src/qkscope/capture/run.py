@@ -28,6 +28,7 @@ from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptio
 from qkscope.capture.parity import gate_tokens
 from qkscope.capture.passage import Passage
 from qkscope.capture.replica import Replica
+from qkscope.capture.served import ServingEngine
 from qkscope.capture.shards import Shard, kept_tokens, per_shard
 from qkscope.capture.texts import Document
 from qkscope.capture.tokensampling import numbered_tokens, sample_tokens
@@ -47,7 +48,7 @@ _log = logging.getLogger("qkscope")
 
 
 def capture(
-    model: PreTrainedModel | ModelOptions,
+    model: PreTrainedModel | ModelOptions | ServingEngine,
     documents: list[Document],
     ids: Sequence[np.ndarray | ImageInputs],
     folder: Path,
@@ -59,19 +60,21 @@ def capture(
 ) -> Path:
     """Measure the model on these documents; ``about`` states where the model comes from, for the manifest.
 
-    The model is a loaded one, or the options by which workers load it. Documents without two tokens after
-    ``skip_first`` are left out and counted in the manifest. Of a ``passage``, a short text, all vectors are kept.
-    Documents are token ids or, for a loaded model, inputs with images. Tokens whose vectors are kept have the text that
-    ``words`` gives them, if it is given.
+    The model is a loaded one, one in a serving engine, or the options by which workers load it. Documents without two
+    tokens after ``skip_first`` are left out and counted in the manifest. Of a ``passage``, a short text, all vectors
+    are kept. Documents are token ids or, for a loaded model, inputs with images. Tokens whose vectors are kept have the
+    text that ``words`` gives them, if it is given.
     """
     execution = execution or ExecutionOptions()
     check_capture_folder(folder)
     uncut = [DocumentTokens.of(given) for given in ids]
     tokens = [document.cut(options.window) for document in uncut]
     usable = _usable(tokens, options.skip_first)
-    if not isinstance(model, ModelOptions):
-        model = _ready(model, execution)
-    device = resolved_device(model.device) if isinstance(model, ModelOptions) else model.device.type
+    if isinstance(model, ModelOptions):
+        device = resolved_device(model.device)
+    else:
+        plain = _ready(model.decoder if isinstance(model, ServingEngine) else model, execution)
+        model, device = model if isinstance(model, ServingEngine) else plain, plain.device.type
     longest = max(document.extent for document in tokens)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
     passage = None if passage is None or options.pre_rope else passage.cut(longest)
@@ -88,14 +91,13 @@ def capture(
         run_manifest["documents_too_short"] = len(ids) - len(usable)
         if passage is not None:
             run_manifest[PASSAGE_ENTRY] = {"tokens": list(passage.cut(report.longest).tokens)}
-        _check(run_manifest, cut_ids, report)
-        check_documents([documents[number].name for number in usable], cut_ids, report)
+        names = [documents[number].name for number in usable]
+        _check(run_manifest, names, cut_ids, report)
         state = _begun(folder, run_manifest, execution)
         last = None
         if not state.finished:
             if passage is not None:
                 write_passage(folder, report.passage)
-            names = [documents[number].name for number in usable]
             job = _Job(state, report, cut_ids, names, options, execution, job_shards, held_folder, words)
             replica.on_documents = job.tell
             job.do(workers.map)
@@ -150,8 +152,8 @@ def _usable(documents: list[DocumentTokens], skip_first: int) -> list[int]:
     return usable
 
 
-def _check(run_manifest: dict[str, Any], ids: list[DocumentTokens], report: ModelReport) -> None:
-    """Raise an error if the run could not be read again, or the tokens are not the model's; warn of a long window."""
+def _check(run_manifest: dict[str, Any], names: list[str], ids: list[DocumentTokens], report: ModelReport) -> None:
+    """Raise an error if the run could not be read again, or documents are not for the model; warn of a long window."""
     error_text = problem(run_manifest)
     if error_text:
         raise CaptureError(f"this capture would not be valid ({error_text}); choose other options")
@@ -160,6 +162,7 @@ def _check(run_manifest: dict[str, Any], ids: list[DocumentTokens], report: Mode
             "the window of %d exceeds the model's max_position_embeddings of %d", run_manifest["window"], report.longest
         )
     check_tokens([tokens.ids for tokens in ids], report.vocabulary)
+    check_documents(names, ids, report)
 
 
 @dataclass

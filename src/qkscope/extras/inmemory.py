@@ -43,17 +43,32 @@ def capture_model(
 
     need_torch()
     from qkscope.capture.attention import plain_model
-    from qkscope.capture.options import CaptureOptions, ExecutionOptions
+
+    plain = plain_model(model)
+    chosen = with_window(options, window)
+    return captured(plain, plain, texts, tokenizer, folder=folder, name=name, options=chosen, progress=progress)
+
+
+def captured(
+    source: Any,
+    plain: Any,
+    texts: Sequence[Any],
+    tokenizer: Any,
+    *,
+    folder: str | Path | None,
+    name: str | None,
+    options: CaptureOptions,
+    progress: bool,
+) -> Run:
+    """The run of a ``plain`` model as ``capture_model`` describes it; the source is the model itself or its engine."""
+    from qkscope.capture.options import ExecutionOptions
     from qkscope.capture.passage import bundled_passage
     from qkscope.capture.run import capture
     from qkscope.capture.texts import Document
     from qkscope.capture.tokenids import token_texts
 
-    plain = plain_model(model)
     documents = [Document(f"text {i}", _said(text)) for i, text in enumerate(_several(texts))]
     ids = [_read(text, tokenizer, plain, document.name) for text, document in zip(texts, documents, strict=True)]
-    chosen = options or CaptureOptions()
-    chosen = chosen if window is None else replace(chosen, window=window)
     label = name or Path(str(plain.config.name_or_path or type(plain).__name__)).name
     place = Path(tempfile.mkdtemp(prefix="qkscope-")) if folder is None else Path(folder)
     passage = None if tokenizer is None else bundled_passage(tokenizer)
@@ -62,7 +77,7 @@ def capture_model(
     try:
         with _Bar(progress) as on_progress:
             execution = ExecutionOptions(on_progress=on_progress)
-            capture(plain, documents, ids, place, chosen, about, execution, passage, words)
+            capture(source, documents, ids, place, options, about, execution, passage, words)
         run = open_run(place, model=label)
     except BaseException:
         if folder is None:
@@ -97,6 +112,14 @@ def write_report(
     study = gather(Sources(items, title), place / TABLES_FOLDER, workers=workers)
     write_pages(study, place, command="qkscope.write_report", workers=workers)
     return place / REPORT
+
+
+def with_window(options: CaptureOptions | None, window: int | None) -> CaptureOptions:
+    """Options with this window, if one is given."""
+    from qkscope.capture.options import CaptureOptions
+
+    chosen = options or CaptureOptions()
+    return chosen if window is None else replace(chosen, window=window)
 
 
 def _several(texts: Sequence[Any]) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Where models are trained: measurements during a training loop, or as a callback of transformers' Trainer."""
+"""Where models are trained and served: a training loop, transformers' Trainer, vLLM."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from qkscope.integrations.trainingstudy import TrainingStudy
 
 if TYPE_CHECKING:
     from qkscope.integrations.trainer import QkScopeCallback
+    from qkscope.integrations.vllmengine import capture_vllm
 
-__all__ = ["QkScopeCallback", "TrainingStudy"]
+__all__ = ["QkScopeCallback", "TrainingStudy", "capture_vllm"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "QkScopeCallback":
-        raise AttributeError(f"module 'qkscope.integrations' has no attribute {name!r}")
-    from qkscope.integrations.trainer import QkScopeCallback  # needs transformers
+    if name == "QkScopeCallback":
+        from qkscope.integrations.trainer import QkScopeCallback  # needs transformers
 
-    return QkScopeCallback
+        return QkScopeCallback
+    if name == "capture_vllm":
+        from qkscope.integrations.vllmengine import capture_vllm  # needs torch
+
+        return capture_vllm
+    raise AttributeError(f"module 'qkscope.integrations' has no attribute {name!r}")
