@@ -1,5 +1,7 @@
 """Shared test setting: shapes in annotations are checked at run time, by beartype, and tests are put in order."""
 
+import os
+
 import pytest
 from jaxtyping import install_import_hook
 
@@ -19,6 +21,13 @@ TOGETHER = (
     "test_house.py",
 )
 """Modules whose fixtures take long to make: one process makes them."""
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Tests share the cores already: where a test does not say how many workers there are, there is none but itself.
+    import qkscope.engine
+
+    qkscope.engine.cores = lambda: 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -85,7 +85,9 @@ def _write(task: _Task) -> Written:
     figure = FIGURES_BY_NAME[task.name]
     with house_style():
         drawing = figure.draw(task.data)
-        png, svg = rendered(drawing, "png"), rendered(drawing, "svg")
+        png = rendered(drawing, "png")
+        drawing.set_layout_engine(None)  # the layout stays; finding it again would take longer than drawing
+        svg = rendered(drawing, "svg")
     says = figure.says(task.data)
     readme = _readme(figure.title, figure.shows, says, task.about, task.data)
     csv = csv_bytes(task.data, "%.7g")
