@@ -35,7 +35,7 @@ test-quick: .venv/installed-dev
 # The tests that need no torch, in an installation without it: with any Python, as in make test-core PYTHON=python3.13
 CORE = .venv-core/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CORE_TESTS := $(addprefix --ignore ,tests/browser tests/capture tests/integrations tests/test_house.py \
-  src/qkscope/capture src/qkscope/integrations)
+  tests/extras/test_exports.py tests/extras/test_kvpress.py src/qkscope/capture src/qkscope/integrations)
 test-core:
 	$(PYTHON) -m venv $(CORE)
 	$(CORE)/bin/python $(INSTALL) --editable '.[test]'

@@ -8,7 +8,7 @@ from qkscope.errors import TableError
 from qkscope.figures.catalogue import CATALOGUE, FIGURES_BY_NAME, PUBLISHED
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style, plain, shortened
-from qkscope.figures.write import rendered, save, write_figures
+from qkscope.figures.write import png_and_svg, save, write_figures
 from qkscope.study.study import Entry, build
 from tests.studies import published_shape, write_model
 
@@ -75,8 +75,8 @@ def test_drawing_again_gives_the_same_bytes(drawn, whole, name):
     folder, *_ = drawn
     with house_style():
         again = FIGURES_BY_NAME[name].draw(FIGURES_BY_NAME[name].prepare(whole))
-        for form in ("png", "svg"):
-            assert (folder / name / f"figure.{form}").read_bytes() == rendered(again, form)
+        for form, content in zip(("png", "svg"), png_and_svg(again), strict=True):
+            assert (folder / name / f"figure.{form}").read_bytes() == content
 
 
 def test_one_model_of_one_head_draws_what_applies(tmp_path):

@@ -84,10 +84,7 @@ def write_figures(
 def _write(task: _Task) -> Written:
     figure = FIGURES_BY_NAME[task.name]
     with house_style():
-        drawing = figure.draw(task.data)
-        png = rendered(drawing, "png")
-        drawing.set_layout_engine(None)  # the layout stays; finding it again would take longer than drawing
-        svg = rendered(drawing, "svg")
+        png, svg = png_and_svg(figure.draw(task.data))
     says = figure.says(task.data)
     readme = _readme(figure.title, figure.shows, says, task.about, task.data)
     csv = csv_bytes(task.data, "%.7g")
@@ -99,6 +96,13 @@ def _write(task: _Task) -> Written:
 
 
 FORMATS = ("png", "svg", "pdf")
+
+
+def png_and_svg(drawing: Drawing) -> tuple[bytes, bytes]:
+    """The figure in both forms, laid out once: that takes longer than drawing it."""
+    png = rendered(drawing, "png")
+    drawing.set_layout_engine(None)  # what was laid out stays where it is
+    return png, rendered(drawing, "svg")
 
 
 def rendered(drawing: Drawing, form: str) -> bytes:
