@@ -30,6 +30,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     qkscope.engine.cores = lambda: 1
 
 
+@pytest.fixture
+def few_figures(monkeypatch):
+    """Reports with three figures, for tests that look at something else: all of them take as long as the rest."""
+    from qkscope.figures import write
+
+    few = {"front/01_hero", "qk-pca/02_rq_vs_rk_scatter", "qk-pca/07_position_signal"}
+    monkeypatch.setattr(write, "CATALOGUE", tuple(figure for figure in write.CATALOGUE if figure.name in few))
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep such modules together, and begin with what takes long, so that no process is left with it in the end."""

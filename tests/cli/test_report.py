@@ -82,6 +82,7 @@ def captured(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_tables_of_a_run_are_used_again(captured, tmp_path):
     again, twice, other = (tmp_path / name for name in ("again", "twice", "other"))
     done = run("report", captured, "-o", again)
@@ -139,6 +140,7 @@ def test_a_study_file_orders_labels_and_phases(results, tmp_path):
     assert not (tmp_path / "report" / "tables").exists()
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_paths_of_a_study_file_are_relative_to_it(results, tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "tables").symlink_to(results)
@@ -310,6 +312,7 @@ def test_another_picture_of_a_head_keeps_the_coordinates_it_had(dataset, tmp_pat
     assert "holds no pc200 and pc1" in done.output
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_a_run_under_another_label_is_reported_under_that_label(dataset, tmp_path):
     for label in ("step 1", "step/1"):
         (tmp_path / "s.yaml").write_text(yaml.safe_dump({"runs": [{"path": str(dataset), "label": label}]}))

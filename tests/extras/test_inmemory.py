@@ -97,6 +97,7 @@ def test_a_capture_that_fails_leaves_nothing_behind(model, ids, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_a_report_of_runs(model, ids, tmp_path):
     other = build(families()["qwen3"])
     first, second = (qkscope.capture_model(m, ids, window=128, progress=False) for m in (model, other))
