@@ -10,6 +10,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
@@ -41,6 +42,15 @@ class Embedding:
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cos and sin (T, planes) in float32 at these positions (T,), times the embedding's attention factor."""
+        cos, sin = self._answer(positions)
+        return cos[..., self._columns], sin[..., self._columns]
+
+    @cached_property
+    def _columns(self) -> slice:
+        """One column per plane of what it answers, read once: comparing columns waits for all that a GPU has to do."""
+        return _distinct_columns(self._answer(torch.arange(1, 9, device=self.device))[1])
+
+    def _answer(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=positions.device)
         options = {} if self.layer_type is None else {"layer_type": self.layer_type}
         try:
@@ -54,7 +64,7 @@ class Embedding:
         if isinstance(answer, torch.Tensor):
             return answer.real[0].float(), answer.imag[0].float()
         cos, sin = (part[0].float() for part in answer)
-        return _distinct(cos), _distinct(sin)
+        return cos, sin
 
     def _copy(self) -> nn.Module:
         """A copy to evaluate, since some embeddings change when they are called with a longer sequence than before."""
@@ -211,17 +221,18 @@ def _call_angles(attention: Attention, length: int) -> torch.Tensor:
         cos, sin = angles[0].real, angles[0].imag
     else:
         cos, sin = angles[0], angles[1]
-    return torch.complex(*(_distinct(part.float().reshape(-1, length, part.shape[-1])[0]) for part in (cos, sin)))
+    cos, sin = (part.float().reshape(-1, length, part.shape[-1])[0] for part in (cos, sin))
+    return torch.complex(*(part[..., _distinct_columns(part)] for part in (cos, sin)))
 
 
-def _distinct(part: torch.Tensor) -> torch.Tensor:
+def _distinct_columns(part: torch.Tensor) -> slice:
     """One column per plane, where cos or sin contains every plane twice (as two halves, or interleaved)."""
     n = part.shape[-1]
     if n % 2 == 0 and torch.equal(part[..., : n // 2], part[..., n // 2 :]):
-        return part[..., : n // 2]
+        return slice(0, n // 2)
     if n % 2 == 0 and torch.equal(part[..., 0::2], part[..., 1::2]):
-        return part[..., 0::2]
-    return part
+        return slice(0, n, 2)
+    return slice(None)
 
 
 def _layout(
