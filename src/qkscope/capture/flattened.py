@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,12 +30,17 @@ class RequestSpan:
         return slice(self.column, self.column + self.length)
 
 
-def documents_of(spans: Sequence[RequestSpan], ids: np.ndarray, sent: Sequence[np.ndarray]) -> list[int]:
-    """Which of the documents sent each request is, by its tokens ``ids``; an error if one is not read as a whole."""
-    numbers: list[int] = []
+def documents_of(
+    spans: Sequence[RequestSpan], ids: np.ndarray, sent: Sequence[np.ndarray], read: Iterable[int] = ()
+) -> list[int]:
+    """Which of the documents sent each request is, by its tokens ``ids``, besides those that were read before.
+
+    Which of several that are equal is theirs does not matter. An error if one is not read as a whole.
+    """
+    numbers, waiting = list[int](), [number for number in range(len(sent)) if number not in set(read)]
     for span in spans:
         tokens = ids[span.columns]
-        same = [n for n, document in enumerate(sent) if n not in numbers and np.array_equal(document, tokens)]
+        same = [n for n in waiting if n not in numbers and np.array_equal(sent[n], tokens)]
         if span.position or not same:
             longest = max(map(len, sent))
             raise CaptureError(

@@ -67,8 +67,7 @@ def capture(
     """
     execution = execution or ExecutionOptions()
     check_capture_folder(folder)
-    uncut = [DocumentTokens.of(given) for given in ids]
-    tokens = [document.cut(options.window) for document in uncut]
+    tokens = [DocumentTokens.of(given).cut(options.window) for given in ids]
     usable = _usable(tokens, options.skip_first)
     if isinstance(model, ModelOptions):
         device = resolved_device(model.device)
@@ -78,7 +77,7 @@ def capture(
     longest = max(document.extent for document in tokens)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
     passage = None if passage is None or options.pre_rope else passage.cut(longest)
-    gate, images = _gates([tokens[number] for number in usable], gate_tokens(sum(map(len, uncut)), options.window))
+    gate, images = _gates([tokens[number] for number in usable], gate_tokens(sum(map(len, tokens)), options.window))
     replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going, images)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
     job_shards = range(in_all) if execution.share is None else execution.share.shards(in_all)

@@ -101,11 +101,13 @@ class ServedMeasurement(Measurement):
         forward, own = model.forward, vars(model).get("forward")
         hidden: dict[int, torch.Tensor] = {}
 
-        def noted(*args: Any, **named: Any) -> Any:
-            spans, ids = self.engine.spans(), (named["input_ids"] if "input_ids" in named else args[0])
-            numbers = documents_of(spans, ids.reshape(-1).cpu().numpy(), self._sent)
+        def noted(**named: Any) -> Any:
+            spans, ids = self.engine.spans(), named.get("input_ids")
+            if ids is None:
+                raise CaptureError("the engine calls the model without token ids, so documents cannot be told apart")
+            numbers = documents_of(spans, ids.reshape(-1).cpu().numpy(), self._sent, read=hidden)
             self._spans = dict(zip(numbers, spans, strict=True))
-            output = forward(*args, **named)
+            output = forward(**named)
             for number, span in self._spans.items():
                 hidden[number] = output[0].reshape(-1, output[0].shape[-1])[span.columns]
             return output
