@@ -22,10 +22,10 @@ def with_empty_scalars(heads: pd.DataFrame) -> pd.DataFrame:
 
 def with_scalars(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -> pd.DataFrame:
     """The table ``heads`` with the scalars of the other tables; the columns of a table that is None stay unchanged."""
-    for name, scalars in SCALARS.items():
-        table = tables.get(name)
-        if table is not None and len(heads):
-            heads = _with(heads, table, scalars)
+    added = [_of_heads(heads, table, of) for name, of in SCALARS.items() if (table := tables.get(name)) is not None]
+    if added and len(heads):  # all at once: heads has hundreds of columns, and each step would copy them
+        new = pd.concat(added, axis=1)
+        heads = pd.concat([heads.drop(columns=list(new.columns)), new], axis=1)[list(heads.columns)]
     return with_flags(heads, tables)
 
 
@@ -57,14 +57,14 @@ def _union(*flags: object) -> str:
     return ";".join(dict.fromkeys(flag for text in flags if isinstance(text, str) for flag in text.split(";") if flag))
 
 
-def _with(heads: pd.DataFrame, table: pd.DataFrame, scalars: Scalars) -> pd.DataFrame:
+def _of_heads(heads: pd.DataFrame, table: pd.DataFrame, scalars: Scalars) -> pd.DataFrame:
+    """What a table says about each of these heads; empty where it says nothing."""
     columns = with_ends(scalars.columns)
-    names = [column.name for column in columns]
     if table.empty:
-        return pd.concat([heads.drop(columns=names), _empty(columns, heads)], axis=1)[list(heads.columns)]
-    whole = _whole(table, scalars, names)
-    merged = heads.drop(columns=names).merge(whole, on=HEAD_KEY, how="left").reindex(columns=list(heads.columns))
-    return merged.astype({column.name: column.dtype or "float64" for column in columns})
+        return _empty(columns, heads)
+    names = [column.name for column in columns]
+    found = heads[HEAD_KEY].merge(_whole(table, scalars, names), on=HEAD_KEY, how="left").reindex(columns=names)
+    return found.astype({column.name: column.dtype or "float64" for column in columns}).set_axis(heads.index)
 
 
 def _whole(table: pd.DataFrame, scalars: Scalars, names: list[str]) -> pd.DataFrame:

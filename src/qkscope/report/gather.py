@@ -136,6 +136,8 @@ def _analyse(
         started = time.monotonic()
         outcomes = analyze(list(some_jobs.values()), analyses, place=place, on_done=on_done) if some_jobs else []
         seconds = time.monotonic() - started
+        if len(outcomes) > 2:  # seconds, after the last head is done
+            _log.info("writing the tables of %d runs", len(outcomes))
         for i, outcome in zip(some_jobs, outcomes, strict=True):
             write_results(folders[i], [outcome], wall_seconds=seconds)
 
