@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from qkscope.results.derived import run_row
 from qkscope.results.schema import SUMMED_UP, column_names
 from qkscope.study.study import Study
 
+_log = logging.getLogger("qkscope")
 REPORT, EXPLORER, PDF, FIGURES, TABLES_FOLDER = "report.html", "explorer.html", "report.pdf", "figures", "tables"
 RUNS, TRACKS = "runs.csv", "tracks.csv"
 GENERATOR = b'<meta name="generator" content="qkscope">'
@@ -57,6 +59,8 @@ def write_pages(
     """Figures, report.html, explorer.html, runs.csv and, for checkpoints, tracks.csv; returns the skipped figures."""
     try:
         written, skipped = write_figures(study, folder / FIGURES, command=command, workers=workers, on_done=on_figures)
+        if len(study.runs) > 2:  # a second for each
+            _log.info("writing the pages of %d runs", len(study.runs))
         page = report_html(study, written, skipped, command=command, explorer=EXPLORER)
         pages = {REPORT: page.encode(), EXPLORER: explorer_html(study, report=REPORT).encode()} | _csv_files(study)
         write_together(folder, pages)
