@@ -12,7 +12,7 @@ import pytest
 
 import qkscope
 from qkscope.errors import CaptureError
-from qkscope.extras.inmemory import captured, with_window
+from qkscope.extras.inmemory import captured, options_at
 from tests.capture.families import build, families, tf, torch
 
 from qkscope.capture.flattened import RequestSpan, documents_of, request_output  # isort: skip
@@ -74,7 +74,7 @@ def documents() -> list[np.ndarray]:
 
 
 def run_of(engine: PlainEngine, batch: int = 1):
-    options = with_window(CaptureOptions(batch=batch), 128)
+    options = options_at(CaptureOptions(batch=batch), 128)
     return captured(engine, engine.decoder, documents(), None, folder=None, name="m", options=options, progress=False)
 
 

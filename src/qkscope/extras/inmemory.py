@@ -45,7 +45,7 @@ def capture_model(
     from qkscope.capture.attention import plain_model
 
     plain = plain_model(model)
-    chosen = with_window(options, window)
+    chosen = options_at(options, window)
     return captured(plain, plain, texts, tokenizer, folder=folder, name=name, options=chosen, progress=progress)
 
 
@@ -114,7 +114,7 @@ def write_report(
     return place / REPORT
 
 
-def with_window(options: CaptureOptions | None, window: int | None) -> CaptureOptions:
+def options_at(options: CaptureOptions | None, window: int | None) -> CaptureOptions:
     """Options with this window, if one is given."""
     from qkscope.capture.options import CaptureOptions
 

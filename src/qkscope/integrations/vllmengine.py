@@ -22,7 +22,7 @@ from qkscope.capture.flattened import RequestSpan
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.served import ServingEngine
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.extras.inmemory import captured, with_window
+from qkscope.extras.inmemory import captured, options_at
 from qkscope.runs.run import Run
 
 _REGISTRY_NAME = "vllm"
@@ -54,7 +54,7 @@ def capture_vllm(
     engine = VllmEngine(llm)
     if tokenizer is None and any(isinstance(text, str) for text in texts):
         tokenizer = llm.get_tokenizer()
-    chosen = with_window(options, window)
+    chosen = options_at(options, window)
     if chosen.prefill:
         raise ConfigError("documents are read at once in an engine; leave out prefill")
     return captured(
