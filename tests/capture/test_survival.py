@@ -550,5 +550,5 @@ def test_workers_of_one_machine_share_its_gpus(monkeypatch, asked, number, loade
     monkeypatch.setattr(replica, "worker_number", lambda: number)
     monkeypatch.setattr(models, "load_model", lambda options: options.device)
     one = replica.Replica(models.ModelOptions("m", device=asked), CaptureOptions(), np.arange(5))
-    assert one._model() == loaded
+    assert one._loaded(one.source) == loaded
     assert set_to == current
