@@ -22,13 +22,13 @@ import numpy as np
 import torch
 import transformers as tf
 
-from qkscope.capture.attention import Attention, backbone, self_attentions, watching
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.rope import describe_rope, embeddings
 from qkscope.capture.sums.finish import layer_moments
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
+from qkscope.capture.watch import Attention, backbone, self_attentions, watching
 from qkscope.core.moments import Moments
 from qkscope.core.reach import query_positions
 from qkscope.core.rope import Rope

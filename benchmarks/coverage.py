@@ -21,7 +21,7 @@ from qkscope.analyses.meanfield import MeanField
 from qkscope.analyses.pairplasticity import along, plasticity_over_window, reversible, spread_along
 from qkscope.analyses.pca import HEADS_TABLE, QK_TABLE
 from qkscope.analyses.plasticity import AP
-from qkscope.analyses.recency import distances, recency
+from qkscope.analyses.position import distances, recency
 from qkscope.analyses.rotation import ROTATED_TABLE
 from qkscope.analyses.rotationmodel import rotation_model
 from qkscope.analyses.uncertainty import Scale, jackknife, usable_groups
@@ -39,11 +39,11 @@ from qkscope.core.moments import Moments
 from qkscope.core.planted import Law, PlantedHead, Ring, plant
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
-from qkscope.core.sight import Sight
-from qkscope.engine import Place, for_each
+from qkscope.core.visible import VisibleKeys
+from qkscope.engine import ExecutionTarget, for_each
 
 WINDOW = 2048
-SIGHT = Sight(WINDOW)
+SIGHT = VisibleKeys(WINDOW)
 WIDTH = bucket_width(WINDOW)
 OF_COMPONENTS = with_intervals(QK_TABLE)
 OF_HEADS = with_intervals(HEADS_TABLE, "lda_accuracy")
@@ -100,7 +100,7 @@ def coverage_of_scores(n_heads: int, workers: int = 2) -> dict[str, float]:
     """The same, at clear drift, for columns that come from vectors: the causal bias, plasticity, the Q/K line."""
     chunks = [range(first, min(first + 20, n_heads)) for first in range(0, n_heads, 20)]
     ranges: dict[str, list[tuple[float, float, float]]] = {}
-    for _, found in for_each(_ranges, chunks, Place(workers)):
+    for _, found in for_each(_ranges, chunks, ExecutionTarget(workers)):
         for name, rows in found.items():
             ranges.setdefault(name, []).extend(rows)
     return {name: _held(*(np.array(part) for part in zip(*rows, strict=True))) for name, rows in ranges.items()}

@@ -22,15 +22,17 @@ import numpy as np
 import pandas as pd
 
 import qkscope
+from qkscope.analyses.options import AnalysisOptions
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
-from qkscope.engine import Place, for_each
+from qkscope.engine import ExecutionTarget, for_each
 from qkscope.files.dataset import Dataset, write_dataset
 from qkscope.heads import HeadId
-from qkscope.pipeline.analyze import analyze
-from qkscope.pipeline.job import Job, Selection
+from qkscope.results.analyze import analyze
+from qkscope.results.job import Job, Selection
 
 Q_PER_KV = 4
+PLAIN = AnalysisOptions(intervals=False)
 BOTH: tuple[str, ...] = ("pca", "rotation")
 
 
@@ -99,7 +101,7 @@ def _plain_head(dataset: Dataset, head: HeadId) -> dict[str, float]:
 
 
 def by_groups(work: Callable[[Sequence[HeadId]], object], groups: list[list[HeadId]], workers: int) -> list[object]:
-    return [result for _, result in sorted(for_each(work, groups, Place(workers)), key=lambda pair: pair[0])]
+    return [result for _, result in sorted(for_each(work, groups, ExecutionTarget(workers)), key=lambda pair: pair[0])]
 
 
 # ---- measuring ----------------------------------------------------------------------------------
@@ -122,8 +124,14 @@ def measure(folder: Path, workers: int = 2, repeats: int = 5, plain_groups: int 
     n_heads, few = len(run.heads), groups[:plain_groups]
     ways: dict[str, tuple[Callable[[], object], int]] = {
         "read only": (lambda: by_groups(partial(read_only, dataset), groups, workers), n_heads),
-        "read + both analyses": (lambda: analyze([Job(run)], BOTH, place=Place(workers), intervals=False), n_heads),
-        "read + both analyses + intervals": (lambda: analyze([Job(run)], BOTH, place=Place(workers)), n_heads),
+        "read + both analyses": (
+            lambda: analyze([Job(run, options=PLAIN)], BOTH, place=ExecutionTarget(workers)),
+            n_heads,
+        ),
+        "read + both analyses + intervals": (
+            lambda: analyze([Job(run)], BOTH, place=ExecutionTarget(workers)),
+            n_heads,
+        ),
         "plain": (lambda: by_groups(partial(plain, dataset), few, workers), sum(map(len, few))),
     }
     worst = check(run, dataset, run.heads[0])

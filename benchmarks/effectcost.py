@@ -18,11 +18,12 @@ import numpy as np
 import torch
 import transformers as tf
 
-from qkscope.capture.fisher import fisher_draws, weights_held
-from qkscope.capture.lockedmodel import LockedModel
+from qkscope.capture.corpus import Corpus
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
+from qkscope.cause.fisher import fisher_draws, weights_held
+from qkscope.cause.lockedmodel import LockedModel
 
 DRAWS = 4
 
@@ -64,7 +65,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         ids, run = [rng.integers(10, 40_000, 64) for _ in range(8)], Path(folder) / "run"
         documents = [Document(str(n), str(n)) for n in range(8)]
-        capture(model, documents, ids, run, CaptureOptions(window=64), {"id": "random"})
+        capture(model, Corpus(documents, ids), run, CaptureOptions(window=64), {"id": "random"})
         locked = LockedModel.of(model, run)
         document = torch.from_numpy(rng.integers(10, 40_000, given.tokens))[None].to(given.device)
 

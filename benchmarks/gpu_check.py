@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from tests.capture.families import build, families
 
-from qkscope.capture import parity
-from qkscope.capture.attention import Attention, backbone, watching
+from qkscope.capture import gate as parity
 from qkscope.capture.rope import LayerRope, describe_rope, embeddings
 from qkscope.capture.sums.finish import layer_moments
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
-from qkscope.capture.sums.undonequeries import UndoneQueries
+from qkscope.capture.sums.undone import UndoneQueries
+from qkscope.capture.watch import Attention, backbone, watching
 from qkscope.core.moments import Moments
 
 LENGTH = 512

@@ -30,8 +30,8 @@ PROBE = """
 import re, sys, time
 import qkscope
 from qkscope.engine import HERE
-from qkscope.pipeline.job import Job
-from qkscope.pipeline.analyze import analyze
+from qkscope.results.job import Job
+from qkscope.results.analyze import analyze
 run = qkscope.open(sys.argv[1], model="bench")
 def peak():  # of this very process; getrusage counts its parent's
     return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024

@@ -20,8 +20,8 @@ from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import undone_sums
 from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Rows
-from qkscope.engine import Place, for_each
-from qkscope.extras.family import CHECKPOINTS, texts, tokenizer
+from qkscope.data.family import CHECKPOINTS, texts, tokenizer
+from qkscope.engine import ExecutionTarget, for_each
 from qkscope.files.dataset import Dataset
 from qkscope.heads import HeadId
 from qkscope.results.summary import headline
@@ -47,7 +47,7 @@ def coverage_of_means(subsets: int = SUBSETS, workers: int = 2) -> dict[str, tup
         subprocess.run([sys.executable, "-m", "qkscope", *command], check=True)
         chunks = [range(first, min(first + 10, subsets)) for first in range(0, subsets, 10)]
         inside: _Hits = {}
-        for _, found in for_each(_hits, [(str(run / "vectors"), chunk) for chunk in chunks], Place(workers)):
+        for _, found in for_each(_hits, [(str(run / "vectors"), chunk) for chunk in chunks], ExecutionTarget(workers)):
             for name, hits in found.items():
                 inside.setdefault(name, []).extend(hits)
     rates = {name: np.mean(hits, axis=0) for name, hits in inside.items()}

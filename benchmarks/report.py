@@ -17,12 +17,12 @@ import pandas as pd
 from tests.browser.chromium import launch
 from tests.studies import make_passage, published_shape, write_model
 
-from qkscope.capture.passage import PASSAGE_TOKENS
+from qkscope.capture.corpus import PASSAGE_TOKENS
 from qkscope.figures.write import write_figures
 from qkscope.report.explorer import explorer_html
 from qkscope.report.report import report_html
-from qkscope.results.passage import PASSAGES_FILE, passages_bytes
-from qkscope.study.study import Entry, build
+from qkscope.results.side import PASSAGES_FILE, passages_bytes
+from qkscope.results.study import Entry, build
 
 CLICKS = 30
 

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).parent
-CPU, GPU = HERE / "results.json", HERE / "results-gpu.json"
+IN_PROCESS = Path(__file__).parent
+CPU, GPU = IN_PROCESS / "results.json", IN_PROCESS / "results-gpu.json"
 
 
 class Row(NamedTuple):

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from qkscope.capture import models
-from qkscope.capture.attention import Attention, watching
+from qkscope.capture import model as models
+from qkscope.capture.gate import attention_weights
 from qkscope.capture.options import ModelOptions
-from qkscope.capture.weights import attention_weights
+from qkscope.capture.watch import Attention, watching
 
 LENGTH, TEXTS = 192, 8
 

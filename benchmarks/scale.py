@@ -21,8 +21,8 @@ from qkscope.capture.shards import TOKENS
 from qkscope.core.headmoments import N_BUCKETS, N_GROUPS, BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
-from qkscope.engine.place import cores
-from qkscope.files.parts import Note, Parts, Span
+from qkscope.engine.target import cores
+from qkscope.files.parts import PartMetadata, Parts, Span
 
 N_Q, N_K, D = 24, 8, 128
 """Llama-3.2-3B: query heads, key heads, length of a vector."""
@@ -62,9 +62,9 @@ def speeds(folder: Path) -> tuple[int, float, float]:
     parts = Parts(folder, manifest())
     first, second = ({n: partial(lambda m: m, layer(10 * k + n)) for n in range(LAYERS_HERE)} for k in (1, 2))
     start = time.perf_counter()
-    parts.add(Span(0), first, Note())
+    parts.add(Span(0), first, PartMetadata())
     written = time.perf_counter()
-    parts.add(Span(1), second, Note())
+    parts.add(Span(1), second, PartMetadata())
     merged = time.perf_counter()
     size = sum(path.stat().st_size for path in folder.rglob("layer-*"))
     return size // LAYERS_HERE, size / (written - start), size / (merged - written)

@@ -54,7 +54,7 @@ def main() -> None:
     runs = [capture(given.model, texts, given.window) for capture in (alone, served)]
     folders = [RunFolder.open(Path(str(run.source))) for run in runs]
     print(f"moments differ by at most {apart(*(folder.folder for folder in folders)):.1e} of the spread")
-    losses = [folder.manifest["loss"]["mean"] for folder in folders]
+    losses = [folder.raw["loss"]["mean"] for folder in folders]
     print(f"mean loss {losses[0]:.6f} by itself, {losses[1]:.6f} inside vLLM")
     tables = [qkscope.position(run) for run in runs]
     for column in ("decay", "position_share_q", "position_share_k"):

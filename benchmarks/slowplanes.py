@@ -20,11 +20,11 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.retrieval import LENGTH, TEXTS, scores
-from qkscope.capture import models
-from qkscope.capture.ablation import predictions
-from qkscope.capture.intervene import LayerHead, random_planes, without_planes
-from qkscope.capture.lockedmodel import describe
+from qkscope.capture import model as models
 from qkscope.capture.options import ModelOptions
+from qkscope.cause.ablation import predictions
+from qkscope.cause.intervene import LayerHead, random_planes, without_planes
+from qkscope.cause.lockedmodel import describe
 from qkscope.results.effects import mean_with_interval
 
 

@@ -23,13 +23,14 @@ import numpy as np
 import torch
 import transformers as tf
 
+from qkscope.capture.corpus import Corpus
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, Progress
 from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
-from qkscope.engine import HERE
+from qkscope.engine import IN_PROCESS
 from qkscope.files.parts import PARTS
-from qkscope.pipeline.analyze import analyze, write_results
-from qkscope.pipeline.job import Job
+from qkscope.results.analyze import analyze, write_results
+from qkscope.results.job import Job
 from qkscope.runs.run import open_run
 
 MOST_MIB, MOST_FILES = 1.0, 0.01
@@ -97,7 +98,9 @@ def soak(documents: int, folder: Path, every: int = 1000) -> list[Sample]:
     rng, watch = np.random.default_rng(0), Watch(folder, every)
     ids = [rng.integers(3, 96, rng.integers(16, 41)) for _ in range(documents)]
     names = [Document(f"d{number}", str(number)) for number in range(documents)]
-    capture(build(), names, ids, folder, CaptureOptions(), {"id": "random"}, ExecutionOptions(on_progress=watch))
+    capture(
+        build(), Corpus(names, ids), folder, CaptureOptions(), {"id": "random"}, ExecutionOptions(on_progress=watch)
+    )
     return watch.samples
 
 
@@ -128,7 +131,7 @@ def markdown(samples: list[Sample]) -> str:
 def tables(run: Path, folder: Path) -> float:
     """Seconds to analyse the run, in this process."""
     start = time.perf_counter()
-    outcomes = analyze([Job(open_run(str(run)))], place=HERE)
+    outcomes = analyze([Job(open_run(str(run)))], place=IN_PROCESS)
     write_results(folder, outcomes, wall_seconds=0.0)
     return time.perf_counter() - start
 

@@ -22,14 +22,15 @@ from qkscope.analyses.complement import circles
 from qkscope.analyses.components import components
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.nulls import null_r95
+from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.rotationmodel import rotation_model
 from qkscope.core.headmoments import HeadMoments, group_moments
 from qkscope.core.rows import Coordinates, Pair
-from qkscope.engine import HERE
+from qkscope.engine import IN_PROCESS
 from qkscope.files.dataset import Dataset
-from qkscope.pipeline.analyze import analyze
-from qkscope.pipeline.job import Job
-from qkscope.runs.source import Reading
+from qkscope.results.analyze import analyze
+from qkscope.results.job import Job
+from qkscope.runs.source import LoadSpec
 
 HEADS, ROWS, D = 48, 8000, 128
 
@@ -49,7 +50,7 @@ def measure(folder: Path) -> dict[str, float]:
     """Milliseconds per query head; what is done once per key head is shared by those that read it."""
     dataset, run = Dataset.open(folder), qkscope.open(folder, model="bench")
     head, shared = run.heads[0], 1 + 1 / Q_PER_KV
-    (one,), _ = run.source.load([head], Reading(sample=4096))
+    (one,), _ = run.source.load([head], LoadSpec(sample=4096))
     rows = dataset.read(head)
     q, k = one.moments.total_q, one.moments.total_k
     assert one.vectors is not None
@@ -83,7 +84,10 @@ def measure(folder: Path) -> dict[str, float]:
         "`null_r95`": of_group(lambda pair: null_r95(pair, pooled)),
     }
     bare, full = (
-        milliseconds(lambda on=on: analyze([Job(run)], BOTH, place=HERE, intervals=on), 5) / HEADS
+        milliseconds(
+            lambda on=on: analyze([Job(run, options=AnalysisOptions(intervals=on))], BOTH, place=IN_PROCESS), 5
+        )
+        / HEADS
         for on in (False, True)
     )
     found["everything else"] = bare - sum(found.values())

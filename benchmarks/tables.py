@@ -22,15 +22,16 @@ import numpy as np
 import pandas as pd
 
 import qkscope
+from qkscope.analyses.options import AnalysisOptions
 from qkscope.core.headmoments import cell_means, group_moments
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
-from qkscope.engine import HERE
+from qkscope.engine import IN_PROCESS
 from qkscope.files.layerfiles import layer_file, write_layer
 from qkscope.files.runfolder import FORMAT, MANIFEST, MOMENTS
-from qkscope.pipeline.analyze import analyze
-from qkscope.pipeline.job import Job, Selection
+from qkscope.results.analyze import analyze
+from qkscope.results.job import Job, Selection
 
 BOTH: tuple[str, ...] = ("pca", "rotation")
 WINDOW, BUCKETS, QUERIES, KEYS = 131_072, 16, 32, 8
@@ -76,8 +77,8 @@ def _layer(q: list[Rows], k: list[Rows]) -> LayerMoments:
 
 
 def _tables(run: qkscope.Run, *, intervals: bool, heads: frozenset[int] | None = None) -> dict[str, pd.DataFrame]:
-    job = Job(run, Selection(heads=heads))
-    frames = analyze([job], BOTH, place=HERE, intervals=intervals)[0].tables.frames  # told that there is no sample
+    job = Job(run, Selection(heads=heads), AnalysisOptions(intervals=intervals))
+    frames = analyze([job], BOTH, place=IN_PROCESS)[0].tables.frames  # told that there is no sample
     assert len(frames["rotated"]) == len(job.selection.of(run))
     assert frames["rotated"]["alpha_k_se"].notna().all() == intervals
     return frames

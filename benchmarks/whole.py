@@ -27,6 +27,7 @@ from benchmarks.capture import SHAPES
 from qkscope.capture import assemble as assemble_module
 from qkscope.capture import measure as measure_module
 from qkscope.capture import run as run_module
+from qkscope.capture.corpus import Corpus
 from qkscope.capture.measure import Measurement
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, Progress
 from qkscope.capture.run import capture
@@ -71,7 +72,7 @@ def captured(model: tf.PreTrainedModel, ids: list[np.ndarray], folder: Path, per
 
     start = time.perf_counter()
     options = CaptureOptions(window=len(ids[0]), documents_per_shard=per_shard)
-    capture(model, documents, ids, folder, options, {"id": "random"}, ExecutionOptions(on_progress=mark))
+    capture(model, Corpus(documents, ids), folder, options, {"id": "random"}, ExecutionOptions(on_progress=mark))
     return [mark - start for mark in (marks[0], marks[-1], time.perf_counter())]
 
 
@@ -103,7 +104,7 @@ def apart(one: Path, other: Path) -> float:
     """Largest difference of scatters, as a share of the spread."""
     worst = 0.0
     runs = [RunFolder.open(folder) for folder in (one, other)]
-    for entry in runs[0].manifest["layers"][::9]:
+    for entry in runs[0].raw["layers"][::9]:
         a, b = (run.layer(entry["layer"]) for run in runs)
         for x, y in ((a.q, b.q), (a.k, b.k)):
             spread = np.sqrt(np.einsum("...ii->...i", y.scatter))

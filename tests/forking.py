@@ -16,11 +16,6 @@ def import_everything() -> None:
     import torch
     import transformers  # noqa: F401
 
-    import qkscope.capture.run
-    import qkscope.cli.main
-    import qkscope.pipeline.analyze
-    import qkscope.results.folder  # noqa: F401
-
     torch.set_num_threads(1)
 
 

@@ -23,21 +23,21 @@ import numpy as np
 
 from qkscope.capture.options import load_capture_config
 from qkscope.capture.texts import read_documents
-from qkscope.config import load_config, load_study_config
+from qkscope.config import load_study_config
 from qkscope.core.rows import Rows
 from qkscope.errors import QkscopeError
 from qkscope.files.checksums import compare
 from qkscope.files.dataset import Dataset
 from qkscope.files.inprogress import read_manifest
 from qkscope.files.layerfiles import layer_file, read_layer_of, write_layer
-from qkscope.files.parts import Note, Parts
+from qkscope.files.parts import PartMetadata, Parts
 from qkscope.files.runfolder import RunFolder
 from qkscope.files.vectors import read_rows, write_rows
 from qkscope.heads import HeadId
-from qkscope.results.axes import read_axes
+from qkscope.results.config import load_config
 from qkscope.results.folder import check_results_folder
-from qkscope.results.points import read_points
 from qkscope.results.reader import read_folder
+from qkscope.results.side import read_axes, read_points
 from tests.files.test_manifests import GOOD
 from tests.files.test_parts import MANIFEST, finished_layer
 
@@ -127,7 +127,7 @@ def seeds(target: str) -> tuple[bytes, ...]:
         frame.to_parquet(place / "frame")
         return ((place / "frame").read_bytes(),)
     config = b"model: m\nfamily: f\ndata: {dataset: x, layers: [1], rope: {theta: 1e4}}\npca: {high: 0.7}\n"
-    note = Note(kept={"shard-000000.safetensors": "0" * 64}).model_dump_json().encode()
+    note = PartMetadata(kept={"shard-000000.safetensors": "0" * 64}).model_dump_json().encode()
     texts: dict[str, bytes] = {
         "card": b'{"q_per_kv": 1, "window": 9, "scaling": 0.5, "rope": {"layers": {"0": {"theta": 1e4, "dims": 4}}}}',
         "manifest": json.dumps(GOOD).encode(),

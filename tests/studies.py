@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY, taxonomy
-from qkscope.results.passage import passages_bytes
-from qkscope.results.points import points_bytes
-from qkscope.study.study import Entry, Study, build
+from qkscope.results.side import passages_bytes, points_bytes
+from qkscope.results.study import Entry, Study, build
 
 MODELS = {
     "qwen3-0.6b": ("Qwen3", 28), "qwen3-1.7b": ("Qwen3", 28), "qwen3-4b": ("Qwen3", 36), "qwen3-8b": ("Qwen3", 36),

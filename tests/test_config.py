@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from qkscope.capture.options import load_capture_config
-from qkscope.config import load_config, load_configs
 from qkscope.errors import ConfigError
+from qkscope.results.config import load_config, load_configs
 
 ROOT = Path(__file__).parent.parent / "configs"
 MODELS = [
@@ -92,7 +92,7 @@ GOOD = {"model": "m", "data": {"dataset": "d"}}
         ({"model": "m"}, "data: Field required"),
         (GOOD | {"rotation": {"centering": "mean"}}, "rotation.centering: Input should be 'pooled' or 'within'"),
         (GOOD | {"pca": {"low": 0.9}}, "low (0.9) must not exceed high (0.7)"),
-        (GOOD | {"pca": {"n_components": 0}}, "pca.n_components: Input should be greater than 0"),
+        (GOOD | {"pca": {"n_components": 0}}, "pca.n_components: Input should be greater than or equal to 1"),
         ({"model": "m", "data": {"dataset": "d", "layers": [-1]}}, "data.layers.0: Input should be greater than or"),
         ({"model": "m", "data": {"dataset": "d", "skip_first": -1}}, "data.skip_first: Input should be greater than"),
         (GOOD | {"workers": "many"}, "workers"),
@@ -159,5 +159,5 @@ def test_defaults_are_the_published_ones(tmp_path):
 def test_a_capture_takes_what_has_no_bound_as_it_is(tmp_path):
     content = {"seed": 2**31, "skip_first": 2**31, "layers": [0, 3], "heads": "0,4-7", "save_vectors": 1}
     options = load_capture_config(write(tmp_path, content))
-    assert {name: options[name] for name in content} == content
+    assert {name: options[name] for name in content} == content | {"heads": [0, 4, 5, 6, 7]}
     assert options["buckets"] == 16

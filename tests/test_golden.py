@@ -17,11 +17,11 @@ import pytest
 
 from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
-from qkscope.engine import HERE
+from qkscope.engine import IN_PROCESS
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
-from qkscope.pipeline.analyze import analyze, write_results
-from qkscope.pipeline.job import Job
+from qkscope.results.analyze import analyze, write_results
+from qkscope.results.job import Job
 from qkscope.runs.run import open_run
 
 STORED = Path(__file__).parent / "golden"
@@ -46,7 +46,7 @@ def compute(folder: Path) -> Path:
     dataset = write_dataset(folder / "data", heads, q_per_kv=2, window=WINDOW, rope={"theta": 100.0})
     for head, rows in heads:
         widen(dataset / str(head) / "data.parquet", rows)
-    outcomes = analyze([Job(open_run(dataset, model="golden", family="planted"))], place=HERE)
+    outcomes = analyze([Job(open_run(dataset, model="golden", family="planted"))], place=IN_PROCESS)
     write_results(folder / "tables", outcomes, wall_seconds=0.0)
     return folder / "tables"
 

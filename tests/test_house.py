@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import grimp
@@ -20,7 +18,9 @@ from tests.helpers import small_dataset
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qkscope"
-MOST_MODULES = 8
+MOST_MODULES = 9
+DECLARED = {"qkscope.analyses", "qkscope.analyses.options"}
+"""What the command line reads of analyses: their options."""
 MOST_STEPS, MOST_UPWARD = 40, 12
 
 
@@ -41,34 +41,12 @@ def test_no_module_imports_itself_by_way_of_others():
     assert not [(a, b) for a, others in reached.items() for b in others if a in reached.get(b, ())]
 
 
-def test_a_public_name_is_defined_once():
-    where: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(SOURCE.rglob("*.py")):
-        for name in public_names(ast.parse(path.read_text())):
-            where[name].append(str(path.relative_to(SOURCE)))
-    assert not {name: paths for name, paths in where.items() if len(paths) > 1}
-
-
-def public_names(module: ast.Module) -> list[str]:
-    names: list[str] = []
-    for node in module.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.append(node.name)
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        for target in targets:
-            parts = target.elts if isinstance(target, ast.Tuple) else [target]
-            names += [part.id for part in parts if isinstance(part, ast.Name)]
-    return [name for name in dict.fromkeys(names) if not name.startswith("_")]
-
-
 def loaded_by(folder: Path, *command: object) -> set[str]:
-    """Top-level packages, and rooms of ours, that a command has loaded when it is done."""
+    """Top-level packages, and modules of ours, that a command has loaded when it is done."""
     code = (
         "import json, sys; from qkscope.cli.main import app\n"
         f"app({list(map(str, command))!r}, standalone_mode=False)\n"
-        "names = {'.'.join(name.split('.')[: 2 if name.startswith('qkscope.') else 1]) for name in sys.modules}\n"
+        "names = {name if name.startswith('qkscope.') else name.split('.')[0] for name in sys.modules}\n"
         "print(json.dumps(sorted(names)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
@@ -79,24 +57,32 @@ def loaded_by(folder: Path, *command: object) -> set[str]:
 def test_captures_load_no_analysis(tmp_path):
     model = save(families()["llama"], tmp_path / "model")
     (tmp_path / "a.txt").write_text("w01 w02 w03 w04 w05 w06 w07 w08 w09 w10 " * 5)
-    unwanted = {"qkscope.analyses", "qkscope.results", "qkscope.pipeline", "qkscope.figures", "matplotlib", "plotly"}
+    drawing = {"matplotlib", "plotly"}
     captured = loaded_by(tmp_path, "capture", model, "--texts", "a.txt", "--shard", "1/1", "-o", "share", "--quiet")
     assert "torch" in captured
-    assert not captured & unwanted
+    assert not captured & drawing
+    assert ours(captured, "analyses", "results", "figures", "report") == DECLARED
     merged = loaded_by(tmp_path, "merge", "share", "-o", "run", "--quiet")
-    assert not merged & (unwanted | {"torch", "transformers"})
+    assert not merged & (drawing | {"torch", "transformers"})
+    assert ours(merged, "analyses", "results", "figures", "report") == DECLARED
 
 
 def test_analyses_load_nothing_that_draws(tmp_path):
     small_dataset(tmp_path / "data", layers=1)
     loaded = loaded_by(tmp_path, "analyze", "data", "-o", "out", "--workers", "1", "--points", "2", "--quiet")
-    assert "qkscope.analyses" in loaded
-    assert not loaded & {"matplotlib", "plotly", "jinja2", "torch", "transformers", "qkscope.figures", "qkscope.report"}
+    assert "qkscope.analyses.pca" in loaded
+    assert not loaded & {"matplotlib", "plotly", "jinja2", "torch", "transformers"}
+    assert not ours(loaded, "figures", "report")
+
+
+def ours(loaded: set[str], *rooms: str) -> set[str]:
+    """Modules of these rooms."""
+    return {name for name in loaded if name.split(".")[:2] in [["qkscope", room] for room in rooms]}
 
 
 def test_workers_start_without_statistics():
     """scipy.stats takes as long to import as all the rest, in every worker."""
-    code = "import sys, qkscope.pipeline.analyze; sys.exit('scipy.stats' in sys.modules)"
+    code = "import sys, qkscope.results.analyze; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -125,4 +111,4 @@ def test_the_page_shows_the_way_as_it_is(walked):
 def test_levels_are_those_of_the_contract():
     assert max(walk.levels().values()) + 1 == 9
     rooms = {path.name.removesuffix(".py") for path in SOURCE.iterdir() if path.suffix in ("", ".py")}
-    assert rooms - {"data", "__pycache__", "py.typed", "__init__", "__main__", "_version"} == set(walk.levels())
+    assert rooms - {"__pycache__", "py.typed", "__init__", "__main__", "_version"} == set(walk.levels())

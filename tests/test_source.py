@@ -10,10 +10,10 @@ import pytest
 SOURCE = sorted(Path("src/qkscope").rglob("*.py"))
 BETWEEN_OUR_PROCESSES = {Path("src/qkscope/engine/workers.py")}
 """Errors are pickled on their way from a worker to its parent; no file is."""
-STARTS_A_BROWSER = {Path("src/qkscope/report/pdf.py")}
+STARTS_A_BROWSER = {Path("src/qkscope/report/page.py")}
 """``report --pdf`` has the user's own browser print our own page."""
 
-READS_TENSORS = {Path("src/qkscope/capture/torchfiles.py")}
+READS_TENSORS = {Path("src/qkscope/integrations/exports/torchfiles.py")}
 """Exports are read back by torch as tensors, numbers and text alone."""
 
 

@@ -72,8 +72,8 @@ def tried(name: str, *, encoder: bool = False) -> Outcome:
 
 def captured(name: str, model: Any, folder: Path) -> Outcome:
     """Capture a model into a folder, and check its rotation."""
+    from qkscope.capture.corpus import Corpus, Passage
     from qkscope.capture.options import CaptureOptions
-    from qkscope.capture.passage import Passage
     from qkscope.capture.run import capture
     from qkscope.capture.texts import Document
     from qkscope.files.runfolder import RunFolder
@@ -82,8 +82,9 @@ def captured(name: str, model: Any, folder: Path) -> Outcome:
     ids = [rng.integers(3, 90, TOKENS) for _ in range(3)]
     documents = [Document(f"d{i}", f"text {i}") for i in range(3)]
     passage = Passage(np.full(48, 7), tuple("a" * 48))
-    capture(model, documents, ids, folder, CaptureOptions(window=WINDOW, sample=64), {"id": name}, passage=passage)
-    layers = RunFolder.open(folder).manifest["layers"]
+    corpus = Corpus(documents, ids, passage=passage)
+    capture(model, corpus, folder, CaptureOptions(window=WINDOW, sample=64), {"id": name})
+    layers = RunFolder.open(folder).raw["layers"]
     in_all = _layers(model)
     rotary = sum(layer["rope"] is not None for layer in layers)
     error = undone_error(folder)
@@ -101,10 +102,10 @@ def undone_error(folder: Path) -> float | None:
     None if it does not rotate; what later layers get can depend on the position in other ways.
     """
     from qkscope.runs.run import open_run
-    from qkscope.runs.source import Reading
+    from qkscope.runs.source import LoadSpec
 
     source = open_run(folder).source
-    (data,), _ = source.load([source.query_heads[0]], Reading(passage=True, rotary=True))
+    (data,), _ = source.load([source.query_heads[0]], LoadSpec(passage=True, rotary=True))
     if data.head.layer != 0 or data.rotary is None or data.passage is None:
         return None
     undone = data.rotary.rope.unrotated(data.passage.k, np.arange(len(data.passage.tokens)))
@@ -112,7 +113,7 @@ def undone_error(folder: Path) -> float | None:
 
 
 def _layers(model: Any) -> int:
-    from qkscope.capture.attention import backbone
+    from qkscope.capture.watch import backbone
 
     config = backbone(model).config
     names = ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers")

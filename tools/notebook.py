@@ -30,7 +30,7 @@ CELLS = [
     ),
     (
         "code",
-        "import qkscope\nfrom qkscope.extras.planted import write_demo_dataset\n\n"
+        "import qkscope\nfrom qkscope.data.planted import write_demo_dataset\n\n"
         "write_demo_dataset('planted')\nrun = qkscope.open('planted')\nrun",
     ),
     ("markdown", "## Tables\n\n`rotated` has one row per head; `_low` and `_high` are 95% intervals by document."),

@@ -9,12 +9,13 @@ from pathlib import Path
 from benchmarks import growth, results
 
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, TextOptions, VectorSampling
-from qkscope.extras.pushoptions import PushOptions
-from qkscope.options import Listed, listed
+from qkscope.integrations.hub import PushOptions
+from qkscope.options import OptionSpec, option_specs
+from qkscope.results.job import OPTION_CLASSES
 from qkscope.results.schema import ABOUT, STATISTICS, SUMMED_UP, TABLES
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/capture.md", "docs/columns.md", "docs/hub.md", "docs/speed.md")
+PAGES = ("README.md", "docs/capture.md", "docs/columns.md", "docs/formats.md", "docs/hub.md", "docs/speed.md")
 
 
 def columns_markdown() -> str:
@@ -46,16 +47,21 @@ def options_markdown() -> str:
     return _options(ModelOptions, TextOptions, CaptureOptions, VectorSampling, ExecutionOptions)
 
 
+def analyze_options_markdown() -> str:
+    """Every option of ``qkscope analyze`` that a dataclass declares."""
+    return _options(*OPTION_CLASSES)
+
+
 def push_options_markdown() -> str:
     """Every option of ``qkscope push`` that a dataclass declares."""
     return _options(PushOptions)
 
 
 def _options(*classes: type) -> str:
-    return "\n".join(["| option | default | meaning |", "|---|---|---|", *map(_option, listed(*classes))]) + "\n"
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *map(_option, option_specs(*classes))]) + "\n"
 
 
-def _option(one: Listed) -> str:
+def _option(one: OptionSpec) -> str:
     name = one.name.upper() if one.about.argument else f"--{one.name.replace('_', '-')}"
     silent = one.default is None or one.default is False or one.default is MISSING
     default = "" if silent else "yes" if one.default is True else f"`{one.default}`"
@@ -76,6 +82,7 @@ def growth_markdown() -> str:
 PARTS = {
     "columns": columns_markdown,
     "options": options_markdown,
+    "analyze options": analyze_options_markdown,
     "push options": push_options_markdown,
     "speed": speed_markdown,
     "growth": growth_markdown,

@@ -54,7 +54,7 @@ API: dict[str, dict[str, tuple[str, ...]]] = {
 SOURCES = {
     "qkscope": "src/qkscope/__init__.py",
     "qkscope.plot": "src/qkscope/plot.py",
-    "qkscope.intervene": "src/qkscope/capture/intervene.py",
+    "qkscope.intervene": "src/qkscope/cause/intervene.py",
 }
 GROUPS = {
     "front": "Overview",

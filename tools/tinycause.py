@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.extras.family import CHECKPOINTS, texts, tokenizer
+from qkscope.data.family import CHECKPOINTS, texts, tokenizer
 from qkscope.heads import TERMS
 from tools.tinyrope import qkscope
 

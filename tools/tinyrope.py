@@ -18,11 +18,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
-from qkscope.extras.family import CHECKPOINTS, data, nope_variant, some_texts, tokenizer
+from qkscope.data.family import CHECKPOINTS, data, nope_variant, some_texts, tokenizer
 from qkscope.figures.style import PHASES, grid, house_style
 from qkscope.report.sections import frames_of, rotated, with_derived
 from qkscope.report.values import Value, mean_of
-from qkscope.study.study import Entry, Study, build, with_most_windows
+from qkscope.results.study import Entry, Study, build, with_most_windows
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"

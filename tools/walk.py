@@ -1,28 +1,31 @@
-"""The way of one head through the rooms of the house: capture, analyze, report.
+"""The tree of the source, and the way of one head through its rooms: capture, analyze, report.
 
 python -m tools.walk [capture|analyze|report ...] [--write]
 
 A room is a folder of src/qkscope or a module directly in it; its level is its place in the layers of pyproject.toml.
 A profiler hook sees every call from a function of one room to a function of another, in one process. Printed are the
 kinds of step (from which room to which), in order of first occurrence, and which of them go upward; imports are none.
+Before them stands how many files and functions the command enters, and how many calls of ours lie above one another.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import io
 import os
 import sys
 import tempfile
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qkscope"
-PAGE, START, END = ROOT / "docs" / "architecture.md", "<!-- walk -->", "<!-- end of walk -->"
+PAGE = ROOT / "docs" / "architecture.md"
 LENGTH = 300
 """Tokens of each document: the way is the same for any number."""
 
@@ -38,13 +41,36 @@ def main() -> None:
         os.chdir(folder)
         for name, command in WAYS.items():
             if any(name == way or list(WAYS).index(name) < list(WAYS).index(way) for way in asked):
-                steps = walk(command, watched=name in asked)
-                shown += ["\n".join(described(name, steps))] if name in asked else []
+                way = walk(command, watched=name in asked)
+                shown += ["\n".join(described(name, way))] if name in asked else []
     text = "\n\n".join(shown)
     print(text)
     if given.write:
-        before, _, rest = PAGE.read_text().partition(START)
-        PAGE.write_text(f"{before}{START}\n\n```\n{text}\n```\n\n{END}{rest.partition(END)[2]}")
+        page = PAGE.read_text()
+        for part, content in (("tree", tree()), ("walk", text)):
+            start, end = f"<!-- {part} -->", f"<!-- end of {part} -->"
+            before, _, rest = page.partition(start)
+            page = f"{before}{start}\n\n```\n{content}\n```\n\n{end}{rest.partition(end)[2]}"
+        PAGE.write_text(page)
+
+
+def tree() -> str:
+    """Every file of the source with the first line of its docstring."""
+    lines = ["src/qkscope/"]
+    for path in sorted(SOURCE.rglob("*.py"), key=_in_tree):
+        indent = "  " * (len(path.relative_to(SOURCE).parts) - (path.name == "__init__.py" and path.parent != SOURCE))
+        about = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0].rstrip(".")
+        if path.name == "__init__.py" and path.parent != SOURCE:
+            lines.append(f"{indent}{path.parent.name}/".ljust(26) + about)
+            continue
+        lines.append(f"{indent}{path.name}".ljust(26) + about)
+    return "\n".join(lines)
+
+
+def _in_tree(path: Path) -> tuple[object, ...]:
+    """Modules before folders, folders from the lowest level up."""
+    parts = path.relative_to(SOURCE).parts
+    return (len(parts) > 1, levels().get(parts[0], 0), parts[:-1], parts[-1] != "__init__.py", parts[-1])
 
 
 def _texts() -> list[str]:
@@ -65,24 +91,42 @@ WAYS = {
 }
 
 
-def walk(command: list[str], *, watched: bool = True) -> list[tuple[str, str]]:
-    """Run a command in this process; its steps from room to room, one of each kind."""
+@dataclass
+class Way:
+    """What a command entered."""
+
+    steps: dict[tuple[str, str], None] = field(default_factory=dict)
+    """From which room to which, one of each kind."""
+    functions: set[tuple[str, int]] = field(default_factory=set)
+    """Files and first lines."""
+    depth: int = 0
+    """Calls of ours above one another, at most."""
+
+
+def walk(command: list[str], *, watched: bool = True) -> Way:
+    """Run a command in this process, and watch it."""
     from qkscope.cli.main import app
 
-    steps: dict[tuple[str, str], None] = {}
+    way = Way()
 
     def hook(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call":
+        if event != "call" or (here := room(frame.f_code.co_filename)) is None:
             return
-        here = room(frame.f_code.co_filename)
-        if here is None:
+        above, there, depth = frame.f_back, None, 1
+        while above is not None:
+            if (outer := room(above.f_code.co_filename)) is not None:
+                if above.f_code.co_name == "<module>":  # an import
+                    return
+                there = there or outer
+                depth += not above.f_code.co_name.startswith("<")
+            above = above.f_back
+        if there is None or frame.f_code.co_name == "<module>":
             return
-        before = frame.f_back
-        while before is not None and (there := room(before.f_code.co_filename)) is None:
-            before = before.f_back
-        importing = before is None or "<module>" in (before.f_code.co_name, frame.f_code.co_name)
-        if not importing and there != here:
-            steps.setdefault((str(there), here))
+        if not frame.f_code.co_name.startswith("<"):  # a comprehension or a lambda is read where it stands
+            way.functions.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+            way.depth = max(way.depth, depth)
+        if there != here:
+            way.steps.setdefault((there, here))
 
     sys.setprofile(hook if watched else None)
     try:
@@ -90,7 +134,7 @@ def walk(command: list[str], *, watched: bool = True) -> list[tuple[str, str]]:
             app(command, standalone_mode=False)
     finally:
         sys.setprofile(None)
-    return list(steps)
+    return way
 
 
 _ROOMS: dict[str, str | None] = {}
@@ -116,13 +160,17 @@ def levels() -> dict[str, int]:
     }
 
 
-def described(name: str, steps: list[tuple[str, str]]) -> list[str]:
+def described(name: str, way: Way) -> list[str]:
     """The steps in order, with a count of those that go upward."""
     level = levels()
-    steps = [(there, here) for there, here in steps if there in level and here in level]
+    steps = [(there, here) for there, here in way.steps if there in level and here in level]
     upward = {step for step in steps if level[step[1]] > level[step[0]]}
     both = {*steps, *((here, there) for there, here in steps)}
-    lines = [f"{name}: {len(steps)} kinds of step, {len(upward)} upward ({len(both)} with the ways back)"]
+    files = len({file for file, _ in way.functions})
+    lines = [
+        f"{name}: {len(steps)} kinds of step, {len(upward)} upward ({len(both)} with the ways back)",
+        f"  {len(way.functions)} functions in {files} files, {way.depth} calls deep",
+    ]
     return lines + [f"  {there} → {here}{'  (upward)' if (there, here) in upward else ''}" for there, here in steps]
 
 

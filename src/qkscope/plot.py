@@ -14,17 +14,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from qkscope.analyses.options import PointOptions
-from qkscope.engine import HERE
+from qkscope.engine import IN_PROCESS
 from qkscope.errors import ConfigError
 from qkscope.figures import collagedata, collages
 from qkscope.figures.card import draw_card, prepare_card
 from qkscope.figures.style import house_style
 from qkscope.heads import choose_heads
-from qkscope.pipeline.analyze import analyze
-from qkscope.pipeline.job import Job
+from qkscope.results.analyze import analyze
+from qkscope.results.job import Job
+from qkscope.results.study import Study, StudyRun
 from qkscope.runs.run import Run
 from qkscope.runs.selection import Selection
-from qkscope.study.study import Study, StudyRun
 
 _Heads = Sequence[tuple[int, int]]
 MOST_POINTS, CARD_POINTS = 8000, 1200
@@ -88,8 +88,9 @@ def heads_study(
         (layer, head), first, last = missing[0], job.run.heads[0], job.run.heads[-1]
         there = f"l{first.layer:02d}h{first.head:02d} to l{last.layer:02d}h{last.head:02d}"
         raise ConfigError(f"{job.run.model} has no head l{layer:02d}h{head:02d}; its query heads are {there}")
-    job = replace(job, selection=Selection(exactly=frozenset(heads)), points=points)
-    (outcome,) = analyze([job], analyses, place=HERE, intervals=intervals, strict=True)
+    options = replace(job.options, points=points, intervals=intervals)
+    job = replace(job, selection=Selection(exactly=frozenset(heads)), options=options)
+    (outcome,) = analyze([job], analyses, place=IN_PROCESS, strict=True)
     return Study((StudyRun(job.run.model, job.run.family, window=job.run.source.window),), outcome.tables.frames)
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from qkscope.analyses.causal import MIN_KEYS, causal_bias
 from qkscope.core.rows import Pair, Rows
-from qkscope.core.sight import Sight
+from qkscope.core.visible import VisibleKeys
 
-ALL = Sight(10**6)
+ALL = VisibleKeys(10**6)
 
 
 def rows(rng: np.random.Generator, documents: int, each: int, d: int = 5) -> Rows:
@@ -18,7 +18,7 @@ def rows(rng: np.random.Generator, documents: int, each: int, d: int = 5) -> Row
     return Rows(x, position, np.repeat(np.arange(documents), each))
 
 
-def by_hand(pair: Pair, sight: Sight, without: int | None = None, *, equally: bool = False) -> float:
+def by_hand(pair: Pair, sight: VisibleKeys, without: int | None = None, *, equally: bool = False) -> float:
     top = bottom = 0.0
     slopes = []
     for i in range(len(pair.q)):
@@ -36,8 +36,8 @@ def by_hand(pair: Pair, sight: Sight, without: int | None = None, *, equally: bo
     return float(np.mean(slopes)) if equally else top / bottom
 
 
-@pytest.mark.parametrize("sight", [ALL, Sight(60), Sight(300, both=True), Sight(60, both=True)])
-def test_running_sums_are_the_pairs_one_by_one(sight: Sight):
+@pytest.mark.parametrize("sight", [ALL, VisibleKeys(60), VisibleKeys(300, both=True), VisibleKeys(60, both=True)])
+def test_running_sums_are_the_pairs_one_by_one(sight: VisibleKeys):
     rng = np.random.default_rng(0)
     pair = Pair(rows(rng, 10, 40), rows(rng, 10, 30))
     found = causal_bias(pair, sight)
@@ -70,8 +70,8 @@ def test_documents_of_two_tokens_have_no_slope():
     assert np.isnan(found.by_query).all()
 
 
-@pytest.mark.parametrize("sight", [ALL, Sight(128)])
-def test_vectors_in_single_precision_give_the_same_slope(sight: Sight):
+@pytest.mark.parametrize("sight", [ALL, VisibleKeys(128)])
+def test_vectors_in_single_precision_give_the_same_slope(sight: VisibleKeys):
     """Long documents and a short window: what is seen is a small difference of what was before."""
     rng = np.random.default_rng(3)
     t = np.arange(20_000)

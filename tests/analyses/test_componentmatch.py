@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ortho_group
 
-from qkscope.analyses.componentmatch import follow, match
+from qkscope.figures.componenttracks import follow, match
 
 
 def test_swapped_components_are_followed_by_direction_not_by_index():

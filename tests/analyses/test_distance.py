@@ -5,21 +5,20 @@ import numpy as np
 import pytest
 
 import qkscope
-from qkscope.analyses.distancecurve import distance_curve, score_pairs
+from qkscope.analyses.distancecurve import bin_edges, distance_curve, score_pairs
 from qkscope.analyses.meanfield import mean_field
-from qkscope.analyses.pairplaces import bin_edges
 from qkscope.analyses.ropeplanes import rope_planes
 from qkscope.core.headmoments import group_moments, undone_sums
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
-from qkscope.core.sight import Sight
+from qkscope.core.visible import VisibleKeys
 from qkscope.errors import QkscopeError
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
 
 WINDOW, D = 1024, 12
-SIGHT = Sight(WINDOW)
+SIGHT = VisibleKeys(WINDOW)
 ROPE = Rope(np.array([1.0, 0.2, 0.03, 0.002]), "half", 0, 1)
 """Four planes, and four coordinates that are not rotated."""
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from qkscope.analyses.frequencygrid import Grid, strongest
+from qkscope.analyses.spectrum import Grid, strongest
 
 
 def by_hand(values: np.ndarray, position: np.ndarray, grid: Grid) -> np.ndarray:

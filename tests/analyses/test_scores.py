@@ -11,11 +11,11 @@ from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT, undone_sums
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
-from qkscope.core.sight import Sight
+from qkscope.core.visible import VisibleKeys
 from tests.helpers import head_data, one_head, tables_of
 
 D, WINDOW = 16, 256
-SIGHT = Sight(WINDOW)
+SIGHT = VisibleKeys(WINDOW)
 ROPE = Rope(10_000.0 ** (-np.arange(D // 2) / (D // 2)))
 
 

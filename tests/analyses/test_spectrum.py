@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from qkscope.analyses.frequencygrid import Grid
-from qkscope.analyses.spectrum import Circle, TokenPositions, chance_coherence, fit_circles, turning
+from qkscope.analyses.spectrum import Circle, Grid, TokenPositions, chance_coherence, fit_circles, turning
 
 WINDOW = 1024
 

@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values, single_table
+from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues, single_table
 from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS, described
 from qkscope.analyses.options import AnalysisOptions
-from qkscope.analyses.scalars import heads_from, with_empty_scalars, with_scalars
-from qkscope.analyses.tables import Tables, together, under_each_other
-from qkscope.analyses.tabulate import batch_of, tabulate
+from qkscope.analyses.tables import Tables, concat_tables, merge_tables
+from qkscope.analyses.tabulate import batch_of, heads_from, tabulate, with_empty_scalars, with_scalars
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.core.planted import plant
 from qkscope.core.rows import Rows
@@ -33,7 +32,7 @@ def frames(analysis: Analysis, *heads, **options) -> dict[str, pd.DataFrame]:
 
 def test_a_value_per_head_becomes_a_row_with_its_interval():
     again = np.arange(16.0).reshape(2, 8)
-    analysis = single_table("t", "", (X, X_WINDOW), lambda _: Values({"x": np.array([1.0, 2.0])}, {"x": again}))
+    analysis = single_table("t", "", (X, X_WINDOW), lambda _: TableValues({"x": np.array([1.0, 2.0])}, {"x": again}))
     heads = head_data(planted(0)), head_data(planted(1), 5)
     table = frames(analysis, *heads)["t"]
     assert table[["model", "family", "layer", "head", "k_head"]].to_numpy().tolist() == [
@@ -52,7 +51,8 @@ def test_a_group_that_says_nothing_does_not_count():
     some[0, 3] = np.nan
     tables = [
         frames(
-            single_table("t", "", (X,), lambda _, a=a: Values({"x": np.array([3.0])}, {"x": a})), head_data(planted(0))
+            single_table("t", "", (X,), lambda _, a=a: TableValues({"x": np.array([3.0])}, {"x": a})),
+            head_data(planted(0)),
         )
         for a in (again, some, np.full((1, 8), np.nan))
     ]
@@ -63,7 +63,7 @@ def test_a_group_that_says_nothing_does_not_count():
 
 
 def test_too_few_documents_or_no_wish_for_intervals_give_none():
-    analysis = single_table("t", "", (X,), lambda _: Values({"x": np.array([3.0])}, {"x": np.arange(8.0)[None]}))
+    analysis = single_table("t", "", (X,), lambda _: TableValues({"x": np.array([3.0])}, {"x": np.arange(8.0)[None]}))
     few, plain = head_data(planted(0, documents=3)), head_data(planted(0))
     assert np.isnan(frames(analysis, few)["t"]["x_low"][0])
     assert np.isnan(frames(analysis, plain, intervals=False)["t"]["x_low"][0])
@@ -72,13 +72,13 @@ def test_too_few_documents_or_no_wish_for_intervals_give_none():
 
 def test_rows_of_any_number_per_head_repeat_what_is_said_of_the_head():
     table = Table("t", (Column("at", "tokens", "", "0"), X), keys=("at",), notes=True, flags=True)
-    values = Values(
+    values = TableValues(
         {"at": np.array([7, 8, 9])},
         {"x": np.arange(16.0).reshape(2, 8)},
         {"x": np.array([1.0, 2.0])},
         head=np.array([0, 0, 1]),
     )
-    analysis = Analysis("t", "", (table,), lambda _: Found({"t": values}))
+    analysis = Analysis("t", "", (table,), lambda _: AnalysisResult({"t": values}))
     heads = head_data(planted(0), nope=True), head_data(planted(1), 1, sliding_window=64)
     found = frames(analysis, *heads)["t"]
     assert found[["head", "at", "x"]].to_numpy().tolist() == [[0, 7, 1], [0, 8, 1], [1, 9, 2]]
@@ -147,7 +147,7 @@ def test_scalars_that_are_no_columns_of_their_table_follow_from_it():
 
 def test_tables_join_by_heads_and_by_name():
     a, b = (Tables({"t": {"x": np.array([value])}}, {"x": np.full((1, 8), value)}) for value in (1.0, 2.0))
-    joined = under_each_other([a, b])
+    joined = concat_tables([a, b])
     assert joined.frames["t"]["x"].tolist() == [1.0, 2.0]
     assert joined.replicates["x"].shape == (2, 8)
-    assert set(together([a, Tables({"u": pd.DataFrame({"y": [1]})})]).frames) == {"t", "u"}
+    assert set(merge_tables([a, Tables({"u": pd.DataFrame({"y": [1]})})]).frames) == {"t", "u"}

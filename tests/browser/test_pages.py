@@ -15,9 +15,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from qkscope.heads import TERMS
-from qkscope.report.passage import packed_passage
-from qkscope.report.write import write_pages
-from qkscope.study.study import Entry, build
+from qkscope.report.explorerdata import packed_passage
+from qkscope.report.report import write_pages
+from qkscope.results.study import Entry, build
 from tests.browser.chromium import PROGRAM, launch
 from tests.studies import PASSAGE, write_model
 

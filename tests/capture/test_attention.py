@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers as tf
 
-from qkscope.capture import parity
-from qkscope.capture.attention import Attention, backbone, self_attentions, watching
+from qkscope.capture import gate as parity
 from qkscope.capture.rope import describe_rope, embeddings, planes_of, temperature
+from qkscope.capture.watch import Attention, backbone, self_attentions, watching
 from qkscope.errors import CaptureError
 from tests.capture.families import BASE, build, families, project, turn
 

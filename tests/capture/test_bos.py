@@ -14,9 +14,9 @@ import transformers as tf
 from gguf import GGUFWriter
 from typer.testing import CliRunner
 
-from qkscope.capture.bos import Bos, find_bos, tokenize
-from qkscope.capture.gguffile import forget_parsed, parsed_once
+from qkscope.capture.corpus import Bos, find_bos, tokenize
 from qkscope.capture.loss import loss_positions
+from qkscope.capture.model import forget_parsed, parsed_once
 from qkscope.capture.options import ModelOptions
 from qkscope.capture.texts import Document
 from qkscope.cli.main import app

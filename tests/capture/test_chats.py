@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from qkscope.capture.bos import Bos, tokenize
+from qkscope.capture.corpus import Bos, tokenize
 from qkscope.capture.texts import read_documents
 from qkscope.errors import CaptureError
 from tests.capture.conftest import save

@@ -14,9 +14,9 @@ from packaging.version import Version
 from typer.testing import CliRunner
 
 import qkscope
-from qkscope.analyses.pairplaces import distance_bins
+from qkscope.analyses.distancecurve import distance_bins
 from qkscope.cli.main import app
-from qkscope.core.sight import Sight
+from qkscope.core.visible import VisibleKeys
 from qkscope.errors import CaptureError
 from qkscope.files.dataset import Dataset
 from qkscope.heads import HeadId
@@ -73,7 +73,7 @@ def test_the_distance_curve_has_both_signs(run: Path, layer: int):
     at_q, at_k, _, score = scores(run, layer, 1)
     distance = at_q - at_k
     table = qkscope.distance(opened).query("layer == @layer and head == 1").reset_index()
-    low, high = distance_bins(Sight(LOCAL if layer == 0 else int(opened.source.window or 0), both=True))
+    low, high = distance_bins(VisibleKeys(LOCAL if layer == 0 else int(opened.source.window or 0), both=True))
     bins = [(a, b) for a, b in zip(low, high, strict=True) if ((distance >= a) & (distance <= b)).sum() >= 10]
     assert list(zip(table["distance_low"], table["distance_high"], strict=True)) == bins
     assert (table["distance_low"] < 0).sum() == (table["distance_low"] > 0).sum() > 5
@@ -216,7 +216,7 @@ def test_a_classifier_head_is_no_reason_to_refuse(tmp_path: Path):
     config = tf.ModernBertConfig(**ENCODER)
     torch.manual_seed(0)
     tf.ModernBertForSequenceClassification(config).save_pretrained(tmp_path / "model")
-    from qkscope.capture.models import load_model
+    from qkscope.capture.model import load_model
     from qkscope.capture.options import ModelOptions
 
     assert type(load_model(ModelOptions(str(tmp_path / "model")))).__name__ == "ModernBertModel"

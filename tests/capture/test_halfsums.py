@@ -12,8 +12,8 @@ from qkscope.capture.rope import LayerRope
 from qkscope.capture.sums import layersums
 from qkscope.capture.sums.finish import layer_moments
 from qkscope.capture.sums.gramsums import GramSums
+from qkscope.capture.sums.halfsums import RowSums
 from qkscope.capture.sums.layersums import LayerSums
-from qkscope.capture.sums.rowsums import RowSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
 
 HEADS, KEY_HEADS, D = 4, 2, 16

@@ -13,7 +13,7 @@ import torch
 from packaging.version import Version
 
 import qkscope
-from qkscope.capture.imageinputs import ImageInputs, image_inputs
+from qkscope.capture.images import ImageInputs, image_inputs
 from qkscope.capture.options import CaptureOptions
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.rope import Rope
@@ -202,7 +202,7 @@ def test_models_without_several_positions_and_with_a_temperature(heads, tmp_path
     pixels = torch.randn(1, 3, 32, 24, generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "pixel_values": pixels, "image_sizes": torch.tensor([[32, 24]])}
     run = RunFolder.open(captured(with_temperature(), [inputs], tmp_path / "run", window=64, heads=heads))
-    assert run.manifest["documents"][0]["positions"] == [[0, 21], [33, 64]]
+    assert run.raw["documents"][0]["positions"] == [[0, 21], [33, 64]]
     total, count = run.layer(1).temperature
     at = np.r_[SINKS:21, 33:64]
     np.testing.assert_array_equal(np.flatnonzero(count), at)
@@ -266,7 +266,7 @@ def test_the_gate_looks_at_images(monkeypatch, tmp_path):
         stretches = tuple(type(s)(s.column, s.column, s.length) for s in found.stretches)
         return type(found)(found.inputs, stretches, found.image_tokens)
 
-    monkeypatch.setattr("qkscope.capture.imageinputs.image_inputs", elsewhere)
+    monkeypatch.setattr("qkscope.capture.corpus.image_inputs", elsewhere)
     with pytest.raises(
         CaptureError, match="layer 0: text between images is not rotated by the angles of its positions"
     ):

@@ -13,7 +13,7 @@ from tools.families import UNDONE, Outcome, page
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel
 
 from qkscope.capture.measure import Measurement
-from qkscope.capture.models import load_model
+from qkscope.capture.model import load_model
 from qkscope.capture.options import CaptureOptions, ModelOptions
 from qkscope.errors import CaptureError
 

@@ -14,14 +14,14 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from qkscope.analyses.options import PointOptions
-from qkscope.capture.attention import watching
-from qkscope.capture.passage import PASSAGE, PASSAGE_TOKENS, Passage, bundled_passage
+from qkscope.api import tables
+from qkscope.capture.corpus import PASSAGE, PASSAGE_TOKENS, Corpus, Passage, bundled_passage
+from qkscope.capture.watch import watching
 from qkscope.cli.main import app
-from qkscope.extras.family import CHECKPOINTS, some_texts, tokenizer
-from qkscope.files.passage import PASSAGE_FILE
+from qkscope.data.family import CHECKPOINTS, some_texts, tokenizer
+from qkscope.files.runfolder import PASSAGE_FILE
 from qkscope.heads import TERMS
-from qkscope.pipeline.python import tables
-from qkscope.results.passage import PASSAGES_FILE, passages_bytes, read_passages
+from qkscope.results.side import PASSAGES_FILE, passages_bytes, read_passages
 from qkscope.runs.run import open_run
 from tests.capture.families import build, families
 from tests.capture.test_run import do
@@ -59,8 +59,8 @@ def test_the_vectors_that_are_kept_are_those_that_attend(name, ids, tmp_path):
 
     model, seen = build(families()[name]), {}
     documents = [Document(f"d{i}", f"text {i}") for i in range(len(ids))]
-    folder = running.capture(model, documents, ids, tmp_path / "run", CaptureOptions(window=160), {"id": "tiny"},
-                             passage=TOKENS)  # fmt: skip
+    corpus = Corpus(documents, ids, passage=TOKENS)
+    folder = running.capture(model, corpus, tmp_path / "run", CaptureOptions(window=160), {"id": "tiny"})
     with torch.no_grad(), watching(model, lambda attention: seen.update({attention.layer: attention})):
         model(torch.from_numpy(TOKENS.ids)[None])
     kept = load_file(folder / PASSAGE_FILE)
@@ -97,7 +97,7 @@ def test_what_is_captured_before_the_rotation_has_no_passage(model, ids, tmp_pat
 
     documents = [Document(f"d{i}", f"text {i}") for i in range(len(ids))]
     options = CaptureOptions(window=160, pre_rope=True)
-    folder = running.capture(model, documents, ids, tmp_path / "run", options, {"id": "tiny"}, passage=TOKENS)
+    folder = running.capture(model, Corpus(documents, ids, passage=TOKENS), tmp_path / "run", options, {"id": "tiny"})
     assert not (folder / PASSAGE_FILE).exists()
     assert "passage" not in json.loads((folder / "run.json").read_text())
 
@@ -109,7 +109,9 @@ def test_a_passage_is_cut_to_what_documents_have(model, tmp_path):
 
     short = [np.arange(3, 20), np.arange(30, 47)]
     documents = [Document(f"d{i}", f"text {i}") for i in range(2)]
-    folder = running.capture(model, documents, short, tmp_path / "run", CaptureOptions(), {"id": "t"}, passage=TOKENS)
+    folder = running.capture(
+        model, Corpus(documents, short, passage=TOKENS), tmp_path / "run", CaptureOptions(), {"id": "t"}
+    )
     assert len(json.loads((folder / "run.json").read_text())["passage"]["tokens"]) == 17
     assert len(load_file(folder / PASSAGE_FILE)["0.q"]) == 17
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from qkscope.capture.attention import watching
+from qkscope.capture.corpus import Corpus
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
+from qkscope.capture.watch import watching
 from qkscope.core.reach import REACH_COUNTS, bin_starts, query_positions
 from qkscope.files.runfolder import RunFolder
 from qkscope.runs.run import open_run
@@ -32,7 +33,7 @@ def captured(name: str, folder: Path, **options) -> RunFolder:
     model, ids = build(FAMILIES[name], "eager"), documents()
     given = {"window": WINDOW, "skip_first": SKIP, "reach_queries": QUERIES, "buckets": 4} | options
     names = [Document(str(n), f"text {n}") for n in range(len(ids))]
-    capture(model, names, ids, folder, CaptureOptions(**given), {"id": name})
+    capture(model, Corpus(names, ids), folder, CaptureOptions(**given), {"id": name})
     return RunFolder.open(folder)
 
 
@@ -88,7 +89,7 @@ def test_lengths_are_those_of_all_vectors(name, tmp_path):
     opened = open_run(tmp_path / "run")
     for head in [h for h in opened.heads if h.head == 1]:
         rows = opened.sample(head, 10_000).rows
-        entry = next(e for e in run.manifest["layers"] if e["layer"] == head.layer)
+        entry = next(e for e in run.raw["layers"] if e["layer"] == head.layer)
         if entry["rope"] is None:
             continue
         moments = run.layer(head.layer)

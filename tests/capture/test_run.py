@@ -13,24 +13,25 @@ import torch
 from typer.testing import CliRunner
 
 import qkscope
+from qkscope.capture.corpus import Corpus
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, VectorSampling
 from qkscope.capture.run import capture
+from qkscope.capture.sampling import sample_tokens, vector_tokens
 from qkscope.capture.texts import Document
-from qkscope.capture.tokensampling import sample_tokens, vector_tokens
 from qkscope.cli.main import app
 from qkscope.core.bucketspread import BucketSpread
 from qkscope.core.headmoments import bucket_moments
 from qkscope.core.keypairs import KeyPairs
 from qkscope.core.moments import Moments
-from qkscope.engine import HERE
+from qkscope.engine import IN_PROCESS
 from qkscope.errors import CaptureError, ConfigError, DatasetError, HeldError, TableError
 from qkscope.files import layerfiles
 from qkscope.files.dataset import Dataset
 from qkscope.files.runfolder import RunFolder
 from qkscope.heads import HeadId
 from qkscope.options import from_values
-from qkscope.pipeline.analyze import analyze
-from qkscope.pipeline.job import Job, Selection
+from qkscope.results.analyze import analyze
+from qkscope.results.job import Job, Selection
 from tests.capture.families import build, families
 from tests.files.hub_server import FakeHub
 
@@ -46,7 +47,7 @@ def do(model, ids, folder: Path, on_progress=None, doing: dict[str, object] | No
     documents = [Document(f"d{i}", f"text {i}") for i in range(len(ids))]
     settings = {"window": WINDOW, "sample": 100} | options
     how = ExecutionOptions(on_progress=on_progress, **(doing or {}))  # type: ignore[arg-type]
-    return capture(model, documents, ids, folder, CaptureOptions(**settings), {"id": "tiny"}, how)  # type: ignore[arg-type]
+    return capture(model, Corpus(documents, ids), folder, CaptureOptions(**settings), {"id": "tiny"}, how)  # type: ignore[arg-type]
 
 
 def same_moments(a: Moments, b: Moments, rtol: float) -> None:
@@ -90,7 +91,7 @@ def test_single_precision_on_disk_changes_no_table(model, ids, tmp_path, monkeyp
     for name, single in (("single", layerfiles._SINGLE), ("double", ())):
         monkeypatch.setattr(layerfiles, "_SINGLE", single)
         run = qkscope.open(do(model, ids, tmp_path / name, documents_per_shard=3))
-        tables.append(analyze([Job(run, Selection())], names, place=HERE)[0].tables.frames)
+        tables.append(analyze([Job(run, Selection())], names, place=IN_PROCESS)[0].tables.frames)
     stored, exact = tables
     assert sum(map(len, stored.values())) > 100
     for table, frame in exact.items():
@@ -129,7 +130,7 @@ def test_spread_of_queries_by_bucket_is_that_of_the_vectors(per_shard, model, id
 @pytest.mark.parametrize("name", ["llama", "yarn scaling", "glm4", "deepseek-v3", "llama4", "ministral3"])
 def test_sums_with_the_rotation_undone(name, ids, tmp_path):
     folder = do(build(families()[name]), ids, tmp_path / "run", vectors=ALL)
-    manifest = RunFolder.open(folder).manifest
+    manifest = RunFolder.open(folder).raw
     described, moments = manifest["layers"][0]["rope"], RunFolder.open(folder).layer(0)
     rows = Dataset.open(folder / "vectors").read(HeadId(0, 1, "k"))
     planes, start = len(described["frequencies"]), described["start"]
@@ -159,7 +160,7 @@ def test_the_temperature_of_queries_is_recorded_by_position(ids, tmp_path):
 
 def test_a_layer_without_rotary_has_no_planes_and_says_so(ids, tmp_path):
     folder = RunFolder.open(do(build(families()["smollm3"]), ids, tmp_path / "run"))
-    assert [layer["rope"] is None for layer in folder.manifest["layers"]] == [False, False, False, True]
+    assert [layer["rope"] is None for layer in folder.raw["layers"]] == [False, False, False, True]
     assert folder.layer(3).unrotated_q.shape[2] == 0
 
 
@@ -251,7 +252,7 @@ def test_layers_heads_and_stage_can_be_chosen(ids, tmp_path):
     full = qkscope.open(do(model, ids, tmp_path / "full", full_attention_only=True))
     assert {h.layer for h in full.heads} == {1, 3}
     before = do(model, ids, tmp_path / "pre", pre_rope=True)
-    assert RunFolder.open(before).manifest["stage"] == "pre-rope"
+    assert RunFolder.open(before).raw["stage"] == "pre-rope"
     pre, post = (qkscope.open(f).moments(HeadId(0, 0, "q")).total_q for f in (before, tmp_path / "all"))
     # A rotation keeps lengths: the mean square stays, the mean does not.
     power = [np.trace(m.cov_x) + m.mean_x @ m.mean_x for m in (pre, post)]
@@ -325,7 +326,7 @@ def test_documents_that_are_too_short_are_left_out_and_counted(model, ids, tmp_p
     with pytest.raises(CaptureError, match="no document has two tokens after the first 4"):
         do(model, [np.arange(3, 7)], tmp_path / "none")
     folder = do(model, [np.arange(3, 7), *ids[:8]], tmp_path / "run")
-    manifest = RunFolder.open(folder).manifest
+    manifest = RunFolder.open(folder).raw
     assert manifest["documents_too_short"] == 1
     assert [d["name"] for d in manifest["documents"]] == [f"d{i}" for i in range(1, 9)]
 
@@ -339,7 +340,7 @@ def test_where_frequencies_follow_the_length_there_is_no_padding_and_no_stepping
         with pytest.raises(CaptureError, match="depends on the length of the document"):
             do(model, ids, tmp_path / "run", **options)
     folder = do(model, ids, tmp_path / "run", vectors=ALL)
-    assert RunFolder.open(folder).manifest["layers"][0]["rope"]["depends_on_length"]
+    assert RunFolder.open(folder).raw["layers"][0]["rope"]["depends_on_length"]
     run, vectors = qkscope.open(folder), qkscope.open(folder / "vectors")
     same_moments(run.moments(run.heads[1]).total_k, vectors.moments(run.heads[1]).total_k, 1e-6)
     # Nor does a document depend on longer ones before it.
@@ -498,7 +499,7 @@ def test_a_plan_for_a_model_that_cannot_be_timed_has_sizes(model_folder, monkeyp
     def fails(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("qkscope.capture.estimate._timed", fails)
+    monkeypatch.setattr("qkscope.capture.plan._timed", fails)
     done = run_cli("plan", model_folder, "--device", "cpu")
     assert done.exit_code == 0
     assert "disk" in done.output

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import qkscope
+from qkscope.api import capture_corpus
+from qkscope.capture.corpus import Corpus
 from qkscope.errors import CaptureError
-from qkscope.extras.inmemory import captured, options_at
 from tests.capture.families import build, families, tf, torch
 
-from qkscope.capture.flattened import RequestSpan, documents_of, request_output  # isort: skip
+from qkscope.capture.call import RequestSpan, documents_of, request_output  # isort: skip
 from qkscope.capture.options import CaptureOptions  # isort: skip
-from qkscope.capture.served import ServingEngine  # isort: skip
+from qkscope.capture.serve import ServingEngine  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 NAME = "flattened_for_tests"
@@ -74,8 +75,8 @@ def documents() -> list[np.ndarray]:
 
 
 def run_of(engine: PlainEngine, batch: int = 1):
-    options = options_at(CaptureOptions(batch=batch), 128)
-    return captured(engine, engine.decoder, documents(), None, folder=None, name="m", options=options, progress=False)
+    corpus, options = Corpus.of(documents(), None, engine.decoder), CaptureOptions(batch=batch)
+    return capture_corpus(engine, engine.decoder, corpus, window=128, folder=None, name="m", options=options, bar=False)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "yarn scaling", "glm4"])
@@ -86,7 +87,7 @@ def test_sums_are_those_of_the_model_alone(name, batch, tokens):
     engine = PlainEngine(model, tokens)
     run = run_of(engine, batch)
     assert engine.passes < 2 * len(documents()) if batch > 1 else engine.passes >= len(documents())
-    for layer in alone.source.run.manifest["layers"]:
+    for layer in alone.source.run.raw["layers"]:
         got, expected = (one.source.run.layer(layer["layer"], undone=True) for one in (run, alone))
         for kind in ("q", "k"):
             a, b = getattr(got, kind), getattr(expected, kind)
@@ -94,13 +95,13 @@ def test_sums_are_those_of_the_model_alone(name, batch, tokens):
             np.testing.assert_allclose(a.mean, b.mean, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(got.unrotated_q, expected.unrotated_q, rtol=1e-4, atol=1e-3)
         np.testing.assert_allclose(got.reach, expected.reach, rtol=1e-4, atol=1e-4)
-    losses = [one.source.run.manifest["loss"]["mean"] for one in (run, alone)]
+    losses = [one.source.run.raw["loss"]["mean"] for one in (run, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     points = [one.head(1, 2).projections("k").sort_values(["example_id", "position"]) for one in (run, alone)]
     for column in ("example_id", "position"):
         np.testing.assert_array_equal(points[0][column], points[1][column])
     np.testing.assert_allclose(points[0]["pc0"].abs(), points[1]["pc0"].abs(), rtol=1e-3, atol=1e-3)
-    assert run.source.run.manifest["versions"]["plain engine"] == "1"
+    assert run.source.run.raw["versions"]["plain engine"] == "1"
     assert "forward" not in vars(engine.decoder)
 
 

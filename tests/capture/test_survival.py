@@ -220,7 +220,7 @@ def test_the_gate_stays_within_the_positions_a_model_has(ids, tmp_path):
     family.config.max_position_embeddings = 64
     whole = do(build(family), ids, tmp_path / "whole", window=None)
     cut = do(build(family), ids, tmp_path / "cut", window=64)
-    (a, b) = (RunFolder.open(folder).manifest["layers"][0]["rope"]["frequencies"] for folder in (whole, cut))
+    (a, b) = (RunFolder.open(folder).raw["layers"][0]["rope"]["frequencies"] for folder in (whole, cut))
     assert a == b
 
 
@@ -286,7 +286,7 @@ def test_a_document_that_does_not_fit_stops_the_run_and_is_named(model, ids, tmp
 def test_or_is_left_out_and_recorded(model, ids, tmp_path, caplog, batch):
     going = {"keep_going": True}
     folder = do(model, short(ids), tmp_path / "run", doing=going, batch=batch, documents_per_shard=2, sample=300)
-    manifest = RunFolder.open(folder).manifest
+    manifest = RunFolder.open(folder).raw
     assert [(one["document"], one["name"]) for one in manifest["left_out"]] == [(1, "d1"), (6, "d6"), (7, "d7")]
     assert "left out document 6 (d6): out of memory (CUDA out of memory." in caplog.text
     run = qkscope.open(folder)
@@ -313,7 +313,7 @@ def test_or_is_left_out_and_recorded(model, ids, tmp_path, caplog, batch):
 def test_documents_that_do_not_fit_in_batches_are_measured_alone_and_that_is_recorded(model, ids, tmp_path, caplog):
     few = [np.resize(one, 120) for one in ids[:6]]
     folder = do(model, few, tmp_path / "run", batch=3, documents_per_shard=3)
-    assert RunFolder.open(folder).manifest["one_by_one"] == [0, 1]
+    assert RunFolder.open(folder).raw["one_by_one"] == [0, 1]
     assert "documents 0 to 2 did not fit into memory in batches and were measured one by one" in caplog.text
     alone = qkscope.open(do(model, few, tmp_path / "alone", documents_per_shard=3))
     run = qkscope.open(folder)
@@ -421,7 +421,7 @@ def test_a_connection_that_drops_in_the_middle_of_the_weights_is_taken_up_again(
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert hub.downloads.count("model.safetensors") == 2
-    assert RunFolder.open(tmp_path / "run").manifest["model"]["commit"] == hub.commit
+    assert RunFolder.open(tmp_path / "run").raw["model"]["commit"] == hub.commit
 
 
 # ---- shares -------------------------------------------------------------------------------------
@@ -541,7 +541,8 @@ def test_unfinished_captures_of_earlier_versions_are_named(model, ids, tmp_path)
 )
 def test_workers_of_one_machine_share_its_gpus(monkeypatch, asked, number, loaded, current):
     """No GPU is needed to see which one a worker takes; a plain 'cuda' cannot be made the current device."""
-    from qkscope.capture import models, replica
+    from qkscope.capture import model as models
+    from qkscope.capture import replica
 
     set_to: list[str] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 import qkscope
 from qkscope.capture.assemble import merge
-from qkscope.capture.estimate import estimate
 from qkscope.capture.options import CaptureOptions, ModelOptions, Share
+from qkscope.capture.plan import estimate
 from qkscope.capture.sums import layersums
 from qkscope.capture.sums.finish import layer_moments
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan
-from qkscope.capture.sums.undonequeries import UndoneQueries
+from qkscope.capture.sums.undone import UndoneQueries
 from qkscope.cli.main import app
 from qkscope.core.moments import Moments
 from qkscope.errors import CaptureError, DatasetError
@@ -51,7 +51,7 @@ def undone(folder: Path, layer: int) -> Moments:
 def test_moments_are_those_of_saved_vectors_turned_back(name, ids, tmp_path):
     folder = do(build(families()[name]), ids, tmp_path / "run", vectors=ALL, **KEEP)
     run, vectors = RunFolder.open(folder), Dataset.open(folder / "vectors")
-    for entry in run.manifest["layers"]:
+    for entry in run.raw["layers"]:
         turns = layer_rope(entry)
         if turns is None:
             assert run.layer(entry["layer"], undone=True).undone is None

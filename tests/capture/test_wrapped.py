@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import qkscope
-from qkscope.capture.models import load_model, load_tokenizer
+from qkscope.capture.model import load_model, load_tokenizer
 from qkscope.capture.options import ModelOptions
 from qkscope.errors import CaptureError
 from qkscope.files.runfolder import RunFolder
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 
 
 def same_run(a: Path, b: Path, rtol: float) -> None:
-    for layer in RunFolder.open(a).manifest["layers"]:
+    for layer in RunFolder.open(a).raw["layers"]:
         one, other = (RunFolder.open(folder).layer(layer["layer"]) for folder in (a, b))
         same_moments(one.q, other.q, rtol)
         same_moments(one.k, other.k, rtol)
@@ -65,7 +65,7 @@ def test_a_quantised_model_is_captured_as_it_computes(model, ids, tmp_path):
     torchao.quantization.quantize_(quantised, torchao.quantization.Int8WeightOnlyConfig())
     run = do(quantised, ids[:4], tmp_path / "int8")
     same_run(run, do(model, ids[:4], tmp_path / "plain"), 0.2)
-    weights = [RunFolder.open(folder).manifest["model"]["weights"] for folder in (run, tmp_path / "plain")]
+    weights = [RunFolder.open(folder).raw["model"]["weights"] for folder in (run, tmp_path / "plain")]
     assert weights[0] != weights[1], "the digest is of the weights that compute"
 
 

@@ -10,9 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import qkscope
-from qkscope.cli.main import app
-from qkscope.errors import ConfigError
-from qkscope.extras.reach import (
+from qkscope.cause.choice import (
     Cut,
     agreement_with,
     auc,
@@ -22,6 +20,8 @@ from qkscope.extras.reach import (
     read_list,
     write_cut,
 )
+from qkscope.cli.main import app
+from qkscope.errors import ConfigError
 from tests.capture.conftest import WORDS, save
 from tests.capture.families import families
 
@@ -108,7 +108,7 @@ def test_reach_chooses_and_measures_a_cut_that_runs(place):
     orders = dict.fromkeys(("far", "area", "lock", "measured", "reversed"), 6)
     assert table.groupby("order").size().to_dict() == orders | {"none": 2, "all": 2, "random": 4}
     assert sorted(table[table["order"] == "far"]["share_cut"]) == [0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
-    from qkscope.capture import models
+    from qkscope.capture import model as models
     from qkscope.capture.options import ModelOptions
 
     loaded = models.load_model(ModelOptions(str(place / "model"), dtype="float32"))
@@ -157,9 +157,9 @@ def test_orders_and_lists_by_hand(tmp_path):
 
 
 def test_the_python_call_gives_the_same_tables(place):
-    from qkscope.capture import models
-    from qkscope.capture.effects import EffectOptions
+    from qkscope.capture import model as models
     from qkscope.capture.options import ModelOptions
+    from qkscope.cause.effects import EffectOptions
 
     model = models.load_model(ModelOptions(str(place / "model"), dtype="float32"))
     rng = np.random.default_rng(3)

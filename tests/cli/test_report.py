@@ -339,11 +339,11 @@ def test_pictures_need_to_know_which_head(dataset, tmp_path):
 def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
     from dataclasses import replace
 
-    from qkscope.extras import family
+    from qkscope.data import family
 
     if not planted:
         pytest.importorskip("torch")
-    monkeypatch.setattr("qkscope.extras.planted.N_LAYERS", 1)
+    monkeypatch.setattr("qkscope.data.planted.N_LAYERS", 1)
     chosen = zip((*family.CHECKPOINTS[:2], family.CHECKPOINTS[-1]), (64, 64, 128), strict=True)
     small = tuple(replace(one, window=window, documents=8) for one, window in chosen)
     monkeypatch.setattr(family, "CHECKPOINTS", small)

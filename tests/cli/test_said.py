@@ -17,7 +17,7 @@ from qkscope.cli.common import counted, log, set_up_logging
 from qkscope.cli.ending import clickable, say_findings
 from qkscope.cli.main import app
 from qkscope.errors import QkscopeError
-from qkscope.study.study import Entry, build
+from qkscope.results.study import Entry, build
 from tests.studies import write_model
 
 

@@ -218,9 +218,9 @@ def test_a_driver_that_was_killed_resumes(nodes, place, run, tmp_path):
 
 OWN_CLUSTER = """
 import ray
-from qkscope.engine import Place, pool
+from qkscope.engine import ExecutionTarget, pool
 from tests.engine.works import square
-with pool(square, Place(2, "ray"), 2) as actors:
+with pool(square, ExecutionTarget(2, "ray"), 2) as actors:
     assert sorted(actors.map([2, 3])) == [(0, 4), (1, 9)]
     print(len(ray.nodes()))
 """

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from qkscope.engine import Place, for_each, pool
+from qkscope.engine import ExecutionTarget, for_each, pool
 from qkscope.errors import ConfigError, HeadError, QkscopeError
 from tests.engine.works import Dies, DiesOnArrival, fails, process_number, square, threads_of_blas
 
-RAY = Place(2, "ray")
+RAY = ExecutionTarget(2, "ray")
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster at a time
     pytest.mark.filterwarnings("ignore"),  # Ray's own
@@ -50,7 +50,7 @@ def test_one_that_dies_before_it_is_there_is_replaced_too(tmp_path):
 
 
 def test_idle_actors_that_died_together_are_not_held_against_the_next_item():
-    with pool(process_number, Place(3, "ray"), 3) as actors:
+    with pool(process_number, ExecutionTarget(3, "ray"), 3) as actors:
         processes: set[int] = set()
         while len(processes) < 3:
             processes |= {process for _, process in actors.map(range(3))}
@@ -74,7 +74,7 @@ def test_errors_come_back_as_what_they_are():
 
 def test_a_cluster_without_gpus_says_so():
     with pytest.raises(ConfigError, match="the Ray cluster has no GPU to run on"):
-        list(for_each(square, [1], Place(2, "ray", gpus=1)))
+        list(for_each(square, [1], ExecutionTarget(2, "ray", gpus=1)))
 
 
 def test_without_ray_the_way_to_it_is_named(monkeypatch):

@@ -16,7 +16,7 @@ from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style
 from qkscope.heads import TERMS
 from qkscope.report.report import png_size
-from qkscope.study.study import Study, StudyRun
+from qkscope.results.study import Study, StudyRun
 from tests.helpers import small_dataset
 
 HEAD = (2, 1)

@@ -9,7 +9,7 @@ import pytest
 from qkscope.figures import attentionreach, effects, scoreterms
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style
-from qkscope.study.study import Study, StudyRun
+from qkscope.results.study import Study, StudyRun
 
 TERMS = ("position", "key", "query", "content")
 

@@ -7,7 +7,7 @@ import pytest
 from qkscope.figures import distance, plasticity, plasticityheads, training
 from qkscope.figures.componenttracks import component_tracks
 from qkscope.figures.figure import NotApplicable
-from qkscope.study.study import Study, StudyRun
+from qkscope.results.study import Study, StudyRun
 
 
 def study(runs: list[StudyRun] | None = None, **tables: list[dict]) -> Study:

@@ -21,12 +21,11 @@ from qkscope.figures import (
     training,
     trajectory,
 )
-from qkscope.figures.figure import NotApplicable
-from qkscope.figures.select import models
+from qkscope.figures.figure import NotApplicable, models
 from qkscope.figures.style import house_style
 from qkscope.figures.write import rendered
 from qkscope.heads import choose_heads
-from qkscope.study.study import Study, StudyRun
+from qkscope.results.study import Study, StudyRun
 from tests.studies import CHECKPOINTS, MODELS, published_shape
 
 

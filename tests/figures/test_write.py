@@ -9,7 +9,7 @@ from qkscope.figures.catalogue import CATALOGUE, FIGURES_BY_NAME, PUBLISHED
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style, plain, shortened
 from qkscope.figures.write import png_and_svg, save, write_figures
-from qkscope.study.study import Entry, build
+from qkscope.results.study import Entry, build
 from tests.studies import published_shape, write_model
 
 
@@ -128,7 +128,7 @@ def test_a_figure_that_does_not_apply_says_so(figure):
 
 
 def build_empty():
-    from qkscope.study.study import Study, StudyRun
+    from qkscope.results.study import Study, StudyRun
 
     return Study((StudyRun("m"),), {})
 

@@ -48,11 +48,6 @@ class Starter:
 
 def main() -> None:
     """Fork for every line that comes, and answer with a process and its exit code."""
-    import qkscope.cli.analyze
-    import qkscope.extras.pull
-    import qkscope.extras.push
-    import qkscope.extras.verify  # noqa: F401
-
     assert "huggingface_hub" not in sys.modules
     for line in sys.stdin:
         child = os.fork()

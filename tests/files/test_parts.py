@@ -18,7 +18,7 @@ from qkscope.core.keypairs import TokenPairs
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.errors import DatasetError
-from qkscope.files.parts import PARTS, LeftOutDocument, Note, Parts, Span
+from qkscope.files.parts import PARTS, LeftOutDocument, PartMetadata, Parts, Span
 from tests.forking import all_bytes
 
 LAYERS = (0, 3)
@@ -67,7 +67,7 @@ def add(parts: Parts, shard: int) -> None:
     )
     (parts.folder / "kept" / name).write_bytes(b"")
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    parts.add(Span(shard), layers, Note(kept={name: empty}, left_out=left_out))
+    parts.add(Span(shard), layers, PartMetadata(kept={name: empty}, left_out=left_out))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_neither_order_nor_interruption_nor_sharing_changes_a_byte(in_order, tmp
 
 def test_a_part_that_could_not_be_measured_is_no_sum(tmp_path):
     parts = opened(tmp_path)
-    parts.add(Span(1), {}, Note(left_out=[LeftOutDocument(document=1, reason="large")]))
+    parts.add(Span(1), {}, PartMetadata(left_out=[LeftOutDocument(document=1, reason="large")]))
     assert parts.total(0) is None
     add(parts, 0)
     assert sorted(parts.notes) == [Span(0, 2)]

@@ -132,7 +132,7 @@ class Clock:
 
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("qkscope.integrations.trainingstudy.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("qkscope.integrations.trainer.time.monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -144,9 +144,9 @@ def timed_study(tmp_path, monkeypatch):
         clock.now += 3.0
         return given
 
-    monkeypatch.setattr("qkscope.integrations.trainingstudy.capture_model", capture)
-    monkeypatch.setattr("qkscope.integrations.trainingstudy.logged", lambda _: {"x": 1.0})
-    monkeypatch.setattr("qkscope.integrations.trainingstudy.seconds_of_a_pass", lambda *_: 0.0)
+    monkeypatch.setattr("qkscope.integrations.trainer.capture_corpus", capture)
+    monkeypatch.setattr("qkscope.integrations.trainer.logged", lambda _: {"x": 1.0})
+    monkeypatch.setattr("qkscope.integrations.trainer.seconds_of_a_pass", lambda *_: 0.0)
     monkeypatch.setattr(TrainingStudy, "_write_study", lambda _: None)
     return TrainingStudy(tmp_path / "study", TEXTS, every=10, max_share=0.05), clock
 

@@ -89,7 +89,7 @@ def test_tables_are_those_of_the_model_outside(place, batch):
             scale = np.nanmax(np.abs(b), initial=1e-6)
             # Standard errors and tests near their thresholds amplify what single precision rounds.
             assert np.nanmax(np.abs(a - b), initial=0) < 5e-3 * scale, f"{table}.{column}"
-    manifest, outside = (one.source.run.manifest for one in (run, plain))
+    manifest, outside = (one.source.run.raw for one in (run, plain))
     assert manifest["model"]["attention"] == "vllm"
     assert manifest["versions"]["vllm"]
     for key in ("tokens", "window", "q_per_kv", "layers"):
@@ -99,14 +99,14 @@ def test_tables_are_those_of_the_model_outside(place, batch):
 def test_moments_and_loss_are_those_of_the_model_outside(place):
     plain, llm = place
     run = capture_vllm(llm, documents(), window=WINDOW, name="m", options=CaptureOptions(batch=10), progress=False)
-    for layer in run.source.run.manifest["layers"]:
+    for layer in run.source.run.raw["layers"]:
         got, expected = (one.source.run.layer(layer["layer"]) for one in (run, plain))
         for kind in ("q", "k"):
             a, b = (getattr(moments, kind) for moments in (got, expected))
             spread = np.sqrt(np.einsum("...ii->...i", b.scatter))
             scale = spread[..., :, None] * spread[..., None, :]
             np.testing.assert_array_less(np.abs(a.scatter - b.scatter), 1e-5 * scale + 1e-12)
-    losses = [one.source.run.manifest["loss"]["mean"] for one in (run, plain)]
+    losses = [one.source.run.raw["loss"]["mean"] for one in (run, plain)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 

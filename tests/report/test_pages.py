@@ -10,14 +10,12 @@ import pytest
 from qkscope.errors import TableError
 from qkscope.figures.write import SkippedFigure, write_figures
 from qkscope.report.explorer import explorer_html
+from qkscope.report.explorerdata import COMPLEMENT_AXES, WIDE, head_frame, metrics, packed, point_words, rows_per_kind
 from qkscope.report.findings import FINDINGS
-from qkscope.report.heads import head_frame, metrics
 from qkscope.report.opening import opening
 from qkscope.report.page import as_json
-from qkscope.report.points import COMPLEMENT_AXES, WIDE, packed, point_words, rows_per_kind
-from qkscope.report.report import head_list, report_html
-from qkscope.report.write import GENERATOR, check_pages
-from qkscope.study.study import Entry, Study, StudyRun, build
+from qkscope.report.report import GENERATOR, check_pages, head_list, report_html
+from qkscope.results.study import Entry, Study, StudyRun, build
 from tests.studies import make_points, published_shape, write_model
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\"'&{{7*7}}"

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from qkscope.heads import TERMS
-from qkscope.report import passage
-from qkscope.report.passage import packed_passage, passage_tokens, passages
-from qkscope.study.study import Study, StudyRun
+from qkscope.report import explorerdata as passage
+from qkscope.report.explorerdata import packed_passage, passage_tokens, passages
+from qkscope.results.study import Study, StudyRun
 from tests.studies import PASSAGE, make_passage
 
 N, PAIRS = len(PASSAGE), len(PASSAGE) * (len(PASSAGE) + 1) // 2

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from qkscope.cli.main import app
 from qkscope.errors import TableError
-from qkscope.report import pdf
+from qkscope.report import page as pdf
 from tests.browser.chromium import PROGRAM
 from tests.helpers import small_dataset
 

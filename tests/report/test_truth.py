@@ -16,19 +16,20 @@ import numpy as np
 import pytest
 
 import qkscope
+from qkscope.analyses.options import AnalysisOptions
 from qkscope.core.rows import Rows
-from qkscope.engine import HERE
+from qkscope.engine import IN_PROCESS
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
-from qkscope.pipeline.analyze import analyze, write_results
-from qkscope.pipeline.job import Job
 from qkscope.report.findings import FINDINGS
 from qkscope.report.opening import opening
 from qkscope.report.report import report_html
 from qkscope.report.sections import frames_of
 from qkscope.report.values import Value, mean_of
 from qkscope.report.windows import same_weights
-from qkscope.study.study import Entry, Study, build
+from qkscope.results.analyze import analyze, write_results
+from qkscope.results.job import Job
+from qkscope.results.study import Entry, Study, build
 
 THETA = 5000.0 ** (-np.arange(6) / 6)
 D = 12
@@ -65,7 +66,9 @@ def results(folder: Path, label: str, truth: Truth, factor: float, window: int) 
         heads += [(HeadId(0, number, "q"), q), (HeadId(0, number, "k"), k)]
     rope = {"frequencies": THETA.tolist()}
     data = write_dataset(folder / f"{label}-{window}-data", heads, q_per_kv=1, window=window, rope=rope)
-    outcomes = analyze([Job(qkscope.open(data, model=label), decay_range=128)], place=HERE)
+    outcomes = analyze(
+        [Job(qkscope.open(data, model=label), options=AnalysisOptions(decay_range=128))], place=IN_PROCESS
+    )
     write_results(folder / f"{label}-{window}", outcomes, wall_seconds=0.0)
     return folder / f"{label}-{window}"
 

@@ -3,9 +3,8 @@ import math
 import pandas as pd
 import pytest
 
-from qkscope.report.published import figures, is_published, pooled, published
-from qkscope.report.values import DOCUMENTS, KEY_HEADS, Value, mean_of
-from qkscope.study.study import Study, StudyRun
+from qkscope.report.values import DOCUMENTS, KEY_HEADS, Value, figures, is_published, mean_of, pooled, published
+from qkscope.results.study import Study, StudyRun
 
 
 def one_run(**headline) -> Study:

@@ -8,17 +8,18 @@ import pytest
 from scipy.stats import spearmanr
 
 import qkscope
-from qkscope.engine import HERE
+from qkscope.analyses.options import AnalysisOptions
+from qkscope.engine import IN_PROCESS
 from qkscope.errors import TableError
-from qkscope.pipeline.analyze import analyze, write_results
-from qkscope.pipeline.job import Job
-from qkscope.report.heads import head_frame
-from qkscope.report.write import runs_table
-from qkscope.results.axes import read_axes
+from qkscope.report.explorerdata import head_frame
+from qkscope.report.report import runs_table
+from qkscope.results.analyze import analyze, write_results
 from qkscope.results.derived import plasticity_links
 from qkscope.results.folder import check_results_folder
-from qkscope.results.tables import read_table
-from qkscope.study.study import Entry, build
+from qkscope.results.frames import read_table
+from qkscope.results.job import Job
+from qkscope.results.side import read_axes
+from qkscope.results.study import Entry, build
 from tests.helpers import small_dataset
 
 
@@ -26,7 +27,7 @@ from tests.helpers import small_dataset
 def folder(tmp_path_factory):
     base = tmp_path_factory.mktemp("results")
     runs = [qkscope.open(small_dataset(base / name, n=800), model=name, family="f") for name in ("one", "two")]
-    outcomes = analyze([Job(run) for run in runs], place=HERE)
+    outcomes = analyze([Job(run) for run in runs], place=IN_PROCESS)
     write_results(base / "tables", outcomes, wall_seconds=1.0)
     return base / "tables"
 
@@ -77,7 +78,7 @@ def test_axes_are_those_of_the_heads_and_of_every_model(folder):
 def test_analysing_one_model_again_keeps_the_others(folder):
     run = qkscope.open(folder.parent / "one", model="one")
     before = {name: read_table(folder, name) for name in ("runs", "plasticity_links", "heads")}
-    write_results(folder, analyze([Job(run)], ["plasticity"], place=HERE), wall_seconds=1.0)
+    write_results(folder, analyze([Job(run)], ["plasticity"], place=IN_PROCESS), wall_seconds=1.0)
     for name, frame in before.items():
         other = read_table(folder, name)
         keep = frame["model"] == "two"
@@ -87,13 +88,15 @@ def test_analysing_one_model_again_keeps_the_others(folder):
 
 def written(tmp_path, name: str, analyses=("pca", "rotation", "planes", "distance", "plasticity"), **options):
     run = qkscope.open(small_dataset(tmp_path / f"{name}-data", **options), model=name)
-    return write_results(tmp_path / "out", analyze([Job(run)], list(analyses), place=HERE), wall_seconds=1.0)
+    return write_results(tmp_path / "out", analyze([Job(run)], list(analyses), place=IN_PROCESS), wall_seconds=1.0)
 
 
 def test_columns_that_no_head_has_are_left_out_of_the_summary(tmp_path):
     """Five buckets have none with its middle in the first fifth but the first, which has no row."""
     run = qkscope.open(small_dataset(tmp_path / "data"), model="m")
-    write_results(tmp_path / "out", analyze([Job(run, buckets=5)], place=HERE), wall_seconds=1.0)
+    write_results(
+        tmp_path / "out", analyze([Job(run, options=AnalysisOptions(buckets=5))], place=IN_PROCESS), wall_seconds=1.0
+    )
     heads = read_table(tmp_path / "out", "heads")
     assert heads["ap_first20"].isna().all()
     assert heads["ap_overall"].notna().all()

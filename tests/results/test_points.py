@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from qkscope.errors import TableError
-from qkscope.results.points import POINTS_FILE, read_points, write_points
+from qkscope.results.side import POINTS_FILE, read_points, write_points
 
 
 def points(model: str, head: int, value: float, *names: str) -> pd.DataFrame:

@@ -4,12 +4,12 @@ import pytest
 
 import qkscope
 from qkscope.analyses.catalogue import DECLARED_TABLES
-from qkscope.engine import HERE
+from qkscope.engine import IN_PROCESS
 from qkscope.errors import TableError
-from qkscope.pipeline.analyze import analyze, write_results
-from qkscope.pipeline.job import Job
+from qkscope.results.analyze import analyze, write_results
+from qkscope.results.frames import read_table, write_tables
+from qkscope.results.job import Job
 from qkscope.results.schema import MEASURED, TABLES, column_names
-from qkscope.results.tables import read_table, write_tables
 from tests.helpers import small_dataset, with_intervals
 
 
@@ -19,7 +19,7 @@ def frames(tmp_path_factory) -> dict[str, pd.DataFrame]:
     folder = tmp_path_factory.mktemp("tables")
     rope = {"layers": {"0": {"theta": 100.0}, "1": None}}
     run = qkscope.open(small_dataset(folder / "data", n=800, rope=rope), model="m")
-    write_results(folder / "out", analyze([Job(run)], place=HERE), wall_seconds=1.0)
+    write_results(folder / "out", analyze([Job(run)], place=IN_PROCESS), wall_seconds=1.0)
     return {name: read_table(folder / "out", name) for name in TABLES if name not in MEASURED}
 
 

@@ -15,7 +15,7 @@ from qkscope.files.vectors import write_rows
 from qkscope.heads import HeadId
 from qkscope.runs.loading import load_key_group, read_head
 from qkscope.runs.run import open_run
-from qkscope.runs.source import Reading
+from qkscope.runs.source import LoadSpec
 from tests.helpers import small_dataset
 
 Q = [HeadId(0, head, "q") for head in range(2)]
@@ -27,7 +27,7 @@ def dataset(tmp_path) -> Dataset:
 
 
 def load(dataset: Dataset, **reading: object):
-    return load_key_group(dataset, Q, Reading(**reading))  # type: ignore[arg-type]
+    return load_key_group(dataset, Q, LoadSpec(**reading))  # type: ignore[arg-type]
 
 
 def test_moments_are_those_of_the_rows(dataset):
@@ -100,7 +100,7 @@ def test_one_query_head_that_cannot_be_read_costs_no_other(dataset):
 def test_rows_that_say_nothing_are_refused(tmp_path, x, position, words):
     rows = Rows(x, position, np.zeros(len(position), int))
     data = Dataset.open(write_dataset(tmp_path / "d", [(Q[0], rows), (HeadId(0, 0, "k"), rows)], q_per_kv=1))
-    _, failed = load_key_group(data, [Q[0]], Reading())
+    _, failed = load_key_group(data, [Q[0]], LoadSpec())
     with pytest.raises(HeadError, match=words):
         raise failed[0]
 
@@ -110,7 +110,7 @@ def test_non_finite_rows_are_dropped_and_counted(dataset):
     x = rows.x.copy()
     x[3] = np.inf
     write_rows(dataset.path(Q[0]), Rows(x, rows.position, rows.example_id))
-    kept = read_head(dataset, Q[0], Reading())
+    kept = read_head(dataset, Q[0], LoadSpec())
     assert kept.dropped == 1
     assert len(kept.rows) == len(rows) - 1
     (one, _), _ = load(dataset)
@@ -118,8 +118,8 @@ def test_non_finite_rows_are_dropped_and_counted(dataset):
 
 
 def test_at_most_so_many_rows_are_the_same_ones_each_time(dataset):
-    a, b = (read_head(dataset, Q[0], Reading(max_samples=40, seed=3)).rows for _ in range(2))
-    other = read_head(dataset, Q[0], Reading(max_samples=40, seed=4)).rows
+    a, b = (read_head(dataset, Q[0], LoadSpec(max_samples=40, seed=3)).rows for _ in range(2))
+    other = read_head(dataset, Q[0], LoadSpec(max_samples=40, seed=4)).rows
     assert len(a) == 40
     np.testing.assert_array_equal(a.x, b.x)
     assert not np.array_equal(a.x, other.x)
@@ -152,12 +152,12 @@ def test_skipped_positions_are_as_if_the_files_did_not_hold_them(tmp_path, skip_
 
 
 def test_skipping_none_changes_nothing(dataset):
-    kept = read_head(dataset, Q[0], Reading(skip_first=0))
+    kept = read_head(dataset, Q[0], LoadSpec(skip_first=0))
     np.testing.assert_array_equal(kept.rows.x, dataset.read(Q[0]).ordered().x)
 
 
 def test_the_window_stays_where_positions_are_skipped(dataset):
-    whole, skipped = (read_head(dataset, Q[0], Reading(skip_first=first)) for first in (0, 500))
+    whole, skipped = (read_head(dataset, Q[0], LoadSpec(skip_first=first)) for first in (0, 500))
     assert skipped.last == whole.last
     assert len(skipped.rows) < len(whole.rows)
     assert int(load(dataset, skip_first=300)[0][0].moments.window) == int(load(dataset)[0][0].moments.window)
@@ -167,7 +167,7 @@ def test_positions_are_skipped_before_rows_are_sampled(dataset):
     rows = dataset.read(Q[0])
     counted = rows.take(np.flatnonzero(rows.position >= 300))
     expected = Sample.from_rows(counted, 40, seed=3).rows.ordered()
-    kept = read_head(dataset, Q[0], Reading(max_samples=40, seed=3, skip_first=300)).rows
+    kept = read_head(dataset, Q[0], LoadSpec(max_samples=40, seed=3, skip_first=300)).rows
     assert len(kept) == 40
     np.testing.assert_array_equal(kept.x, expected.x)
 
@@ -178,7 +178,7 @@ def test_skipped_rows_do_not_count_as_dropped(dataset):
     early, late = rows.position.argmin(), rows.position.argmax()
     x[[early, late]] = np.nan
     write_rows(dataset.path(Q[0]), Rows(x, rows.position, rows.example_id))
-    kept = read_head(dataset, Q[0], Reading(skip_first=100))
+    kept = read_head(dataset, Q[0], LoadSpec(skip_first=100))
     assert kept.dropped == 1
     assert len(kept.rows) == (rows.position >= 100).sum() - 1
 
@@ -208,5 +208,5 @@ def test_a_run_skips_in_its_samples_too(tmp_path):
 
 def test_a_window_that_no_position_comes_near_is_refused(tmp_path):
     folder = small_dataset(tmp_path / "data", layers=1, window=2**24)
-    _, failed = load_key_group(Dataset.open(folder), Q, Reading())
+    _, failed = load_key_group(Dataset.open(folder), Q, LoadSpec())
     assert "16,777,216" in str(failed[0])

@@ -14,7 +14,7 @@ from qkscope.runs.captured import CapturedSource
 from qkscope.runs.dataset import DatasetSource
 from qkscope.runs.run import open_run
 from qkscope.runs.selection import Selection
-from qkscope.runs.source import WHOLE, Reading, Source
+from qkscope.runs.source import WHOLE, LoadSpec, Source
 from tests.capture.families import build, families
 from tests.capture.test_run import do
 from tests.helpers import small_dataset
@@ -47,7 +47,7 @@ def test_heads_and_key_heads_agree(both):
 def test_moments_agree(both):
     captured, dataset = both
     head = captured.query_heads[1]
-    (a,), (b,) = (source.load([head], Reading(rotary=True))[0] for source in both)
+    (a,), (b,) = (source.load([head], LoadSpec(rotary=True))[0] for source in both)
     assert (a.head, a.key_head) == (b.head, b.key_head)
     np.testing.assert_array_equal(a.moments.q.n, b.moments.q.n)
     scale = np.abs(b.moments.q.scatter).max()
@@ -69,7 +69,7 @@ def test_a_run_offers_its_sample_and_a_dataset_all_there_is(both):
 
 def test_a_run_holds_moments_and_says_so_where_vectors_are_asked_for(both):
     captured, _ = both
-    for reading in (Reading(paired=True), Reading(max_samples=10)):
+    for reading in (LoadSpec(paired=True), LoadSpec(max_samples=10)):
         heads, failed = captured.load(captured.query_heads[:1], reading)
         assert not heads
         assert "contains moments" in str(failed[0])

@@ -181,7 +181,7 @@ class Scalars:
 
 
 @dataclass(frozen=True)
-class Values:
+class TableValues:
     """The results for a batch, for one table.
 
     Either one value per head, or per head and anything else (``heads *rest``); or, with ``head``, rows of any number
@@ -200,10 +200,10 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Found:
+class AnalysisResult:
     """All results of an analysis for a batch."""
 
-    tables: dict[str, Values] = field(default_factory=dict)
+    tables: dict[str, TableValues] = field(default_factory=dict)
     complete: dict[str, Columns | pd.DataFrame] = field(default_factory=dict)
     """Tables that are not about heads, and data that is not a table of the catalogue, with all their columns."""
 
@@ -216,7 +216,7 @@ class Analysis:
     about: str
     """What it computes, in one line."""
     tables: tuple[Table, ...]
-    compute: Callable[[Batch], Found]
+    compute: Callable[[Batch], AnalysisResult]
     scalars: Scalars | None = None
     """What goes into ``heads``."""
     axes: bool = False
@@ -236,7 +236,7 @@ class Analysis:
 
 
 def single_table(
-    name: str, about: str, columns: Iterable[Column], compute: Callable[[Batch], Values], *, rotary: bool = False
+    name: str, about: str, columns: Iterable[Column], compute: Callable[[Batch], TableValues], *, rotary: bool = False
 ) -> Analysis:
     """An analysis of one table with one row per head, all of whose columns go into ``heads`` too."""
     own = tuple(columns)
@@ -244,7 +244,7 @@ def single_table(
         name,
         about,
         (Table(name, own),),
-        lambda batch: Found({name: compute(batch)}),
+        lambda batch: AnalysisResult({name: compute(batch)}),
         Scalars(own, name),
         rotary=rotary,
     )

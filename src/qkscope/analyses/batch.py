@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from qkscope.analyses.complement import PlaneVectors
 from qkscope.analyses.components import Components, components
 from qkscope.analyses.meanfield import MeanField, mean_field
 from qkscope.analyses.options import AnalysisOptions
-from qkscope.analyses.planevectors import PlaneVectors
 from qkscope.analyses.positionlocked import LockedSplit, LockedSums, locked_split
 from qkscope.analyses.replicates import LeftOutModels, left_out_models
 from qkscope.analyses.rotationmodel import Rotation, has_drift, rotation_model
@@ -23,7 +23,7 @@ from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.moments import Moments
 from qkscope.core.rows import Coordinates, Pair
-from qkscope.core.sight import Sight
+from qkscope.core.visible import VisibleKeys
 
 
 class HeadCoordinates(NamedTuple):
@@ -146,9 +146,9 @@ class Batch:
             for i, pair in enumerate(self.vectors)
         ]
 
-    def sight(self, i: int) -> Sight:
+    def sight(self, i: int) -> VisibleKeys:
         """Which keys the queries of a head see."""
-        return Sight(int(self.reach[i]), self.heads[i].both)
+        return VisibleKeys(int(self.reach[i]), self.heads[i].both)
 
     @cached_property
     def reach(self) -> Int[np.ndarray, "heads"]:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rows import Pair
-from qkscope.core.sight import Sight
+from qkscope.core.visible import VisibleKeys
 
 BLOCK = 128
 """Keys that are weighted one by one; earlier keys of the document enter as two sums."""
@@ -37,7 +37,7 @@ class CausalBias:
     by_query: Float[np.ndarray, "9"]
 
 
-def causal_bias(pair: Pair, sight: Sight) -> CausalBias:
+def causal_bias(pair: Pair, sight: VisibleKeys) -> CausalBias:
     """The slope of the score over the keys it sees, with queries weighted by the spread of their keys, and equally."""
     if not len(pair.q) or not len(pair.k):
         return CausalBias(*np.full((2, len(ALL_AND_WITHOUT)), np.nan))
@@ -78,7 +78,7 @@ class _VisibleKeys:
 
 
 @lru_cache(maxsize=8)
-def _visible_keys(tokens_q: bytes, tokens_k: bytes, sight: Sight) -> _VisibleKeys:
+def _visible_keys(tokens_q: bytes, tokens_k: bytes, sight: VisibleKeys) -> _VisibleKeys:
     (doc_q, at_q), (doc_k, at_k) = (np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k))
     keys = (doc_k << 32) + at_k
     begin = np.maximum(at_q - sight.reach + 1, 0)

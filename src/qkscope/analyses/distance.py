@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.distancecurve import DistanceCurve, distance_curve, score_pairs
 from qkscope.analyses.position import curve_end
@@ -70,11 +70,11 @@ _PLAIN = {
 _LEFT_OUT = ("position_share_of_score", "decay_measured", "content_offset")
 
 
-def compute_distance(batch: Batch) -> Found:
+def compute_distance(batch: Batch) -> AnalysisResult:
     """``distance``: the curve of each head whose rotation is known and that has vectors."""
     curves = {i: curve for i in range(len(batch)) if (curve := _curve(batch, i)) is not None}
     if not curves:
-        return Found()
+        return AnalysisResult()
     rows = {
         "distance_low": "low",
         "distance_high": "high",
@@ -95,7 +95,7 @@ def compute_distance(batch: Batch) -> Found:
     per_head |= {name: values[:, 0] for name, values in sets.items()}
     head = np.concatenate([np.full(len(curve.low), i) for i, curve in curves.items()])
     left_out = {name: values[:, 1:] for name, values in sets.items()}
-    return Found({"distance": Values(columns, left_out, per_head, head)})
+    return AnalysisResult({"distance": TableValues(columns, left_out, per_head, head)})
 
 
 def _curve(batch: Batch, i: int) -> DistanceCurve | None:

@@ -23,7 +23,7 @@ from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
-from qkscope.core.sight import Sight
+from qkscope.core.visible import VisibleKeys
 
 PAIRED_TOKENS = 96
 """Sampled tokens of one document that are paired with each other, at most."""
@@ -83,7 +83,7 @@ def terms(
     return np.stack([position, of_key - position, of_query - position, score - of_key - of_query + position])
 
 
-def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, sight: Sight) -> FourTermSums:
+def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, sight: VisibleKeys) -> FourTermSums:
     """Sums over pairs of sampled tokens of one document, the key within sight of the query."""
     products = np.zeros((N_GROUPS, 5, 5))
     for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
@@ -95,7 +95,7 @@ def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, sig
     return FourTermSums(products)
 
 
-def two_way_sums(pair: Pair, rope: Rope | None, scaling: float, sight: Sight) -> Float[np.ndarray, "groups 3"]:
+def two_way_sums(pair: Pair, rope: Rope | None, scaling: float, sight: VisibleKeys) -> Float[np.ndarray, "groups 3"]:
     """Sums of squares of the two-way tables of some queries: position, content, interaction, by document group."""
     sums = np.zeros((N_GROUPS, 3))
     for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():

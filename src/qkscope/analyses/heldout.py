@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from qkscope.analyses.rotationmodel import Centering, drift_covariance
+from qkscope.analyses.options import Centering
+from qkscope.analyses.rotationmodel import drift_covariance
 from qkscope.core.headmoments import ALL_AND_WITHOUT, HALVES, N_GROUPS, HeadMoments
 from qkscope.core.linalg import PerHead, fisher_direction, unit
 from qkscope.core.moments import Moments

@@ -1,23 +1,24 @@
-"""Options that change what analyses compute."""
+"""Options that change what analyses compute; command line, YAML, Python keywords and records follow from the fields."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Literal
 
-from qkscope.analyses.rotationmodel import Centering, Pairing
+from qkscope.errors import ConfigError
+from qkscope.options import N_BUCKETS, option, out_of_range
+
+Centering = Literal["pooled", "within"]
+Pairing = Literal["independent", "token"]
 
 
 @dataclass(frozen=True)
 class PcaOptions:
     """Options of the combined PCA."""
 
-    n_components: int = 10
-    """How many components are kept."""
-    high: float = 0.7
-    """Above this |r| a head counts as strongly positional."""
-    low: float = 0.3
-    """Below this |r| a head counts as not positional."""
+    n_components: int = option(10, "Components that are kept.", least=1)
+    high: float = option(0.7, "Above this |r| a head counts as strongly positional.", least=0, most=1)
+    low: float = option(0.3, "Below this |r| a head counts as not positional.", least=0, most=1)
 
     def __post_init__(self) -> None:
         if self.n_components < 1 or not 0 <= self.low <= self.high <= 1:
@@ -28,15 +29,19 @@ class PcaOptions:
 class RotationOptions:
     """Options of the planar rotation model."""
 
-    centering: Centering = "pooled"
-    """The mean about which Cov(x, t) is taken: of the pool (as published) or of each class."""
-    pairing: Pairing = "independent"
-    """Which pairs δ = q − k runs over: all of them, or those at the same token."""
+    centering: Centering = option(
+        "pooled", "The mean about which Cov(x, t) is taken: of the pool (as published) or of each class.",
+        choices=("pooled", "within"),
+    )  # fmt: skip
+    pairing: Pairing = option(
+        "independent", "Which pairs q − k runs over: all of them, or those at the same token.",
+        choices=("independent", "token"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name, choices in (("centering", get_args(Centering)), ("pairing", get_args(Pairing))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"expected {name} to be {' or '.join(choices)}, got {getattr(self, name)!r}")
+        wrong = out_of_range(self)
+        if wrong:
+            raise ValueError(wrong)
 
 
 @dataclass(frozen=True)
@@ -65,15 +70,27 @@ class PointOptions:
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """Everything that changes the results of a batch of heads."""
+    """Everything that changes the tables of a run, besides which heads and rows are read."""
 
+    buckets: int | None = option(
+        None, f"Position buckets of plasticity, for a dataset ({N_BUCKETS}); a captured run has its own.",
+        least=1, most=256,
+    )  # fmt: skip
+    decay_range: int | None = option(
+        None,
+        "Distances up to this one count for decay; by default half of what queries see.",
+        least=2,
+        in_config=False,
+    )
+    intervals: bool = option(True, "Jackknife intervals; without them, tables are computed faster.", in_config=False)
     pca: PcaOptions = field(default_factory=PcaOptions)
     rotation: RotationOptions = field(default_factory=RotationOptions)
     points: PointOptions | None = None
     """Which vectors are written for figures, if any."""
-    intervals: bool = True
-    """Whether everything is also computed with each document group left out."""
-    decay_range: int | None = None
-    """Distances up to this one count for decay; None: half of what the queries see."""
     chance: float | None = None
     """Coherence below which a plane counts as chance; None: computed from each head's tokens."""
+
+    def __post_init__(self) -> None:
+        wrong = out_of_range(self)
+        if wrong:
+            raise ConfigError(wrong)

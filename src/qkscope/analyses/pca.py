@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from qkscope.analyses.analysis import COUNTS, Analysis, Column, Found, Means, Table, Values
+from qkscope.analyses.analysis import COUNTS, Analysis, AnalysisResult, Column, Means, Table, TableValues
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.components import TAXONOMY, HeadVariance, head_variance, taxonomy
 from qkscope.analyses.heldout import lda_accuracy
@@ -142,11 +142,11 @@ _PER_COMPONENT = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "slope_q",
                   "fisher", "separation", "eigengap", "degenerate")  # fmt: skip
 
 
-def compute_pca(batch: Batch) -> Found:
+def compute_pca(batch: Batch) -> AnalysisResult:
     """``qk``, ``heads`` and the axes themselves."""
     kind = _classes(batch)
     tables = {"qk": _components(batch, kind), "heads": _heads(batch, kind)}
-    return Found(tables, {"axes": _axes(batch)})
+    return AnalysisResult(tables, {"axes": _axes(batch)})
 
 
 def _classes(batch: Batch) -> np.ndarray:
@@ -157,7 +157,7 @@ def _classes(batch: Batch) -> np.ndarray:
     return kind
 
 
-def _components(batch: Batch, kind: np.ndarray) -> Values:
+def _components(batch: Batch, kind: np.ndarray) -> TableValues:
     pcs, replicates = batch.components, batch.left_out
     n_heads, n_pcs = pcs.r_q.shape
     n_q, n_k = (moments.n.sum(-1).astype(np.int64) for moments in (batch.moments.q, batch.moments.k))
@@ -171,19 +171,19 @@ def _components(batch: Batch, kind: np.ndarray) -> Values:
             left_out[name] = np.where(np.arange(n_pcs) == 0, left_out[name], np.nan)
     # n rows span n − 1 dimensions about their mean; components beyond that do not exist.
     exists = pc < (n_q + n_k - 1)[:, None]
-    return Values(columns, left_out, {"taxonomy": kind, "n_q": n_q, "n_k": n_k}, rows=exists)
+    return TableValues(columns, left_out, {"taxonomy": kind, "n_q": n_q, "n_k": n_k}, rows=exists)
 
 
-def _heads(batch: Batch, kind: np.ndarray) -> Values:
+def _heads(batch: Batch, kind: np.ndarray) -> TableValues:
     variance = head_variance(batch.moments.total_q, batch.moments.total_k, batch.components)
     accuracy, left_out = _line_accuracy(batch)
     columns = {name: getattr(variance, name) for name in HeadVariance.__dataclass_fields__}
     columns |= {"taxonomy": kind, "lda_accuracy": accuracy}
     if batch.left_out is None:
-        return Values(columns)
+        return TableValues(columns)
     replicates = batch.left_out
     named = [c.name for c in HEADS_TABLE.columns if c.scale is not None and c.name in HeadVariance.__dataclass_fields__]
-    return Values(columns, {name: replicates.of_head(name) for name in named} | {"lda_accuracy": left_out})
+    return TableValues(columns, {name: replicates.of_head(name) for name in named} | {"lda_accuracy": left_out})
 
 
 def _line_accuracy(batch: Batch) -> tuple[Float[np.ndarray, "heads"], Float[np.ndarray, "heads 8"]]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from qkscope.analyses.analysis import HEAD_KEY, Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.analysis import HEAD_KEY, Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
-from qkscope.analyses.complement import complement_axes, measure_planes
-from qkscope.analyses.planevectors import PLANE_ROWS, PlaneVectors
+from qkscope.analyses.complement import PLANE_ROWS, PlaneVectors, complement_axes, measure_planes
 from qkscope.analyses.positionlocked import LockedSplit
 from qkscope.analyses.ropeplanes import RopePlanes, rope_planes
 from qkscope.analyses.spectrum import chance_coherence, token_positions
@@ -66,7 +65,7 @@ PLANES_TABLE = Table(
 )  # fmt: skip
 
 
-def compute_planes(batch: Batch) -> Found:
+def compute_planes(batch: Batch) -> AnalysisResult:
     """``planes``: both views of each head that has vectors; columns that do not apply to a view are empty."""
     views: list[tuple[int, Columns]] = []
     for i, vectors in enumerate(batch.plane_vectors):
@@ -76,13 +75,13 @@ def compute_planes(batch: Batch) -> Found:
         if head_data.rotary is not None and head_data.vectors is not None:
             views.append((i, _rope_view(head_data, batch.locked[i])))
     if not views:
-        return Found()
+        return AnalysisResult()
     head = np.concatenate([np.full(len(columns_of_view["plane"]), i) for i, columns_of_view in views])
     columns = {
         column.name: np.concatenate([_column(columns_of_view, column.name) for _, columns_of_view in views])
         for column in PLANES_TABLE.columns
     }
-    return Found({"planes": Values(columns, head=head)})
+    return AnalysisResult({"planes": TableValues(columns, head=head)})
 
 
 def _column(view: Columns, name: str) -> np.ndarray:

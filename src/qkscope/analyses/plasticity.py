@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.pairplasticity import (
     Plasticity,
@@ -95,7 +95,7 @@ PAIRS_TABLE = Table(
 )
 
 
-def compute_plasticity(batch: Batch) -> Found:
+def compute_plasticity(batch: Batch) -> AnalysisResult:
     """Both tables. Heads that read the same key head over the same window share their pairs of keys."""
     drawn: dict[tuple[object, ...], KeyPairs] = {}
     rows: dict[int, Columns] = {}
@@ -116,15 +116,15 @@ def compute_plasticity(batch: Batch) -> Found:
         for name, (value, replicates) in plasticity.scalars().items():
             per_head[name][i], left_out[name][i] = value, replicates
     if not rows:
-        return Found()
+        return AnalysisResult()
     columns = {
         name: np.concatenate([columns_of_head[name] for columns_of_head in rows.values()])
         for name in next(iter(rows.values()))
     }
     head = np.concatenate([np.full(len(columns_of_head["ap"]), i) for i, columns_of_head in rows.items()])
     merged = merged_pairs(pd.concat(pairs, ignore_index=True))
-    values = Values(columns, left_out, per_head, head)
-    return Found({"plasticity": values}, {"plasticity_pairs": merged})
+    values = TableValues(columns, left_out, per_head, head)
+    return AnalysisResult({"plasticity": values}, {"plasticity_pairs": merged})
 
 
 class _HeadPlasticity:

@@ -1,25 +1,62 @@
 """What position alone says: its share of queries and keys, and how the mean score falls with distance.
 
-``position`` has one row per head whose rotation is known, all of it from sums over every token. The formulas are in
-positionlocked.py (shares), meanfield.py (the curve) and recency.py (its slope per doubling of the distance).
+The curve of meanfield.py is close to logarithmic, so its slope against log₂ Δ, in logits per doubling of the distance,
+is about the same whatever window is looked at. No slope against Δ itself is: a line fitted to a logarithmic curve
+flattens as the window grows.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float
 
-from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.positionlocked import shares
-from qkscope.analyses.recency import distances, recency
 from qkscope.analyses.ropeplanes import lock
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import Scale
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT
+from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments
 from qkscope.core.rope import Rope
+
+PER_OCTAVE = 16
+"""Distances per doubling at which the curve is taken."""
+
+
+@dataclass(frozen=True)
+class Recency:
+    """The line through curves over log₂ Δ; one value per curve."""
+
+    decay: Float[np.ndarray, "curves"]
+    """− slope: positive if nearer keys score higher."""
+    decay_r2: Float[np.ndarray, "curves"]
+    curve_range: Float[np.ndarray, "curves"]
+    """Largest minus smallest value."""
+
+
+def distances(end: int) -> Float[np.ndarray, "n"]:
+    """Distances from 1 to ``end``, evenly spaced in log₂.
+
+    >>> distances(4)[[0, 16, 32]].tolist()
+    [1.0, 2.0, 4.0]
+    """
+    return 2.0 ** (np.arange(int(np.floor(PER_OCTAVE * np.log2(max(end, 2)) + 1e-9)) + 1) / PER_OCTAVE)
+
+
+def recency(curves: Float[np.ndarray, "curves n"], distance: Float[np.ndarray, "n"]) -> Recency:
+    """Fit a line to each curve over log₂ of the distance."""
+    x = np.log2(distance)
+    x = x - x.mean()
+    y = curves - curves.mean(-1, keepdims=True)
+    slope = y @ x / (x @ x)
+    r2 = ratio(slope**2 * (x @ x), (y**2).sum(-1))
+    return Recency(-slope, r2, np.ptp(curves, -1))
+
 
 _LOCKS = ("lock_q", "lock_k")
 _SHARES = ("position_share_q", "position_share_k", "position_share")
@@ -59,11 +96,11 @@ POSITION_TABLE = Table(
 )  # fmt: skip
 
 
-def compute_position(batch: Batch) -> Found:
+def compute_position(batch: Batch) -> AnalysisResult:
     """``position``: the shares and the curve of each head, and with each document group left out."""
     known = [i for i, head in enumerate(batch.heads) if head.rotary is not None or head.nope]
     if not known:
-        return Found()
+        return AnalysisResult()
     numbers = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in (*_SHARES, *_LOCKS, *_CURVE)}
     ends = np.full(len(batch), np.nan)
     for i in known:
@@ -73,7 +110,7 @@ def compute_position(batch: Batch) -> Found:
             ends[i] = curve_end(batch, i)
     per_head = {name: values[:, 0] for name, values in numbers.items()} | {"decay_range": ends}
     left_out = {name: values[:, 1:] for name, values in numbers.items()}
-    return Found({"position": Values({}, left_out, per_head, np.array(known))})
+    return AnalysisResult({"position": TableValues({}, left_out, per_head, np.array(known))})
 
 
 def _shares(batch: Batch, i: int) -> Columns:

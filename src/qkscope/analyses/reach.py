@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.meanfield import MeanField
 from qkscope.analyses.uncertainty import Scale
@@ -55,7 +55,7 @@ REACH_TABLE = Table(
 _ROWS = ("mass_beyond", "share_beyond", "predicted_beyond")
 
 
-def compute_reach(batch: Batch) -> Found:
+def compute_reach(batch: Batch) -> AnalysisResult:
     """``reach``: of each head that was measured or whose rotation is known."""
     windows = np.array([int(head.moments.window) for head in batch.heads])
     widths = cut_windows(int(windows.max()))
@@ -73,11 +73,11 @@ def compute_reach(batch: Batch) -> Found:
     known = np.isfinite(rows["mass_beyond"][:, 0]) | np.isfinite(rows["predicted_beyond"][:, 0])
     exists = known & (widths <= np.maximum(windows // 2, widths[0])[:, None])
     if not exists.any():
-        return Found()
+        return AnalysisResult()
     columns = {"w": np.tile(widths, (len(batch), 1)), **{name: values[:, 0] for name, values in rows.items()}}
     left_out = {name: values[:, 1:] for name, values in (rows | numbers).items()}
     per_head = {name: values[:, 0] for name, values in numbers.items()}
-    return Found({"reach": Values(columns, left_out, per_head, rows=exists)})
+    return AnalysisResult({"reach": TableValues(columns, left_out, per_head, rows=exists)})
 
 
 class Curves(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from qkscope.analyses.analysis import COUNTS, Analysis, Column, Found, Means, Table, Values
+from qkscope.analyses.analysis import COUNTS, Analysis, AnalysisResult, Column, Means, Table, TableValues
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.causal import CausalBias, causal_bias
 from qkscope.analyses.complement import circles
@@ -161,7 +161,7 @@ _OF_MODEL = tuple(
 _LEFT_OUT = tuple(c.name for c in ROTATED_TABLE.columns if c.scale is not None and c.name in _OF_MODEL)
 
 
-def compute_rotation(batch: Batch) -> Found:
+def compute_rotation(batch: Batch) -> AnalysisResult:
     """``rotated``: the model, what it leaves out, and results from sampled vectors."""
     moments, options = batch.moments, batch.options.rotation
     q, k = moments.total_q, moments.total_k
@@ -177,9 +177,11 @@ def compute_rotation(batch: Batch) -> Found:
     columns |= {name: values[:, 0] for name, values in causal.items()}
     columns |= {"reach": batch.reach, "null_r95": _nulls(batch)} | _omega(batch)
     if batch.left_out is None:
-        return Found({"rotated": Values(columns)})
+        return AnalysisResult({"rotated": TableValues(columns)})
     left_out = {name: batch.left_out.of_rotation(name) for name in _LEFT_OUT}
-    return Found({"rotated": Values(columns, left_out | {name: values[:, 1:] for name, values in causal.items()})})
+    return AnalysisResult(
+        {"rotated": TableValues(columns, left_out | {name: values[:, 1:] for name, values in causal.items()})}
+    )
 
 
 def _causal(batch: Batch) -> dict[str, Float[np.ndarray, "heads 9"]]:

@@ -8,11 +8,11 @@ bias_strength = mu_q_a · alpha_k > 0 means that later keys score higher for the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 
+from qkscope.analyses.options import Centering
 from qkscope.core.eigenupdate import KnownTop
 from qkscope.core.headmoments import BucketMeans
 from qkscope.core.linalg import (
@@ -26,9 +26,6 @@ from qkscope.core.linalg import (
     unit,
 )
 from qkscope.core.moments import Moments, Spread
-
-Centering = Literal["pooled", "within"]
-Pairing = Literal["independent", "token"]
 
 TIE_BREAK = 1e-9
 NEIGHBOURS = 10

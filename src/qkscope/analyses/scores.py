@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from qkscope.analyses.analysis import Analysis, Column, Found, Scalars, Table, Values
+from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.fourterms import LockedMean, four_term_sums, two_way_sums
 from qkscope.analyses.tables import Columns
@@ -18,7 +18,7 @@ from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT
 from qkscope.core.linalg import ratio
 from qkscope.core.reach import REACH_COUNTS
-from qkscope.core.sight import Sight
+from qkscope.core.visible import VisibleKeys
 from qkscope.heads import TERMS
 
 _MEANINGS = {
@@ -56,21 +56,21 @@ SCORES_TABLE = Table(
 )  # fmt: skip
 
 
-def compute_scores(batch: Batch) -> Found:
+def compute_scores(batch: Batch) -> AnalysisResult:
     """``scores``: the shares of each head, and with each document group left out."""
     known = [i for i, head in enumerate(batch.heads) if head.vectors is not None and (head.rotary or head.nope)]
     if not known:
-        return Found()
+        return AnalysisResult()
     numbers = {c.name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for c in SCORES_TABLE.columns}
     for i in known:
         for name, values in _of_head(batch.heads[i], batch.sight(i)).items():
             numbers[name][i] = values
     per_head = {name: values[:, 0] for name, values in numbers.items()}
     left_out = {name: values[:, 1:] for name, values in numbers.items()}
-    return Found({"scores": Values({}, left_out, per_head, np.array(known))})
+    return AnalysisResult({"scores": TableValues({}, left_out, per_head, np.array(known))})
 
 
-def _of_head(head: HeadData, sight: Sight) -> Columns:
+def _of_head(head: HeadData, sight: VisibleKeys) -> Columns:
     assert head.vectors is not None
     pair, scaling = head.vectors.as_double(), float(head.moments.scaling)
     q, k = locked_means(head)

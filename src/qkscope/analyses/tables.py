@@ -41,13 +41,13 @@ def frame_of(columns: Columns) -> pd.DataFrame:
     return pd.DataFrame({name: list(values) if values.ndim > 1 else values for name, values in columns.items()})
 
 
-def together(parts: Sequence[Tables]) -> Tables:
+def merge_tables(parts: Sequence[Tables]) -> Tables:
     """Different tables of the same heads."""
     tables = {name: table for part in parts for name, table in part.given.items()}
     return Tables(tables, {name: values for part in parts for name, values in part.replicates.items()})
 
 
-def under_each_other(parts: Sequence[Tables]) -> Tables:
+def concat_tables(parts: Sequence[Tables]) -> Tables:
     """The same tables of different heads."""
     tables = {
         name: _joined(parts_of_table) for name, parts_of_table in _by_name([part.given for part in parts]).items()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Int
 
-from qkscope.analyses.analysis import ENDS, Analysis, Column, Table, Values
+from qkscope.analyses.analysis import ENDS, FLAGS, HEAD_KEY, Analysis, Column, Scalars, Table, TableValues, with_ends
 from qkscope.analyses.batch import Batch
+from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.options import AnalysisOptions
-from qkscope.analyses.tables import Columns, Tables, together
+from qkscope.analyses.pca import HEADS_TABLE
+from qkscope.analyses.tables import Columns, Tables, merge_tables
 from qkscope.analyses.uncertainty import Interval, flags, jackknife
 from qkscope.core.headdata import HeadData
 
@@ -34,7 +38,7 @@ def tabulate(batch: Batch, analyses: Sequence[Analysis]) -> tuple[Tables, list[i
     parts = [_tables(batch.some(range(len(batch)), _names(others), axes=False), others)]
     if drifting:
         parts.append(_tables(batch.some(drifting, _names(on_axes), axes=True), on_axes))
-    return together(parts), np.flatnonzero(~batch.drifts).tolist()
+    return merge_tables(parts), np.flatnonzero(~batch.drifts).tolist()
 
 
 def _names(analyses: Sequence[Analysis]) -> frozenset[str]:
@@ -47,10 +51,10 @@ def _tables(batch: Batch, analyses: Sequence[Analysis]) -> Tables:
         results = analysis.compute(batch)
         parts += [_table(batch, analysis.table(name), values) for name, values in results.tables.items()]
         parts.append(Tables(results.complete))
-    return together(parts)
+    return merge_tables(parts)
 
 
-def _table(batch: Batch, table: Table, values: Values) -> Tables:
+def _table(batch: Batch, table: Table, values: TableValues) -> Tables:
     """One table with all its columns, and the replicates that summaries average."""
     values = replace(values, left_out=_left_out(batch, table, values) if batch.options.intervals else {})
     numbers = _with_intervals(batch, table.columns, values)
@@ -65,7 +69,7 @@ def _table(batch: Batch, table: Table, values: Values) -> Tables:
     return Tables({table.name: columns}, _replicates(batch, values, np.unique(head)))
 
 
-def _left_out(batch: Batch, table: Table, values: Values) -> Columns:
+def _left_out(batch: Batch, table: Table, values: TableValues) -> Columns:
     """The replicates, also of columns that are another column times the reach."""
     products = {
         column.name: values.left_out[column.per_token] * batch.reach[:, None]
@@ -90,7 +94,7 @@ def _optional(values: Sequence[int | None]) -> np.ndarray:
     return np.array([np.nan if value is None else float(value) for value in values])
 
 
-def _with_intervals(batch: Batch, columns: Sequence[Column], values: Values) -> Columns:
+def _with_intervals(batch: Batch, columns: Sequence[Column], values: TableValues) -> Columns:
     """The values, the columns that are another column times the reach, and the ends of all intervals."""
     numbers = values.columns | values.per_head
     for column in columns:
@@ -129,9 +133,94 @@ def _flattened(numbers: Columns, n_heads: int) -> tuple[Columns, Int[np.ndarray,
     return columns, np.arange(n_heads).repeat(times)
 
 
-def _replicates(batch: Batch, values: Values, heads: Int[np.ndarray, "some"]) -> Columns:
+def _replicates(batch: Batch, values: TableValues, heads: Int[np.ndarray, "some"]) -> Columns:
     """Replicates of each column, NaN for groups that the jackknife does not delete; the first row of several."""
     first = {
         name: replicates.reshape(*replicates.shape[:2], -1)[..., 0] for name, replicates in values.left_out.items()
     }
     return {name: np.where(batch.usable > 0, replicates, np.nan)[heads] for name, replicates in first.items()}
+
+
+def with_empty_scalars(heads: pd.DataFrame) -> pd.DataFrame:
+    """The table ``heads`` with empty columns for everything that other analyses may add."""
+    columns = [column for scalars in SCALARS.values() for column in with_ends(scalars.columns)]
+    flags = [name for name in heads.columns if name == FLAGS.name]
+    return pd.concat([heads.drop(columns=flags), _empty(columns, heads), heads[flags]], axis=1)
+
+
+def with_scalars(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -> pd.DataFrame:
+    """The table ``heads`` with the scalars of the other tables; the columns of a table that is None stay unchanged."""
+    added = [_of_heads(heads, table, of) for name, of in SCALARS.items() if (table := tables.get(name)) is not None]
+    if added and len(heads):  # all at once: heads has hundreds of columns, and each step would copy them
+        new = pd.concat(added, axis=1)
+        heads = pd.concat([heads.drop(columns=list(new.columns)), new], axis=1)[list(heads.columns)]
+    return with_flags(heads, tables)
+
+
+def with_flags(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -> pd.DataFrame:
+    """The table ``heads`` with the flags that any table raises for a head, and none that it no longer raises."""
+    if "flags" in heads:
+        heads = heads.assign(flags=[_of_every_table(flags) for flags in heads["flags"]])
+    for name in DECLARED_TABLES:
+        table = tables.get(name)
+        if name != HEADS_TABLE.name and table is not None and len(table) and "flags" in table and len(heads):
+            raised = table.drop_duplicates(HEAD_KEY)[[*HEAD_KEY, "flags"]].rename(columns={"flags": "more"})
+            merged = heads.merge(raised, on=HEAD_KEY, how="left")
+            heads = heads.assign(flags=[_union(*both) for both in zip(merged["flags"], merged["more"], strict=True)])
+    return heads
+
+
+def _of_every_table(flags: object) -> str:
+    """The flags that do not come from a single table."""
+    names = flags.split(";") if isinstance(flags, str) else []
+    return ";".join(name for name in names if name.startswith(("low_n", "few_documents", "nonfinite_")))
+
+
+def _union(*flags: object) -> str:
+    """Flags joined by ``;``, each once.
+
+    >>> _union("low_n;weak_axis", "weak_axis;nonfinite_q=3", None)
+    'low_n;weak_axis;nonfinite_q=3'
+    """
+    return ";".join(dict.fromkeys(flag for text in flags if isinstance(text, str) for flag in text.split(";") if flag))
+
+
+def _of_heads(heads: pd.DataFrame, table: pd.DataFrame, scalars: Scalars) -> pd.DataFrame:
+    """What a table says about each of these heads; empty where it says nothing."""
+    columns = with_ends(scalars.columns)
+    if table.empty:
+        return _empty(columns, heads)
+    names = [column.name for column in columns]
+    found = heads[HEAD_KEY].merge(_whole(table, scalars, names), on=HEAD_KEY, how="left").reindex(columns=names)
+    return found.astype({column.name: column.dtype or "float64" for column in columns}).set_axis(heads.index)
+
+
+def _whole(table: pd.DataFrame, scalars: Scalars, names: list[str]) -> pd.DataFrame:
+    """One row per head with these columns."""
+    if scalars.of is not None:
+        return scalars.of(table)
+    return table.drop_duplicates(HEAD_KEY)[[*HEAD_KEY, *(name for name in names if name in table)]]
+
+
+def heads_from(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
+    """What tables say about whole heads if there is no table ``heads``; None if nothing."""
+    heads: pd.DataFrame | None = None
+    for name, scalars in SCALARS.items():
+        table = tables.get(name)
+        if table is None or table.empty or scalars.of is not None:
+            continue
+        names = [column.name for column in with_ends(scalars.columns)]
+        named = [column for column in (*HEAD_KEY, "family", "k_head", *names) if column in table]
+        rows = table.drop_duplicates(HEAD_KEY)[named]
+        if heads is not None:
+            new = [column for column in rows if column not in heads]
+            rows = heads.merge(rows[[*HEAD_KEY, *new]], on=HEAD_KEY, how="outer")
+        heads = rows
+    return heads
+
+
+def _empty(columns: list[Column], heads: pd.DataFrame) -> pd.DataFrame:
+    kinds: dict[str, Any] = {column.name: column.dtype or "float64" for column in columns}
+    return pd.DataFrame(
+        {name: pd.Series(np.nan, heads.index).astype(kind) for name, kind in kinds.items()}, heads.index
+    )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from qkscope.capture.vectors import KeptFiles, KeptVectors, LayerRows, datasets_of
+from qkscope.capture.sampling import KeptFiles, KeptVectors, LayerRows, datasets_of
 from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.keypairs import SampledKeys
 from qkscope.core.layermoments import LayerMoments
@@ -29,9 +29,9 @@ from qkscope.files.inprogress import (
 )
 from qkscope.files.layerfiles import layer_file, write_layer
 from qkscope.files.locks import being_read, held
+from qkscope.files.manifest import LayerEntry, RunManifest
 from qkscope.files.parts import THREADS, Parts
-from qkscope.files.passage import PASSAGE_ENTRY, PASSAGE_FILE
-from qkscope.files.runfolder import LEFT_OUT, MANIFEST, MOMENTS, PROGRESS, RunFolder
+from qkscope.files.runfolder import MANIFEST, MOMENTS, PASSAGE_ENTRY, PASSAGE_FILE, PROGRESS, RunFolder
 from qkscope.heads import read_by
 
 OnLayer = Callable[[int, int], None]
@@ -41,7 +41,7 @@ OnLayer = Callable[[int, int], None]
 def n_left_out(folder: Path) -> int:
     """Number of documents left out of a run, or of one job's share of it."""
     if (folder / MANIFEST).exists():
-        return len(RunFolder.open(folder).manifest.get(LEFT_OUT, []))
+        return len(RunFolder.open(folder).manifest.left_out)
     return len(_share(folder).note.left_out)
 
 
@@ -53,12 +53,14 @@ def assemble(
     ``last`` are the number and the vectors of a shard that is only in memory. Every step can be repeated, so a process
     killed at any point loses only the work of that step.
     """
-    manifest, folder = state.manifest, state.folder
+    manifest, folder = RunManifest.model_validate(state.manifest), state.folder
     digests: dict[Path, str] = {}
     if not state.finished:
         note = state.parts.note
-        left_out = [entry.model_dump() | {"name": _name(manifest, entry.document)} for entry in note.left_out]
-        if len(left_out) == len(manifest["documents"]):
+        left_out = [
+            entry.model_dump() | {"name": str(manifest.documents[entry.document].name)} for entry in note.left_out
+        ]
+        if len(left_out) == len(manifest.documents):
             raise CaptureError(f"none of the {len(left_out)} documents could be measured; {folder} contains no run")
         digests = _write_layers(state, KeptFiles(state.kept, tuple(note.kept), last), on_done)
         (folder / CHECKSUMS).unlink(missing_ok=True)
@@ -102,7 +104,7 @@ def _merge(shares: list[Parts], output: Path, partial: bool, on_done: OnLayer | 
     _refuse_twice(shares)
     missing = sorted(set(range(shares[0].in_all)) - {shard for share in shares for shard in share.done})
     if missing and not partial:
-        raise CaptureError(_lacking(manifest, missing))
+        raise CaptureError(_lacking(RunManifest.model_validate(manifest), missing))
     with held(output):
         state = CaptureInProgress(output, manifest)
         state.resume()
@@ -155,22 +157,22 @@ def _copy(source: Path, target: Path) -> None:
 
 def _write_layers(state: CaptureInProgress, kept: KeptFiles, on_done: OnLayer | None) -> dict[Path, str]:
     """Write moments and vectors, several layers at a time; all of it is on disk in the end. Returns their digests."""
-    folder, manifest = state.folder, state.manifest
+    folder, manifest = state.folder, RunManifest.model_validate(state.manifest)
     datasets = datasets_of(folder, manifest)
     (folder / MOMENTS).mkdir(exist_ok=True)
     for path in (folder / MOMENTS).glob(".*"):  # what a process that was killed while it wrote has left
         path.unlink()
     digests: dict[Path, str] = {}
 
-    def write(layer: dict[str, Any]) -> dict[Path, str]:
-        rows, path = kept.rows(layer["layer"]), folder / MOMENTS / layer_file(layer["layer"])
+    def write(layer: LayerEntry) -> dict[Path, str]:
+        rows, path = kept.rows(layer.layer), folder / MOMENTS / layer_file(layer.layer)
         sample, *others = [(dataset, dataset.of(rows)) for dataset in datasets]
-        total = state.parts.total(layer["layer"])
+        total = state.parts.total(layer.layer)
         assert total is not None
         try:
             write_layer(path, _with_spread(total, sample[1], layer, manifest))
         except OverflowError as error:
-            reason = f"the sums of layer {layer['layer']} exceed single precision ({error})"
+            reason = f"the sums of layer {layer.layer} exceed single precision ({error})"
             raise CaptureError(f"{reason}; its vectors are far larger than any model's: check the weights") from None
         del total
         files = [path, *(file for dataset, part in (sample, *others) for file in dataset.write_layer(layer, part))]
@@ -178,12 +180,12 @@ def _write_layers(state: CaptureInProgress, kept: KeptFiles, on_done: OnLayer | 
             sync(file)
         return {file: digest(file) for file in files}
 
-    several = THREADS if manifest["options"]["vectors"] is None else 1  # a dataset of vectors may be large
+    several = THREADS if manifest.options.vectors is None else 1  # a dataset of vectors may be large
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(several) as threads:
-        for number, of_layer in enumerate(threads.map(write, manifest["layers"]), start=1):
+        for number, of_layer in enumerate(threads.map(write, manifest.layers), start=1):
             digests |= of_layer
             if on_done is not None:
-                on_done(number, len(manifest["layers"]))
+                on_done(number, len(manifest.layers))
     for dataset in datasets:
         dataset.write_card()
     for place in dict.fromkeys(file.parent for file in digests):
@@ -191,14 +193,14 @@ def _write_layers(state: CaptureInProgress, kept: KeptFiles, on_done: OnLayer | 
     return digests
 
 
-def _with_spread(total: LayerMoments, rows: LayerRows, layer: dict[str, Any], manifest: dict[str, Any]) -> LayerMoments:
+def _with_spread(total: LayerMoments, rows: LayerRows, layer: LayerEntry, manifest: RunManifest) -> LayerMoments:
     """The moments as a finished run keeps them: of queries by bucket only their spread along pairs of sampled keys."""
     if total.spread is not None:  # of a run of one shard, it was computed with the sums
         return total
     assert total.q_buckets is not None
     sampled = SampledKeys.of(
-        rows.example, rows.position, rows.k, manifest["window"], manifest["options"]["buckets"],
-        layer["sliding_window"], read_by(layer["query_heads"], layer["key_heads"], manifest["q_per_kv"]),
+        rows.example, rows.position, rows.k, manifest.window, manifest.options.buckets,
+        layer.sliding_window, read_by(layer.query_heads, layer.key_heads, manifest.q_per_kv),
     )  # fmt: skip
     return replace(total, q_buckets=None, spread=StoredSpread.of(total.q_buckets, total.q.total, sampled))
 
@@ -214,15 +216,11 @@ def _refuse_twice(shares: Sequence[Parts]) -> None:
         folders |= dict.fromkeys(share.done, share.folder)
 
 
-def _lacking(manifest: dict[str, Any], missing: list[int]) -> str:
-    size, documents = int(manifest["options"]["documents_per_shard"]), len(manifest["documents"])
+def _lacking(manifest: RunManifest, missing: list[int]) -> str:
+    size, documents = manifest.options.documents_per_shard, len(manifest.documents)
     first, last = missing[0] * size, min((missing[0] + 1) * size, documents) - 1
     more = f" and {len(missing) - 1} more shards" if len(missing) > 1 else ""
     return (
         f"documents {first} to {last}{more} are in none of these folders; finish the jobs that measure them, or use "
         "--partial to write a larger share that can be merged later"
     )
-
-
-def _name(manifest: dict[str, Any], document: int) -> str:
-    return str(manifest["documents"][document]["name"])

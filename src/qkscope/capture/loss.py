@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from qkscope.capture.attention import backbone
 from qkscope.capture.sums.tokens import on_device
+from qkscope.capture.watch import backbone
 
 LOSS_TOKENS = 64
 """Tokens of each document whose loss is computed, at most: evenly spaced over it."""

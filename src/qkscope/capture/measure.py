@@ -13,29 +13,25 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from qkscope._version import __version__
-from qkscope.capture import models, parity
-from qkscope.capture.attention import Attention, OnAttention, OnOutput, backbone, head_size, self_attentions, watching
-from qkscope.capture.batches import batch_tokens, padded
-from qkscope.capture.chosenlayers import ChosenLayers
-from qkscope.capture.imageinputs import ImageInputs, placeholders
-from qkscope.capture.layercalls import LayerCalls
-from qkscope.capture.layers import Layer
+from qkscope.capture import gate as parity
+from qkscope.capture import model as models
+from qkscope.capture.call import LayerCalls, batch_tokens, padded, stretch_tokens
+from qkscope.capture.images import ImageInputs, placeholders
+from qkscope.capture.layers import ChosenLayers, Layer
 from qkscope.capture.loss import GATE_TOKENS, LossSums, OutputHead, output_head
-from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.outofmemory import OutOfMemoryIn, does_not_fit, memory_told
 from qkscope.capture.rope import LayerRope, check_angles, embeddings
-from qkscope.capture.shards import Shard
-from qkscope.capture.shardsums import finished, kept_vectors, sampled_keys, send_kept
-from qkscope.capture.stretches import stretch_tokens
+from qkscope.capture.shards import OutOfMemoryIn, Shard, does_not_fit, raise_out_of_memory
+from qkscope.capture.shardsums import ModelReport, ShardSums, finished, kept_vectors, sampled_keys, send_kept
 from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.layersums import LayerSums
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.tokens import Plan, on_device
-from qkscope.capture.sums.undonequeries import UndoneQueries
+from qkscope.capture.sums.undone import UndoneQueries
+from qkscope.capture.watch import Attention, OnAttention, OnOutput, backbone, head_size, self_attentions, watching
 from qkscope.core.layermoments import UNDONE_COV
 from qkscope.errors import CaptureError
-from qkscope.files.passage import Vectors
+from qkscope.files.runfolder import Vectors
 
 LONG = 8192
 """Beyond this length, a model that would build a T × T mask is prefilled in chunks instead."""
@@ -104,14 +100,14 @@ class Measurement:
         batch = 1 if shard.images else batch
         for first in range(0, len(rows), batch):
             batch_rows = rows[first : first + batch]
-            with memory_told(batch_rows):
+            with raise_out_of_memory(batch_rows):
                 if shard.examples[batch_rows[0]] in shard.images:
                     self._forward_images(shard, batch_rows[0], plan, sums, labels)
                 else:
                     self._forward(shard, batch_rows, plan, sums, labels, losses)
             if on_documents is not None:
                 on_documents(batch_rows[-1] + 1)
-        with memory_told([]):
+        with raise_out_of_memory([]):
             kept = kept_vectors(labels, sums)
             whole = replace(shard, sampled=None) if left_out else shard
             sampled = sampled_keys(kept, whole, self.layers, self.chosen.q_per_kv, plan.buckets)
@@ -181,7 +177,7 @@ class Measurement:
                 return self._decode(ids, None, None, 0).last_hidden_state
 
         try:
-            with memory_told([]):
+            with raise_out_of_memory([]):
                 attentions = parity.check(self.model, forward, self._watching)
         except OutOfMemoryIn as error:
             advice = "try --dtype bfloat16, --device balanced or fewer --workers"

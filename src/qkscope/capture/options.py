@@ -1,4 +1,4 @@
-"""What a capture is asked for: the model, the texts, what is measured, and how it is done.
+"""Options of a capture: the model, the texts, what is measured, and how it is done.
 
 Each option is written once, here; the command line, the YAML file and the table in docs/capture.md follow.
 """
@@ -8,13 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from qkscope.core.layermoments import UNDONE_COV
-from qkscope.engine.place import HERE, Place
+from qkscope.engine.target import IN_PROCESS, ExecutionTarget
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.options import MOST_TOKENS, Indices, from_values, option, out_of_range, parse_indices
+from qkscope.options import MOST_TOKENS, N_BUCKETS, Indices, from_values, option, out_of_range, parse_indices
+
+
+def need_torch(instead: str = "") -> None:
+    """Say what to install where there is no torch or transformers, and what can be done without, if anything can."""
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            way_out = f"install it with: pip install torch, then pip install 'qkscope[capture]'{instead}"
+            raise CaptureError(f"capturing needs {package}; {way_out}")
+
 
 Sampler = Literal["uniform", "log_uniform", "all"]
 
@@ -115,7 +125,7 @@ class CaptureOptions:
     window: int | None = option(
         None, "Tokens per document; by default the longest, if it fits.", least=16, most=MOST_TOKENS
     )
-    buckets: int = option(16, "Position buckets over the window.", least=1, most=256)
+    buckets: int = option(N_BUCKETS, "Position buckets over the window.", least=1, most=256)
     skip_first: int = option(
         4, "Positions at the start of a document that enter no statistic: attention sinks.", least=0
     )
@@ -229,11 +239,11 @@ class ExecutionOptions:
         """Whether this process does the work itself."""
         return self.engine == "local" and self.workers in (None, 1)
 
-    def place(self, device: str) -> Place:
+    def place(self, device: str) -> ExecutionTarget:
         """Where it runs, given the device of a replica."""
-        asked = Place(self.workers, self.engine, self.ray_address, gpus=1 if device.startswith("cuda") else 0)  # type: ignore[arg-type]
+        asked = ExecutionTarget(self.workers, self.engine, self.ray_address, gpus=1 if device.startswith("cuda") else 0)  # type: ignore[arg-type]
         if self.alone:
-            return HERE
+            return IN_PROCESS
         if device == "balanced":
             raise ConfigError(
                 "--device balanced spreads one replica over all devices; use it without --workers and Ray"

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from qkscope.capture import models
-from qkscope.capture.imageinputs import ImageInputs
+from qkscope.capture import model as models
+from qkscope.capture.images import ImageInputs
 from qkscope.capture.measure import Measurement
-from qkscope.capture.modelreport import ModelReport, ShardSums
 from qkscope.capture.options import CaptureOptions, ModelOptions
-from qkscope.capture.served import ServedMeasurement, ServingEngine
+from qkscope.capture.serve import ServedMeasurement, ServingEngine
 from qkscope.capture.shards import Shard
+from qkscope.capture.shardsums import ModelReport, ShardSums
 from qkscope.engine.workers import worker_number
 
 

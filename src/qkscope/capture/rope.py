@@ -17,8 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from qkscope.capture.attention import Attention, backbone
-from qkscope.capture.rotated import alike
+from qkscope.capture.watch import Attention, alike, backbone
 from qkscope.errors import CaptureError
 
 _Layout = Literal["half", "interleaved"]

@@ -1,16 +1,12 @@
-"""Model and texts → a Run on disk: every chosen head at every token, one forward pass per document.
-
-Documents are measured in shards, by this process or by workers that each have a replica of the model. The sums of every
-shard are saved on disk until all are done; a capture that was killed resumes with the missing shards. Neither that nor
-the number of workers, or of jobs that share the work, changes a byte of the run.
-"""
+"""Model and texts → a Run on disk: every chosen head at every token, one forward pass per document."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +14,66 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from qkscope.capture.assemble import assemble
-from qkscope.capture.attention import is_split, plain_model
-from qkscope.capture.documenttokens import DocumentTokens, check_documents
-from qkscope.capture.imageinputs import ImageInputs
-from qkscope.capture.manifest import manifest
-from qkscope.capture.modelreport import ModelReport, ShardSums
-from qkscope.capture.models import check_tokens, resolved_device
+from qkscope.capture.corpus import Corpus, DocumentTokens, check_documents
+from qkscope.capture.gate import gate_tokens
+from qkscope.capture.images import ImageInputs
+from qkscope.capture.model import check_tokens, resolved_device
 from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, Progress
-from qkscope.capture.parity import gate_tokens
-from qkscope.capture.passage import Passage
 from qkscope.capture.replica import Replica
-from qkscope.capture.served import ServingEngine
+from qkscope.capture.sampling import KeptVectors, numbered_tokens, sample_tokens, write_kept
+from qkscope.capture.serve import ServingEngine
 from qkscope.capture.shards import Shard, kept_tokens, per_shard
+from qkscope.capture.shardsums import ModelReport, ShardSums
 from qkscope.capture.texts import Document
-from qkscope.capture.tokensampling import numbered_tokens, sample_tokens
-from qkscope.capture.vectors import KeptVectors, write_kept
+from qkscope.capture.watch import is_split, plain_model
 from qkscope.core.layermoments import LayerMoments
 from qkscope.engine import pool
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.files.inprogress import CaptureInProgress, check_capture_folder
 from qkscope.files.locks import HeldFolder, held
 from qkscope.files.manifest import problem
-from qkscope.files.parts import LeftOutDocument, Note, Span
-from qkscope.files.passage import PASSAGE_ENTRY, write_passage
+from qkscope.files.parts import LeftOutDocument, PartMetadata, Span
+from qkscope.files.runfolder import FORMAT, PASSAGE_ENTRY, write_passage
+
+
+def manifest(
+    report: ModelReport,
+    documents: list[Document],
+    tokens: list[DocumentTokens],
+    options: CaptureOptions,
+    about: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the manifest of a capture, run.json; nothing in it depends on the time or speed of the run."""
+    listed = [
+        {"name": document.name, "digest": document.digest} | of_document.as_dict()
+        for document, of_document in zip(documents, tokens, strict=True)
+    ]
+    digests = "".join(f"{entry['digest']}{entry['tokens']};" for entry in listed)
+    corpus = hashlib.sha256(digests.encode()).hexdigest()
+    return {
+        "format": FORMAT,
+        "model": about | report.model,
+        "stage": "pre-rope" if options.pre_rope else "post-rope",
+        "window": options.window,
+        "q_per_kv": report.q_per_kv,
+        "options": _recorded(options),
+        "threads": report.threads,
+        "corpus": corpus,
+        "tokens": hashlib.sha256(b"".join(of_document.ids.tobytes() for of_document in tokens)).hexdigest(),
+        "documents": listed,
+        "layers": report.layers,
+        "versions": report.versions,
+    }
+
+
+def _recorded(options: CaptureOptions) -> dict[str, Any]:
+    """Return the options as run.json has them; ``keep`` only if something is kept, so that other runs stay the same."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in asdict(options).items()
+        if key != "keep" or value is not None
+    }
+
 
 Words = Callable[[np.ndarray], list[str]]
 """The text of each of some token ids."""
@@ -49,25 +82,20 @@ _log = logging.getLogger("qkscope")
 
 def capture(
     model: PreTrainedModel | ModelOptions | ServingEngine,
-    documents: list[Document],
-    ids: Sequence[np.ndarray | ImageInputs],
+    corpus: Corpus,
     folder: Path,
     options: CaptureOptions,
     about: dict[str, Any],
     execution: ExecutionOptions | None = None,
-    passage: Passage | None = None,
-    words: Words | None = None,
 ) -> Path:
     """Measure the model on these documents; ``about`` states where the model comes from, for the manifest.
 
     The model is a loaded one, one in a serving engine, or the options by which workers load it. Documents without two
-    tokens after ``skip_first`` are left out and counted in the manifest. Of a ``passage``, a short text, all vectors
-    are kept. Documents are token ids or, for a loaded model, inputs with images. Tokens whose vectors are kept have the
-    text that ``words`` gives them, if it is given.
+    tokens after ``skip_first`` are left out and counted in the manifest. Of the corpus's passage all vectors are kept.
     """
     execution = execution or ExecutionOptions()
     check_capture_folder(folder)
-    tokens = [DocumentTokens.of(given).cut(options.window) for given in ids]
+    tokens = [DocumentTokens.of(given).cut(options.window) for given in corpus.tokens]
     usable = _usable(tokens, options.skip_first)
     if isinstance(model, ModelOptions):
         device = resolved_device(model.device)
@@ -76,7 +104,7 @@ def capture(
         model, device = model if isinstance(model, ServingEngine) else plain, plain.device.type
     longest = max(document.extent for document in tokens)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
-    passage = None if passage is None or options.pre_rope else passage.cut(longest)
+    passage = None if corpus.passage is None or options.pre_rope else corpus.passage.cut(longest)
     gate, images = _gates([tokens[number] for number in usable], gate_tokens(sum(map(len, tokens)), options.window))
     replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going, images)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
@@ -86,18 +114,19 @@ def capture(
         assert isinstance(report, ModelReport)
         window = options.window or min(longest, report.longest)
         cut_ids, options = [tokens[number].cut(window) for number in usable], replace(options, window=window)
-        run_manifest = manifest(report, [documents[number] for number in usable], cut_ids, options, about)
-        run_manifest["documents_too_short"] = len(ids) - len(usable)
+        documents = [corpus.documents[number] for number in usable]
+        run_manifest = manifest(report, documents, cut_ids, options, about)
+        run_manifest["documents_too_short"] = len(corpus.tokens) - len(usable)
         if passage is not None:
             run_manifest[PASSAGE_ENTRY] = {"tokens": list(passage.cut(report.longest).tokens)}
-        names = [documents[number].name for number in usable]
+        names = [document.name for document in documents]
         _check(run_manifest, names, cut_ids, report)
         state = _begun(folder, run_manifest, execution)
         last = None
         if not state.finished:
             if passage is not None:
                 write_passage(folder, report.passage)
-            job = _Job(state, report, cut_ids, names, options, execution, job_shards, held_folder, words)
+            job = _Job(state, report, cut_ids, names, options, execution, job_shards, held_folder, corpus.words)
             replica.on_documents = job.tell
             job.do(workers.map)
             last = job.last
@@ -270,7 +299,7 @@ class _Job:
             _log.warning("%s did not fit into memory in batches and were measured one by one", shard)
         span, kept = Span(shard.number), self._with_texts(sums.kept)
         is_last = self.execution.share is None and self.state.parts.completes(span)
-        note = Note(
+        note = PartMetadata(
             one_by_one=[shard.number] if sums.one_by_one else [],
             kept={} if is_last else write_kept(self.state.kept, shard.number, kept),
             losses=sums.losses,

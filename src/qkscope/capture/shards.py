@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
-from qkscope.capture.imageinputs import ImageInputs
+from qkscope.capture.images import ImageInputs
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.tokensampling import Stretches, sample_tokens, vector_tokens
+from qkscope.capture.sampling import Stretches, sample_tokens, vector_tokens
 
 _DOCUMENTS = 8
 """Documents per shard on a CPU, and the minimum on a GPU."""
@@ -56,3 +58,40 @@ def kept_tokens(documents: Sequence[Stretches], options: CaptureOptions) -> list
         vector_tokens(example, stretches, sampling, options.skip_first) for example, stretches in enumerate(documents)
     ]
     return [np.union1d(*both) for both in zip(sampled, chosen, strict=True)]
+
+
+_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+class OutOfMemoryIn(Exception):
+    """Out of memory in a batch of documents, given by their rows in the shard; no rows: in another step."""
+
+    def __init__(self, rows: list[int], reason: str) -> None:
+        self.rows, self.reason = rows, reason
+        super().__init__(reason)
+
+
+@contextmanager
+def raise_out_of_memory(rows: list[int]) -> Iterator[None]:
+    """Raise ``OutOfMemoryIn`` for any of the errors by which torch reports that memory ran out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        is_out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+            message in str(error) for message in _MESSAGES
+        )
+        if not is_out_of_memory:
+            raise
+        raise OutOfMemoryIn(rows, reason or "no memory left") from None
+
+
+def does_not_fit(shard: Shard, error: OutOfMemoryIn) -> str:
+    """What did not fit into memory, and what to do about it."""
+    if not error.rows:
+        return f"out of memory while merging the sums of {shard} ({error.reason}); use fewer --documents-per-shard"
+    row = error.rows[0]
+    return (
+        f"document {shard.examples[row]} ({shard.names[row]}, {len(shard.ids[row])} tokens) does not fit into memory "
+        f"({error.reason}); try --prefill 2048 or a smaller --window, or use --keep-going to leave out such documents"
+    )

@@ -1,24 +1,76 @@
-"""The sums of a shard, copied to the host: moments of every layer, and the kept vectors."""
+"""The report of a replica on its model, and the sums of a shard, brought to the host."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from qkscope.capture.layers import Layer
+from qkscope.capture.sampling import KeptVectors
 from qkscope.capture.shards import Shard
 from qkscope.capture.sums.finish import layer_moments
 from qkscope.capture.sums.layersums import LayerSums
-from qkscope.capture.vectors import KeptVectors
 from qkscope.core.keypairs import SampledKeys
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.rows import token_keys
 from qkscope.errors import CaptureError
 from qkscope.files.parts import THREADS
+from qkscope.files.runfolder import Vectors
 from qkscope.heads import read_by
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """Description of a replica's model; all replicas of a capture must have the same one."""
+
+    model: dict[str, Any]
+    layers: list[dict[str, Any]]
+    q_per_kv: int
+    longest: int
+    """The model's max_position_embeddings."""
+    vocabulary: int
+    """Number of tokens in the model's vocabulary."""
+    threads: int | None
+    """Threads on a CPU, on which the last bits of a forward pass depend; None on a GPU."""
+    device: str
+    """The CPU, or the name of the GPU and how its sums are formed."""
+    versions: dict[str, str]
+    passage: dict[int, Vectors] = field(default_factory=dict)
+    """Queries and keys of the passage by layer; only the first replica reads it."""
+
+    placeholders: list[int] = field(default_factory=list)
+    """Ids of the tokens that stand for images, video or sound."""
+
+    @property
+    def digest(self) -> str:
+        """Identifies the model, wherever it runs."""
+        said = {name: value for name, value in vars(self).items() if name != "passage"}
+        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ShardSums:
+    """The sums and kept vectors of one shard."""
+
+    moments: dict[int, LayerMoments]
+    """By layer; empty if no document could be measured."""
+    kept: KeptVectors
+    left_out: dict[int, str]
+    """Documents that could not be measured, and why."""
+    report_digest: str
+    """Digest of the replica's ``ModelReport``."""
+    losses: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Sum of the losses of some tokens of each document, and their number."""
+    one_by_one: bool = False
+    """Whether batches did not fit into memory and documents were measured alone, which changes the last bits."""
+
 
 OfLayer = Callable[[int], SampledKeys | None]
 """The sampled keys of a layer, by its number."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from qkscope.capture.installed import need_torch
 from qkscope.capture.options import (
     CaptureOptions,
     ExecutionOptions,
@@ -20,6 +18,7 @@ from qkscope.capture.options import (
     VectorSampling,
     capture_options,
     load_capture_config,
+    need_torch,
 )
 from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, Verbose, bars, errors_as_lines, log, set_up_logging
@@ -29,7 +28,7 @@ from qkscope.options import defaults, from_values
 
 _PLANNED = (
     "model", "texts", "field", "max_docs", "window", "buckets", "sample", "seed", "layers", "heads", "dtype", "device",
-    "revision", "tokenizer", "save_vectors", "sampler", "vector_heads", "keep",
+    "revision", "tokenizer", "bos", "save_vectors", "sampler", "vector_heads", "keep",
 )  # fmt: skip
 
 
@@ -57,15 +56,14 @@ def plan_command(quiet: Quiet = False, verbose: Verbose = False, **values: Any) 
         if not values["model"]:
             raise ConfigError("a plan needs a MODEL")
         need_torch()
-        from qkscope.capture import models
-        from qkscope.capture.bos import tokenize
-        from qkscope.capture.estimate import GIB, estimate
-        from qkscope.capture.texts import read_documents
+        from qkscope.capture.corpus import Corpus
+        from qkscope.capture.plan import GIB, estimate
 
         values = defaults(ModelOptions, CaptureOptions, VectorSampling) | values
         model, options = from_values(ModelOptions, values), capture_options(values)
-        documents = read_documents(values["texts"], values["field"], values["max_docs"]) if values["texts"] else []
-        counted = [len(ids) for ids in tokenize(documents, models.load_tokenizer(model))] if documents else []
+        counted = (
+            [len(ids) for ids in Corpus.read(from_values(TextOptions, values), model).ids] if values["texts"] else []
+        )
         window = values["window"] or max(counted, default=4096)
         lengths = [min(window, tokens) for tokens in counted]
         cost = estimate(model, options, window)
@@ -99,49 +97,39 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
     if not values["model"] or not values["texts"]:
         raise ConfigError("a capture needs a MODEL and --texts")
     need_torch()
-    from qkscope.capture import models
-    from qkscope.capture import run as running
-    from qkscope.capture.bos import find_bos, tokenize
-    from qkscope.capture.passage import bundled_passage
-    from qkscope.capture.texts import read_documents
-    from qkscope.capture.tokenids import token_texts
+    from qkscope.capture.corpus import Corpus
+    from qkscope.capture.model import load_quietly, resolved_device
+    from qkscope.capture.run import capture
     from qkscope.files.inprogress import check_capture_folder
 
     if not bars():
-        models.load_quietly()
+        load_quietly()
     check_capture_folder(output)
     started = time.monotonic()
     execution = from_values(ExecutionOptions, values)
     if values["trust_remote_code"]:
         log.warning("running code that comes with %s, as asked", values["model"])
-    model, texts, options = from_values(ModelOptions, values), from_values(TextOptions, values), capture_options(values)
-    execution.place(models.resolved_device(model.device))  # what cannot be had is said before texts are read
-    documents = read_documents(list(texts.texts), texts.field, texts.max_docs)
-    log.info("%d documents; loading %s", len(documents), model.model)
-    tokenizer = models.load_tokenizer(model)
-    bos = find_bos(model, tokenizer, texts.bos)
-    ids = tokenize(documents, tokenizer, bos)
-    about = {"id": _label(model.model), "revision": model.revision, "config_overrides": model.config_overrides}
-    about["bos"] = bos.as_dict()
+    model, options = from_values(ModelOptions, values), capture_options(values)
+    execution.place(resolved_device(model.device))  # what cannot be had is said before texts are read
+    corpus = Corpus.read(from_values(TextOptions, values), model)
+    about = corpus.about(_label(model.model), model.revision, model.config_overrides)
     with documents_done() as on_progress:
         execution = replace(execution, on_progress=on_progress)
         source = replace(model, threads=execution.threads(model.threads))
-        passage = bundled_passage(tokenizer, bos)
-        words = partial(token_texts, tokenizer=tokenizer)
-        folder = running.capture(source, documents, ids, output, options, about, execution, passage, words)
+        folder = capture(source, corpus, output, options, about, execution)
     log.info("done in %.0f s", time.monotonic() - started)
-    return said_of(folder)
+    return report_outcome(folder)
 
 
-def said_of(folder: Path) -> int:
+def report_outcome(folder: Path) -> int:
     """Say what is in a folder now, a run or a share of one; the exit code, by whether documents were left out."""
     from qkscope.capture.assemble import n_left_out
-    from qkscope.files.runfolder import LOSS, MANIFEST, RunFolder
+    from qkscope.files.runfolder import MANIFEST, RunFolder
 
     if (folder / MANIFEST).exists():
-        loss = RunFolder.open(folder).manifest.get(LOSS)
-        if loss:
-            log.info("mean loss %.3f nats per token, over %d tokens of all documents", loss["mean"], loss["tokens"])
+        loss = RunFolder.open(folder).manifest.loss
+        if loss is not None:
+            log.info("mean loss %.3f nats per token, over %d tokens of all documents", loss.mean, loss.tokens)
         else:
             log.warning("no mean loss: this model computes its logits in a way that qkscope does not know")
         log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")

@@ -25,8 +25,8 @@ from qkscope.options import parse_indices
 
 if TYPE_CHECKING:
     from qkscope.analyses.options import PointOptions
-    from qkscope.pipeline.analyze import OnDone
-    from qkscope.pipeline.job import Failure, Job, Outcome
+    from qkscope.results.analyze import OnDone
+    from qkscope.results.job import Failure, Job, Outcome
     from qkscope.runs.run import Run
 
 log = logging.getLogger("qkscope")
@@ -274,7 +274,7 @@ def log_failures(failures: list[Failure]) -> None:
 
 def write_and_exit_code(folder: Path, outcomes: list[Outcome], started: float) -> int:
     """Write the results, log where they are and return the exit code."""
-    from qkscope.pipeline.analyze import write_results
+    from qkscope.results.analyze import write_results
 
     written = write_results(folder, outcomes, wall_seconds=time.monotonic() - started)
     n_heads, failed = (sum(counts) for counts in zip(*((o.n_heads, o.n_failed) for o in outcomes), strict=True))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkscope.capture.installed import need_torch
+from qkscope.capture.options import need_torch
 from qkscope.cli.captureprogress import documents_done
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, progress, set_up_logging
 from qkscope.cli.ending import clickable, say_findings, show
@@ -19,13 +18,10 @@ from qkscope.cli.report import OpenPage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qkscope.capture.bos import Bos
+    from qkscope.capture.corpus import Corpus
     from qkscope.capture.options import ModelOptions
-    from qkscope.capture.passage import Passage
-    from qkscope.capture.run import Words
-    from qkscope.capture.texts import Document
-    from qkscope.extras.family import Checkpoint
-    from qkscope.study.study import Study
+    from qkscope.data.family import Checkpoint
+    from qkscope.results.study import Study
 
 
 def demo_command(
@@ -45,7 +41,7 @@ def demo_command(
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         from qkscope.files.atomic import check_writable
-        from qkscope.report.write import EXPLORER, REPORT, check_pages
+        from qkscope.report.report import EXPLORER, REPORT, check_pages
 
         check_writable(output)
         check_pages(*(output / "report" / name for name in (REPORT, EXPLORER)))
@@ -63,9 +59,9 @@ def demo_command(
 def _family(output: Path, fast: bool, workers: int | None) -> Study:
     """Capture the checkpoints one after the other, then analyse them together."""
     need_torch("; without it: qkscope demo --planted")
-    from qkscope.capture.models import load_quietly
+    from qkscope.capture.model import load_quietly
     from qkscope.config import StudyRunConfig
-    from qkscope.extras.family import FAMILY_TITLE, other_windows
+    from qkscope.data.family import FAMILY_TITLE, other_windows
     from qkscope.report.gather import Sources, at_window, gather
 
     load_quietly()  # each checkpoint loads at once
@@ -87,7 +83,7 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
 
 def chosen_checkpoints(fast: bool) -> tuple[Checkpoint, ...]:
     """The checkpoints to capture; where some are not installed, a line says so."""
-    from qkscope.extras.family import CHECKPOINTS, NAME, bundled_checkpoints, fast_checkpoints
+    from qkscope.data.family import CHECKPOINTS, NAME, bundled_checkpoints, fast_checkpoints
 
     if fast:
         return fast_checkpoints()
@@ -100,10 +96,10 @@ def chosen_checkpoints(fast: bool) -> tuple[Checkpoint, ...]:
 
 def _with_effects(study: Study, output: Path, chosen: Sequence[Checkpoint], passes: int) -> Study:
     """The study, and what its last checkpoint loses without each term, on texts that its means were not made from."""
-    from qkscope.capture import models
-    from qkscope.capture.effects import EffectOptions
-    from qkscope.extras.effects import effects
-    from qkscope.extras.family import other_texts
+    from qkscope.api import effects
+    from qkscope.capture.model import load_model
+    from qkscope.cause.effects import EffectOptions
+    from qkscope.data.family import other_texts
     from qkscope.report.gather import at_window
     from qkscope.results.effects import write_measured
 
@@ -113,7 +109,7 @@ def _with_effects(study: Study, output: Path, chosen: Sequence[Checkpoint], pass
     run = Path(at_window(str(output / "runs" / last.name), window))
     with counted("passes") as on_done:
         frames = effects(
-            models.load_model(source), run, _tokens(source, other_texts(last.documents))[1],
+            load_model(source), run, _corpus(source, other_texts(last.documents)).ids,
             options=EffectOptions(passes, measure=0), window=window, label=last.name,
             on_progress=lambda done, in_all: on_done(round(done), round(in_all)),
         )  # fmt: skip
@@ -124,43 +120,34 @@ def _with_effects(study: Study, output: Path, chosen: Sequence[Checkpoint], pass
 
 def _source(checkpoint: Checkpoint) -> ModelOptions:
     from qkscope.capture.options import ModelOptions
-    from qkscope.extras.family import tokenizer
+    from qkscope.data.family import tokenizer
 
     return ModelOptions(str(checkpoint.folder), tokenizer=str(tokenizer()), dtype="float32", device="cpu")
 
 
-def _tokens(source: ModelOptions, paths: list[Path]) -> tuple[list[Document], list[Any], Bos, Passage, Words]:
-    """Texts, their tokens, how they begin, the bundled passage, and tokens as text."""
-    from qkscope.capture import models
-    from qkscope.capture.bos import find_bos, tokenize
-    from qkscope.capture.passage import bundled_passage
-    from qkscope.capture.texts import read_documents
-    from qkscope.capture.tokenids import token_texts
+def _corpus(source: ModelOptions, paths: list[Path]) -> Corpus:
+    from qkscope.capture.corpus import Corpus
+    from qkscope.capture.options import TextOptions
 
-    documents = read_documents([str(path) for path in paths], "text", None)
-    tokenizer_of_family = models.load_tokenizer(source)
-    bos = find_bos(source, tokenizer_of_family)
-    ids, passage = tokenize(documents, tokenizer_of_family, bos), bundled_passage(tokenizer_of_family, bos)
-    return documents, ids, bos, passage, partial(token_texts, tokenizer=tokenizer_of_family)
+    return Corpus.read(TextOptions(tuple(map(str, paths))), source)
 
 
 def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
-    from qkscope.capture import run
     from qkscope.capture.options import CaptureOptions, ExecutionOptions
-    from qkscope.extras.family import some_texts
+    from qkscope.capture.run import capture
+    from qkscope.data.family import some_texts
 
     source = _source(checkpoint)
-    documents, ids, bos, passage, words = _tokens(source, some_texts(checkpoint.documents))
+    corpus = _corpus(source, some_texts(checkpoint.documents))
     options = CaptureOptions(window=checkpoint.window, sample=sample)
-    about = {"id": checkpoint.name, "revision": None, "config_overrides": None, "bos": bos.as_dict()}
     with documents_done() as on_progress:
         execution = ExecutionOptions(on_progress=on_progress)
-        return run.capture(source, documents, ids, output, options, about, execution, passage, words)
+        return capture(source, corpus, output, options, corpus.about(checkpoint.name), execution)
 
 
 def _planted(output: Path, workers: int | None) -> Study:
     from qkscope.config import StudyRunConfig
-    from qkscope.extras.planted import PLANTED_TITLE, write_demo_dataset
+    from qkscope.data.planted import PLANTED_TITLE, write_demo_dataset
     from qkscope.report.gather import Sources, gather
 
     log.info("planting a dataset of 48 query heads in %s", output / "dataset")
@@ -171,7 +158,7 @@ def _planted(output: Path, workers: int | None) -> Study:
 
 
 def _report(study: Study, folder: Path, workers: int | None) -> None:
-    from qkscope.report.write import write_pages
+    from qkscope.report.report import write_pages
 
     with counted("figures") as on_figures:
         write_pages(study, folder, command="qkscope demo", workers=workers, on_figures=on_figures)

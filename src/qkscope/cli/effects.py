@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkscope.capture.installed import need_torch
-from qkscope.capture.options import ModelOptions, TextOptions
+from qkscope.capture.options import ModelOptions, TextOptions, need_torch
 from qkscope.cli.common import Quiet, Verbose, bars, counted, errors_as_lines, log, set_up_logging
 from qkscope.cli.options import with_options
 from qkscope.errors import ConfigError
@@ -17,9 +16,8 @@ from qkscope.options import from_values
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
-    from qkscope.capture.lockedmodel import LockedModel
+    from qkscope.cause.lockedmodel import LockedModel
 
 AllowOverlap = Annotated[bool, typer.Option("--allow-overlap", help="Allow texts that the run was captured on.")]
 
@@ -49,8 +47,7 @@ def effects_command(
     with errors_as_lines("rerun the same command to resume"):
         chosen = list(dict.fromkeys(_term(name) for name in terms.split(",")))
         locked, documents = loaded(values, run, window, allow_overlap=allow_overlap)
-        from qkscope.capture.effects import EffectOptions, EffectsJob
-        from qkscope.extras.effects import effect_tables, parsed_heads
+        from qkscope.cause.effects import EffectOptions, EffectsJob, effect_tables, parsed_heads
         from qkscope.files.atomic import check_writable
         from qkscope.results.effects import write_measured
 
@@ -76,45 +73,29 @@ def effects_command(
 def loaded(
     values: dict[str, Any], run: Path, window: int | None, *, allow_overlap: bool
 ) -> tuple[LockedModel, list[torch.Tensor]]:
-    """The model with its run, and the documents, cut to the window."""
+    """Load the model with its run, and the documents, cut to the window."""
     if not values["model"] or not values["texts"]:
         raise ConfigError("this needs a MODEL, a RUN and --texts")
     need_torch()
-    from qkscope.capture.effects import check_apart, cut_documents
-    from qkscope.capture.lockedmodel import LockedModel
-    from qkscope.capture.models import check_tokens
+    import torch
+
+    from qkscope.capture.corpus import Corpus
+    from qkscope.capture.model import load_model, load_quietly
+    from qkscope.cause.effects import check_apart
+    from qkscope.cause.lockedmodel import LockedModel
     from qkscope.files.runfolder import RunFolder
 
     folder = RunFolder.open(run)
-    model, ids, digests, names = _model_and_ids(values)
-    locked = LockedModel.of(model, folder)
-    if not allow_overlap:
-        check_apart(locked, digests, names)
-    documents = cut_documents(ids, window or int(folder.manifest["window"]))
-    embedding: Any = model.get_input_embeddings()
-    check_tokens(ids, int(embedding.weight.shape[0]))
-    log.info("%d documents, up to %d tokens each", len(documents), max(map(len, documents)))
-    return locked, documents
-
-
-def _model_and_ids(values: dict[str, Any]) -> tuple[PreTrainedModel, list[Any], list[str], list[str]]:
-    import torch
-
-    from qkscope.capture import models
-    from qkscope.capture.bos import find_bos, tokenize
-    from qkscope.capture.texts import read_documents
-
     if not bars():
-        models.load_quietly()
-    options, texts = from_values(ModelOptions, values), from_values(TextOptions, values)
-    documents = read_documents(list(texts.texts), texts.field, texts.max_docs)
-    log.info("loading %s", options.model)
-    tokenizer = models.load_tokenizer(options)
-    ids = tokenize(documents, tokenizer, find_bos(options, tokenizer, texts.bos))
+        load_quietly()
+    options = from_values(ModelOptions, values)
+    corpus = Corpus.read(from_values(TextOptions, values), options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    model = models.load_model(options)
-    return model, ids, [document.digest for document in documents], [document.name for document in documents]
+    locked = LockedModel.of(load_model(options), folder)
+    if not allow_overlap:
+        check_apart(locked, corpus)
+    return locked, corpus.cut(window or folder.manifest.window, locked.model)
 
 
 def _term(name: str) -> int:

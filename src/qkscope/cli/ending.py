@@ -12,7 +12,7 @@ import typer
 from qkscope.cli.common import log, printable
 
 if TYPE_CHECKING:
-    from qkscope.study.study import Study
+    from qkscope.results.study import Study
 
 
 def say_findings(study: Study, *, quiet: bool = False) -> None:

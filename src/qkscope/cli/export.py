@@ -25,7 +25,7 @@ def export_command(
     verbose: Verbose = False,
 ) -> None:
     """Write a run's statistics as calibration files of tools that compress KV caches."""
-    from qkscope.extras.exports.formats import export_run
+    from qkscope.integrations.exports.formats import export_run
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("no file was written"):

@@ -10,7 +10,7 @@ import typer
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, log, progress, set_up_logging
 from qkscope.cli.ending import clickable
 from qkscope.cli.options import with_options
-from qkscope.extras.pushoptions import PushOptions
+from qkscope.integrations.hub import PushOptions
 from qkscope.options import from_values
 
 _RESUMES = "rerun the same command to resume"
@@ -26,7 +26,7 @@ def push_command(
     **values: Any,
 ) -> None:
     """Send a run or results to the Hub with a card; without texts, tokens, paths and names of documents."""
-    from qkscope.extras import push as pushing
+    from qkscope.integrations.hub import push as pushing
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines(_RESUMES):
@@ -44,7 +44,7 @@ def pull_command(
     verbose: Verbose = False,
 ) -> None:
     """Fetch a pushed run or results into a folder, compared with its checksums."""
-    from qkscope.extras import pull as pulling
+    from qkscope.integrations.hub import pull as pulling
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines(_RESUMES):

@@ -10,9 +10,9 @@ import typer
 from qkscope.cli.analyze import AnalyzeCommand, analyze_command
 from qkscope.cli.capture import capture_command, plan_command
 from qkscope.cli.card import card_command
-from qkscope.cli.checks import doctor_command, verify_command
 from qkscope.cli.common import Version
 from qkscope.cli.demo import demo_command
+from qkscope.cli.doctor import doctor_command
 from qkscope.cli.effects import effects_command
 from qkscope.cli.export import export_command
 from qkscope.cli.hub import pull_command, push_command
@@ -20,6 +20,7 @@ from qkscope.cli.merge import merge_command
 from qkscope.cli.reach import reach_command
 from qkscope.cli.report import report_command, view_command
 from qkscope.cli.study import study_app, study_capture_command
+from qkscope.cli.verify import verify_command
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # before anything of the Hub is imported
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qkscope.cli.capture import said_of
+from qkscope.cli.capture import report_outcome
 from qkscope.cli.common import Quiet, Verbose, counted, errors_as_lines, log, set_up_logging
 
 
@@ -31,4 +31,4 @@ def merge_command(
             missing = merge_shares(folders, output, partial=partial, on_done=on_done)
         if missing:
             log.info("%d shards are still missing", len(missing))
-        raise typer.Exit(said_of(output))
+        raise typer.Exit(report_outcome(output))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkscope.options import Listed, listed
+from qkscope.options import OptionSpec, option_specs
 
 
 def with_options(*classes: type, only: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -19,7 +19,7 @@ def with_options(*classes: type, only: tuple[str, ...] = ()) -> Callable[[Callab
         signature = inspect.signature(command, eval_str=True)
         given = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in given]
-        more = [_parameter(one) for one in listed(*classes) if not only or one.name in only]
+        more = [_parameter(one) for one in option_specs(*classes) if not only or one.name in only]
         arguments = [one for one in more if isinstance(one.annotation.__metadata__[0], typer.models.ArgumentInfo)]
         options = [one for one in more if one not in arguments]
         first = [one for one in own if one.annotation is typer.Context]
@@ -36,7 +36,7 @@ def with_options(*classes: type, only: tuple[str, ...] = ()) -> Callable[[Callab
     return decorate
 
 
-def _parameter(one: Listed) -> inspect.Parameter:
+def _parameter(one: OptionSpec) -> inspect.Parameter:
     """One option as a parameter of a function, as typer reads it."""
     about, kind = one.about, one.kind if one.about.typed is None else one.about.typed
     spelt = "--" + one.name.replace("_", "-")

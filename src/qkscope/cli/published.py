@@ -32,7 +32,7 @@ from qkscope.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from qkscope.config import Config
+    from qkscope.results.config import Config
 
 Configs = Annotated[
     list[Path], typer.Option("--config", help="A config file, or a folder of them; may be given several times.")
@@ -95,16 +95,19 @@ def _analyze(
     strict: bool,
 ) -> None:
     """Analyse the configs; those that share a results folder are written together."""
-    from qkscope.config import load_configs
-    from qkscope.engine import Place
-    from qkscope.pipeline.analyze import analyze
-    from qkscope.pipeline.job import Job
+    from qkscope.engine import ExecutionTarget
+    from qkscope.results.analyze import analyze
+    from qkscope.results.config import load_configs
+    from qkscope.results.job import Job
 
     with errors_as_lines():
         by_folder: dict[Path, list[Config]] = defaultdict(list)
         for config in load_configs(paths):
             by_folder[config.output.results_dir].append(_override(config, choices))
-        work = {folder: [Job.from_config(config) for config in configs] for folder, configs in by_folder.items()}
+        work = {
+            folder: [Job.from_config(config, intervals=intervals) for config in configs]
+            for folder, configs in by_folder.items()
+        }
         for folder, jobs in work.items():
             prepare(jobs, folder)
         codes = []
@@ -112,9 +115,9 @@ def _analyze(
             started = time.monotonic()
             workers, engine, address = engine_options
             count = workers or next((c.workers for c in by_folder[folder] if c.workers != "auto"), None)
-            place = Place(count, engine, address)  # type: ignore[arg-type]
+            place = ExecutionTarget(count, engine, address)  # type: ignore[arg-type]
             with progress() as on_done:
-                outcomes = analyze(jobs, [analysis], place=place, intervals=intervals, strict=strict, on_done=on_done)
+                outcomes = analyze(jobs, [analysis], place=place, strict=strict, on_done=on_done)
             codes.append(write_and_exit_code(folder, outcomes, started))
         raise typer.Exit(max(codes))
 

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-    from qkscope.capture.lockedmodel import LockedModel
-    from qkscope.extras.cutting import CutLimits
-    from qkscope.extras.reach import Cut
+    from qkscope.cause.choice import Cut, CutLimits
+    from qkscope.cause.lockedmodel import LockedModel
 
 _HOW = ("revision", "tokenizer", "dtype", "device", "attn", "config_overrides", "trust_remote_code", "threads")
 
@@ -69,8 +68,8 @@ def reach_command(
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command"):
-        from qkscope.extras import reach as choosing
-        from qkscope.extras.cutting import CutLimits
+        from qkscope.cause import choice as choosing
+        from qkscope.cause.choice import CutLimits
         from qkscope.files.runfolder import RunFolder
 
         choosing.check_order(by)
@@ -94,15 +93,15 @@ def reach_command(
 
 def _tables(run: Path, output: Path, workers: int | None, started: float) -> tuple[dict[str, pd.DataFrame], int]:
     """Compute and write what is known about reach from the run alone."""
-    from qkscope.engine import Place
-    from qkscope.pipeline.analyze import analyze
-    from qkscope.pipeline.job import Job
+    from qkscope.engine import ExecutionTarget
+    from qkscope.results.analyze import analyze
+    from qkscope.results.job import Job
     from qkscope.runs.run import open_run
 
-    job = Job(open_run(run), config={"command": "reach"})
+    job = Job.from_options(open_run(run), "reach")
     prepare([job], output)
     with progress() as on_done:
-        outcomes = analyze([job], ["position", "reach"], place=Place(workers), on_done=on_done)
+        outcomes = analyze([job], ["position", "reach"], place=ExecutionTarget(workers), on_done=on_done)
     frames = outcomes[0].tables.frames
     if frames["reach"].empty:
         raise ConfigError(f"nothing is known about the reach of {run}: give a captured run, or the rotary encoding")
@@ -114,10 +113,10 @@ def _say_agreement(table: pd.DataFrame, output: Path) -> None:
     """Say, write and draw how far columns agree with a list."""
     import io
 
-    from qkscope.figures.agreement import draw_agreement
+    from qkscope.figures.attentionreach import draw_agreement
     from qkscope.figures.style import house_style
     from qkscope.files.atomic import write_together
-    from qkscope.files.csvtext import csv_bytes
+    from qkscope.results.frames import csv_bytes
 
     picture = io.BytesIO()
     with house_style():
@@ -136,7 +135,7 @@ def _cut(
     run: Path, output: Path, heads: pd.DataFrame, limits: CutLimits, by: str, keep: float, window: int
 ) -> pd.DataFrame:
     """Write the cut that is asked for; returns the heads that a cut can change."""
-    from qkscope.extras import reach as choosing
+    from qkscope.cause import choice as choosing
 
     heads = choosing.longer_than(heads, limits.sliding, window)
     chosen = choosing.choose(heads, by, keep, window, limits.sinks)
@@ -149,7 +148,7 @@ def _cut(
 
 def _measure(locked: LockedModel, documents: list[torch.Tensor], run: Path, output: Path, cuts: list[Cut]) -> None:
     """Measure the cuts, write what they cost, and say it for the share that was asked for, which comes first."""
-    from qkscope.extras.cutcost import cut_table
+    from qkscope.cause.cuts import cut_table
     from qkscope.results.effects import write_measured
 
     with counted("passes") as on_done:

@@ -37,8 +37,8 @@ def report_command(
     """Draw all figures and write report.html and explorer.html, each one file that opens from disk."""
     from qkscope.files.atomic import check_writable
     from qkscope.report.gather import gather, sources
-    from qkscope.report.pdf import browser, print_page
-    from qkscope.report.write import EXPLORER, PDF, REPORT, TABLES_FOLDER, check_pages, write_pages
+    from qkscope.report.page import browser, print_page
+    from qkscope.report.report import EXPLORER, PDF, REPORT, TABLES_FOLDER, check_pages, write_pages
 
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
@@ -75,7 +75,7 @@ def view_command(
     """Write the interactive explorer of one or more runs, and open it in the browser. It needs no server."""
     from qkscope.files.atomic import check_writable
     from qkscope.report.gather import gather, sources
-    from qkscope.report.write import check_pages, write_explorer
+    from qkscope.report.report import check_pages, write_explorer
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():

@@ -13,13 +13,13 @@ from qkscope.cli.common import Quiet, Verbose, errors_as_lines, log, set_up_logg
 from qkscope.cli.options import with_options
 from qkscope.config import StudyConfig, StudyRunConfig, load_study_config
 from qkscope.errors import ConfigError
-from qkscope.options import listed
+from qkscope.options import option_specs
 
 study_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Work on all runs of a study file.")
 _CLASSES = (ModelOptions, TextOptions, CaptureOptions, VectorSampling, ExecutionOptions)
 _OWN = ("model", "revision", "window")
 """What the study file says for each run."""
-_SHARED = tuple(option.name for option in listed(*_CLASSES) if option.name not in _OWN)
+_SHARED = tuple(option.name for option in option_specs(*_CLASSES) if option.name not in _OWN)
 
 
 @with_options(*_CLASSES, only=_SHARED)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from qkscope.analyses.options import PointOptions
-    from qkscope.pipeline.job import Job
-    from qkscope.study.study import Study
+    from qkscope.results.job import Job
+    from qkscope.results.study import Study
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="A config file.")]
 Random = Annotated[bool, typer.Option("--random", help="Draw the heads with --seed.")]
@@ -63,7 +63,8 @@ def pca_visualize(
         from qkscope.analyses.options import PointOptions
 
         job, chosen = _choose(config, random, 4 if collage else 1, seed, layer, head)
-        job = replace(job, pca=replace(job.pca, n_components=max(job.pca.n_components, pc_x + 1, pc_y + 1)))
+        pca = replace(job.options.pca, n_components=max(job.options.pca.n_components, pc_x + 1, pc_y + 1))
+        job = replace(job, options=replace(job.options, pca=pca))
         points = PointOptions(rows=MOST_POINTS, pcs=tuple(sorted({0, 1, pc_x, pc_y})))
         study = _study(job, chosen, ("pca",), points)
         figure = components_figure(study, chosen, (pc_x, pc_y), "qk" if qk else "q", scaled_positions=scaled_positions)
@@ -113,9 +114,9 @@ def _choose(
     config: Path, random: bool, count: int, seed: int, layer: int | None, head: int | None
 ) -> tuple[Job, list[tuple[int, int]]]:
     """The config's run, and the heads that the options select."""
-    from qkscope.config import load_configs
     from qkscope.heads import choose_heads
-    from qkscope.pipeline.job import Job
+    from qkscope.results.config import load_configs
+    from qkscope.results.job import Job
 
     configs = load_configs([config])
     if len(configs) != 1:
@@ -137,7 +138,7 @@ def _choose(
 def _study(job: Job, heads: list[tuple[int, int]], analyses: tuple[str, ...], points: PointOptions) -> Study:
     """Tables of the heads; their points are written to points.parquet in the results folder and read back."""
     from qkscope.plot import heads_study
-    from qkscope.results.points import read_points, write_points
+    from qkscope.results.side import read_points, write_points
 
     folder = _folder(job)
     log.info("reading %d heads of %s", len(heads), job.run.source)

@@ -22,9 +22,9 @@ from qkscope.core.moments import Moments
 from qkscope.core.momentsbatch import MomentsBatch
 from qkscope.core.rope import Rope, UndoneSums
 from qkscope.core.rows import Rows, token_keys
+from qkscope.options import N_BUCKETS
 
 N_GROUPS = 8
-N_BUCKETS = 16
 DELETE_ONE = 1.0 - np.eye(N_GROUPS)
 ALL_AND_WITHOUT = np.vstack([np.ones(N_GROUPS), DELETE_ONE])
 """Weights of the document groups: all of them, then each one left out."""

@@ -14,9 +14,9 @@ from typing import Generic, Protocol, TypeVar
 
 from threadpoolctl import threadpool_limits
 
-from qkscope.engine.place import HERE, Place, cores
+from qkscope.engine.target import IN_PROCESS, ExecutionTarget, cores
 
-__all__ = ["HERE", "Place", "Pool", "for_each", "pool", "resolve_workers"]
+__all__ = ["IN_PROCESS", "ExecutionTarget", "Pool", "for_each", "pool", "resolve_workers"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -36,7 +36,7 @@ class Pool(Protocol[Item_contra, Result_co]):
 
 @contextmanager
 def pool(
-    work: Callable[[_Item], _Result], place: Place, most: int, per_worker: int = ITEMS_PER_WORKER
+    work: Callable[[_Item], _Result], place: ExecutionTarget, most: int, per_worker: int = ITEMS_PER_WORKER
 ) -> Iterator[Pool[_Item, _Result]]:
     """Workers for at most ``most`` items at a time; they end with the block.
 
@@ -60,7 +60,7 @@ def pool(
 
 
 def for_each(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], place: Place, per_worker: int = ITEMS_PER_WORKER
+    work: Callable[[_Item], _Result], items: Sequence[_Item], place: ExecutionTarget, per_worker: int = ITEMS_PER_WORKER
 ) -> Iterator[tuple[int, _Result]]:
     """Yield (index, result) of each item as it is done, from workers that are started for this call."""
     with pool(work, place, len(items), per_worker) as workers:

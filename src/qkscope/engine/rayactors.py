@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from qkscope.engine.place import TRIES, Place, cores, gave_up
+from qkscope.engine.target import TRIES, ExecutionTarget, cores, gave_up
 from qkscope.engine.workers import single_threaded
 from qkscope.errors import ConfigError, QkscopeError
 
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 @contextmanager
-def ray_pool(work: Callable[[_Item], _Result], place: Place, most: int) -> Iterator[RayPool[_Item, _Result]]:
+def ray_pool(work: Callable[[_Item], _Result], place: ExecutionTarget, most: int) -> Iterator[RayPool[_Item, _Result]]:
     """Actors on the cluster at ``place.address``, or on a cluster of this machine that ends with the block."""
     ray = _ray()
     started_here = not ray.is_initialized()
@@ -160,7 +160,7 @@ def _ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, place: Place) -> None:
+def _connect(ray: Any, place: ExecutionTarget) -> None:
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     is_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
@@ -178,7 +178,7 @@ def _connect(ray: Any, place: Place) -> None:
             signal.signal(signal.SIGTERM, before)  # Ray installs its own handler, which ends the process silently
 
 
-def _count(ray: Any, place: Place, most: int) -> int:
+def _count(ray: Any, place: ExecutionTarget, most: int) -> int:
     """Number of actors: as requested, or as many as the cluster can run; at most one per item."""
     resources = ray.cluster_resources()
     available = min(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)) // place.gpus if place.gpus else 10**9)

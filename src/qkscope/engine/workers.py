@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from threadpoolctl import threadpool_limits
 
-from qkscope.engine.place import TRIES, gave_up
+from qkscope.engine.target import TRIES, gave_up
 from qkscope.errors import QkscopeError
 
 _Item = TypeVar("_Item")

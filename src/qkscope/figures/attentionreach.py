@@ -9,8 +9,8 @@ from matplotlib.ticker import PercentFormatter
 
 from qkscope.figures.figure import Figure, NotApplicable, needed
 from qkscope.figures.scoreterms import chosen_runs
-from qkscope.figures.style import FAINT, PHASES, canvas, grid, panels, shortened
-from qkscope.study.study import Study
+from qkscope.figures.style import FAINT, INK, PHASES, canvas, grid, panels, shortened
+from qkscope.results.study import Study
 
 _ORDERS = ("far", "area", "lock", "measured", "reversed")
 
@@ -140,3 +140,21 @@ CUTS_FIGURE = Figure(
     draw_cuts,
     say_cuts,
 )
+
+
+def draw_agreement(data: pd.DataFrame) -> Drawing:
+    """Left, rank correlations with intervals over layers; right, the chance to rank a head of the top tenth higher."""
+    figure = canvas(6.4, 0.3 * len(data) + 1.0)
+    left, right = panels(figure, 1, 2, sharey=True)[0]
+    y = np.arange(len(data))[::-1]
+    left.hlines(y, data["rho_low"], data["rho_high"], color=INK, linewidth=1.4)
+    left.plot(data["rho"], y, "o", color=INK, markersize=4)
+    left.axvline(0, color=FAINT, linewidth=0.7)
+    left.set(xlim=(-1, 1), xlabel="rank correlation with the list")
+    left.set_yticks(y, data["column"])
+    right.barh(y, data["auc"], 0.5, color=FAINT)
+    right.axvline(0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    right.set(xlim=(0, 1), xlabel="AUC of the list's top tenth")
+    for cell in (left, right):
+        grid(cell, "x")
+    return figure

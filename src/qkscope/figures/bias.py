@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import correlation
-from qkscope.figures.figure import Figure
-from qkscope.figures.select import models, rows, with_window
+from qkscope.figures.figure import Figure, models, rows, with_window
 from qkscope.figures.style import FAINT, canvas, family_look, grid, panels, shortened
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 PER = {"bias_strength": "per token", "bias_window": "per window"}
 

@@ -11,14 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.figures.axes import draw_sides
 from qkscope.figures.collages import draw_cloud, draw_drifts
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.hero import cloud_of, curves_of
 from qkscope.figures.scoreterms import TERM_COLOURS
-from qkscope.figures.sides import draw_sides
 from qkscope.figures.style import K, Q, canvas, grid, shortened
 from qkscope.heads import TERMS
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 CARD_DPI = 100
 _SIZE = (12.0, 6.3)

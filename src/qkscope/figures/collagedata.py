@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from qkscope.figures.figure import NotApplicable
-from qkscope.figures.select import models
+from qkscope.figures.figure import NotApplicable, models
 from qkscope.figures.style import shortened
 from qkscope.heads import choose_heads
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 HeadKey = tuple[str, int, int]
 _MOST_PLANES = 30

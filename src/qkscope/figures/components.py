@@ -7,10 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import mean_over_heads
-from qkscope.figures.figure import Figure
-from qkscope.figures.select import models, rows
+from qkscope.figures.figure import Figure, models, rows
 from qkscope.figures.style import K, Q, canvas, error_bars, grid
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 FIRST = 10
 """Number of components shown."""

@@ -14,10 +14,9 @@ from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
-from qkscope.figures.figure import Figure, NotApplicable
-from qkscope.figures.select import checkpoints, models_alone, rows, side_by_side, with_window
+from qkscope.figures.figure import Figure, NotApplicable, checkpoints, models_alone, rows, side_by_side, with_window
 from qkscope.figures.style import FAINT, NOT_THERE, canvas, panels, shortened
-from qkscope.study.study import Study, StudyRun
+from qkscope.results.study import Study, StudyRun
 
 DEPTH_BINS = 10
 NOPE = "NoPE"

@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.figure import Figure
-from qkscope.figures.select import models, rows
-from qkscope.figures.sides import draw_sides, sides
+from qkscope.figures.axes import draw_sides, sides
+from qkscope.figures.figure import Figure, models, rows
 from qkscope.figures.style import INK, canvas, grid, panels
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 _HEADS = 6
 """Number of heads whose curves are drawn: evenly spaced in the order of R²."""

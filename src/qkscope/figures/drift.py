@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import mean_over_heads, median_over_heads
-from qkscope.figures.figure import Figure
-from qkscope.figures.select import rows, several
+from qkscope.figures.figure import Figure, rows, several
 from qkscope.figures.style import K, Q, canvas, error_bars, family_look, grid, shortened
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 
 def prepare_bars(study: Study) -> pd.DataFrame:

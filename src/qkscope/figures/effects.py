@@ -13,7 +13,7 @@ from qkscope.figures.figure import Figure, NotApplicable, needed
 from qkscope.figures.scoreterms import TERM_COLOURS
 from qkscope.figures.style import INK, canvas, grid, panels
 from qkscope.heads import TERMS
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 DESCRIPTIONS = (
     "curve_range",

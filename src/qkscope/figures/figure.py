@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import QkscopeError
-from qkscope.study.study import Study
+from qkscope.results.study import Study, StudyRun
 
 
 class NotApplicable(QkscopeError):
@@ -37,3 +38,96 @@ def needed(frame: pd.DataFrame | None, what: str) -> pd.DataFrame:
     if frame is None or frame.empty:
         raise NotApplicable(f"there is no table with {what}")
     return frame
+
+
+def models(study: Study) -> list[StudyRun]:
+    """The runs that are compared as models; for a study with only checkpoints, the last one."""
+    compared = [run for run in study.runs if not is_checkpoint(run)]
+    return compared or list(study.runs[-1:])
+
+
+def side_by_side(study: Study) -> tuple[list[StudyRun], str]:
+    """The models or, of one model alone, its checkpoints if there are any; and what they are."""
+    compared = models(study)
+    ordered = [run for run in study.runs if is_checkpoint(run)]
+    return (ordered, "checkpoints") if len(compared) == 1 and len(ordered) > 1 else (compared, "models")
+
+
+def several(study: Study) -> tuple[list[StudyRun], str]:
+    """What stands side by side; ``NotApplicable`` for a single run, whose numbers are in the tables."""
+    runs, what = side_by_side(study)
+    if len(runs) < 2:
+        raise NotApplicable("there is one run, so there is nothing to put beside it; its numbers are in the table")
+    return runs, what
+
+
+def models_alone(study: Study) -> list[StudyRun]:
+    """The models; ``NotApplicable`` if there is one that has checkpoints, which other figures show."""
+    if side_by_side(study)[1] == "checkpoints":
+        raise NotApplicable("there is one model; the figures of training show its checkpoints")
+    return models(study)
+
+
+def checkpoints(study: Study) -> list[StudyRun]:
+    """The runs that are training checkpoints; ``NotApplicable`` if there are fewer than two."""
+    ordered = [run for run in study.runs if is_checkpoint(run)]
+    if len(ordered) < 2:
+        raise NotApplicable("the study has no ordered checkpoints (runs with a phase or a step)")
+    return ordered
+
+
+def before_and_after(study: Study) -> tuple[str, str]:
+    """The checkpoints that tell what changed: the last one, and the last of the first window if windows differ.
+
+    Otherwise the first one; ``NotApplicable`` if there are fewer than two.
+    """
+    runs = checkpoints(study)
+    shorter = [run.label for run in runs if run.window == runs[0].window]
+    return (runs[0].label if len(shorter) == len(runs) else shorter[-1]), runs[-1].label
+
+
+def is_checkpoint(run: StudyRun) -> bool:
+    """Whether the study gives a phase or step of training for a run."""
+    return run.phase is not None or run.step is not None
+
+
+def rows(study: Study, runs: list[StudyRun], table: str, *columns: str) -> pd.DataFrame:
+    """The rows of these runs, in their order; ``pc0`` means component 0 of ``qk``."""
+    frame = study.pc0 if table == "pc0" else study.table(table, *columns)
+    if frame is not None and not set(columns) <= set(frame.columns):
+        frame = None
+    available = needed(frame, f"{', '.join(columns)} ({'qk' if table == 'pc0' else table}.csv)")
+    labels = [run.label for run in runs]
+    chosen = available[available["model"].isin(labels)]
+    order = {label: i for i, label in enumerate(labels)}
+    chosen = chosen.sort_values("model", key=lambda column: column.map(order), kind="stable", ignore_index=True)
+    return needed(chosen.dropna(subset=list(columns)), f"{', '.join(columns)} of {', '.join(labels[:3])}")
+
+
+def timeline(runs: list[StudyRun]) -> pd.DataFrame:
+    """One row per checkpoint: order, label, phase, step, window."""
+    return pd.DataFrame(
+        {
+            "order": range(len(runs)),
+            "model": [run.label for run in runs],
+            "phase": [run.phase or "training" for run in runs],
+            "step": [run.step if run.step is not None else float("nan") for run in runs],
+            "window": [run.window if run.window is not None else float("nan") for run in runs],
+        }
+    )
+
+
+def discordant(frame: pd.DataFrame) -> pd.Series:
+    """1 where keys drift against queries along PC0, 0 where in the same direction; empty where r_q is too weak."""
+    sign_defined = (frame["r_q"].abs() >= SIGN_ANCHOR) & frame["r_k"].notna()
+    return (frame["r_k"] < 0).astype(float).where(sign_defined)
+
+
+def with_window(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
+    """``bias_window`` of every head: as the table has it, or from its window, or from the window of its run."""
+    if "bias_window" in frame:
+        return frame
+    windows = frame["model"].map({run.label: run.window for run in study.runs}).astype(float)
+    if "window" in frame:
+        windows = frame["window"].fillna(windows)
+    return frame.assign(bias_window=frame["bias_strength"] * windows)

@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.figure import Figure, NotApplicable
-from qkscope.figures.select import models, rows, with_window
+from qkscope.figures.figure import Figure, NotApplicable, models, rows, with_window
 from qkscope.figures.style import canvas, family_look, grid, panels, shortened
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 
 def prepare_audit(study: Study) -> pd.DataFrame:

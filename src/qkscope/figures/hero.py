@@ -8,13 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.figures.axes import sides
 from qkscope.figures.collagedata import drift
 from qkscope.figures.collages import draw_cloud, draw_drifts
-from qkscope.figures.figure import Figure, NotApplicable, needed
-from qkscope.figures.select import before_and_after, models
-from qkscope.figures.sides import sides
+from qkscope.figures.figure import Figure, NotApplicable, before_and_after, models, needed
 from qkscope.figures.style import PHASES, canvas, grid, shortened
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 MAPPED = {
     "decay": ("heads", "fall of the score per doubling of distance (logits)"),

@@ -11,8 +11,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.plasticity import merged_pairs
-from qkscope.figures.figure import Figure, NotApplicable
-from qkscope.figures.select import checkpoints, is_checkpoint, models, rows, timeline
+from qkscope.figures.axes import band, mean_sd, spread, time_axis
+from qkscope.figures.figure import Figure, NotApplicable, checkpoints, is_checkpoint, models, rows, timeline
 from qkscope.figures.style import (
     FAINT,
     INK,
@@ -23,8 +23,7 @@ from qkscope.figures.style import (
     phase_colours,
     shortened,
 )
-from qkscope.figures.timeaxis import band, mean_sd, spread, time_axis
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 _MIN_PAIRS = 20
 """Cells of the map with fewer pairs are empty."""

@@ -9,10 +9,9 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.analyses.acrossheads import mean_over_heads, rank_correlation
 from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.depth import NOPE, by_depth, two_maps, where
-from qkscope.figures.figure import Figure, NotApplicable
-from qkscope.figures.select import models, rows
+from qkscope.figures.figure import Figure, NotApplicable, models, rows
 from qkscope.figures.style import CLASSES, canvas, error_bars, grid
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 # ---- by class of heads --------------------------------------------------------------------------
 

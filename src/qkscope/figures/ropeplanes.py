@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.figure import Figure
-from qkscope.figures.select import models, rows
+from qkscope.figures.figure import Figure, models, rows
 from qkscope.figures.style import K, Q, canvas, grid
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 
 def prepare_spectrum(study: Study) -> pd.DataFrame:

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.figures.axes import sides
 from qkscope.figures.figure import Figure, NotApplicable
-from qkscope.figures.sides import sides
 from qkscope.figures.style import PHASES, canvas, grid, panels
-from qkscope.study.study import Study, with_most_windows
+from qkscope.results.study import Study, with_most_windows
 
 
 def prepare_same_weights(study: Study) -> pd.DataFrame:

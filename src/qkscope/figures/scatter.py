@@ -6,10 +6,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.figure import Figure
-from qkscope.figures.select import checkpoints, discordant, models, rows, timeline
+from qkscope.figures.figure import Figure, checkpoints, discordant, models, rows, timeline
 from qkscope.figures.style import CLASSES, FAINT, canvas, family_look, panels, shortened
-from qkscope.study.study import Study, StudyRun
+from qkscope.results.study import Study, StudyRun
 
 HIGH, _LOW = 0.7, 0.3
 PORTRAITS = 6

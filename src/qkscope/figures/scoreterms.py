@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.figures.figure import Figure, needed
 from qkscope.figures.style import canvas, panels, shortened
 from qkscope.heads import TERMS
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 TERM_COLOURS = {"position": "#1b4965", "key": "#b2182b", "query": "#2166ac", "content": "#f2c14e"}
 """Position dark, keys red and queries blue as everywhere, content yellow."""

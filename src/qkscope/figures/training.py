@@ -7,12 +7,11 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.components import TAXONOMY
+from qkscope.figures.axes import band, mean_sd, spread, time_axis
 from qkscope.figures.componenttracks import component_tracks
-from qkscope.figures.figure import Figure
-from qkscope.figures.select import checkpoints, discordant, rows, timeline
+from qkscope.figures.figure import Figure, checkpoints, discordant, rows, timeline
 from qkscope.figures.style import CLASSES, K, Q, canvas, grid
-from qkscope.figures.timeaxis import band, mean_sd, spread, time_axis
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 # ---- position on component 0 --------------------------------------------------------------------
 

@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.figure import Figure
-from qkscope.figures.select import checkpoints, rows, timeline
+from qkscope.figures.axes import ticks
+from qkscope.figures.figure import Figure, checkpoints, rows, timeline
 from qkscope.figures.style import canvas, grid, panels, phase_colours, shortened
-from qkscope.figures.timeaxis import ticks
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 TRAJECTORY = {
     "r_k_a": "r_k_a",

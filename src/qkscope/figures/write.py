@@ -11,14 +11,14 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope._version import __version__
-from qkscope.engine import Place, for_each
+from qkscope.engine import ExecutionTarget, for_each
 from qkscope.errors import TableError
 from qkscope.figures.catalogue import CATALOGUE, FIGURES_BY_NAME
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style
 from qkscope.files.atomic import atomic_path, write_together
-from qkscope.files.csvtext import csv_bytes
-from qkscope.study.study import Study
+from qkscope.results.frames import csv_bytes
+from qkscope.results.study import Study
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def write_figures(
     done: dict[int, Written] = {}
     if on_done is not None:
         on_done(0, len(tasks))
-    for index, written in for_each(_write, tasks, Place(workers)):
+    for index, written in for_each(_write, tasks, ExecutionTarget(workers)):
         done[index] = written
         if on_done is not None:
             on_done(len(done), len(tasks))

@@ -23,9 +23,18 @@ from qkscope.files.checksums import CHECKSUMS
 from qkscope.files.locks import HOLDER
 from qkscope.files.manifest import problem
 from qkscope.files.parts import PARTS, Parts
-from qkscope.files.passage import PASSAGE_FILE
 from qkscope.files.readers import read_text
-from qkscope.files.runfolder import FORMAT, LEFT_OUT, LOSS, MANIFEST, MOMENTS, ONE_BY_ONE, PROGRESS, SAMPLE
+from qkscope.files.runfolder import (
+    FORMAT,
+    LEFT_OUT,
+    LOSS,
+    MANIFEST,
+    MOMENTS,
+    ONE_BY_ONE,
+    PASSAGE_FILE,
+    PROGRESS,
+    SAMPLE,
+)
 
 KEPT_FOLDER, VECTORS_FOLDER = "kept", "vectors"
 _FILES = re.compile(

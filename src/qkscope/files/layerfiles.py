@@ -6,14 +6,18 @@ single precision, for that is what their products were formed in, and of queries
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.headmoments import N_GROUPS, BucketMeans
@@ -22,7 +26,7 @@ from qkscope.core.layermoments import UNDONE_COV, LayerMoments
 from qkscope.core.moments import Moments
 from qkscope.core.reach import REACH_COUNTS, bin_starts
 from qkscope.errors import DatasetError
-from qkscope.files.arrays import write_new_tensors, write_tensors
+from qkscope.files.atomic import atomic_path
 from qkscope.files.readers import check_regular
 
 _OPTIONAL = ("sizes_q", "sizes_k", "reach")
@@ -263,3 +267,22 @@ def _places(size: int) -> Int[np.ndarray, "zz"]:
     places = np.empty((size, size), dtype=np.intp)
     places[rows, columns] = places[columns, rows] = np.arange(len(rows))
     return places.reshape(-1)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Shaped[np.ndarray, "..."]]) -> None:
+    """Write arrays, atomically."""
+    with atomic_path(path) as temporary:
+        write_new_tensors(temporary, tensors)
+
+
+def write_new_tensors(path: Path, tensors: Mapping[str, Shaped[np.ndarray, "..."]]) -> None:
+    """Write arrays to a file of which nothing is read until the whole folder is complete and on disk."""
+    try:
+        save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path)
+    except SafetensorError as error:
+        # safetensors reports a full disk only in the text of its error.
+        os_error = re.search(r"os error (\d+)", str(error))
+        if os_error is None:
+            raise
+        code = int(os_error[1])
+        raise OSError(code, os.strerror(code), str(path)) from None

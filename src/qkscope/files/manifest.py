@@ -1,4 +1,4 @@
-"""Validation of run.json before it is used: types, ranges and largest sizes."""
+"""run.json as a typed object: read and checked once, types, ranges and largest sizes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class LayerEntry(_Entry):
     sliding_window: Annotated[int, Field(gt=0, lt=2**31, strict=True)] | None
     rope: RopeEntry | None
     both: Annotated[bool, Field(strict=True)] = False
+    d: int | None = None
+    """Length of its vectors."""
 
 
 class VectorsEntry(BaseModel):
@@ -56,6 +58,8 @@ class OptionsEntry(_Entry):
 
     buckets: Annotated[int, Field(ge=1, le=4096, strict=True)]
     documents_per_shard: Annotated[int, Field(ge=1, lt=2**31, strict=True)] = 8
+    heads: Any = None
+    """Query heads that were chosen; None: all."""
     keep: Literal["undone-cov"] | None = None
     reach_queries: Annotated[int, Field(ge=0, le=4096, strict=True)] = 0
     sample: Annotated[int, Field(ge=1, lt=2**31, strict=True)] = 2048
@@ -67,24 +71,27 @@ class OptionsEntry(_Entry):
 class DocumentEntry(_Entry):
     """One document."""
 
+    name: Any = None
+    digest: Any = None
     tokens: _Count
     image_tokens: _Count = 0
     positions: list[tuple[_Count, _Count]] | None = None
     """Of its text tokens, if it has images: the first of each stretch, and the one after its last."""
 
     @property
-    def _stretches(self) -> list[tuple[int, int]]:
-        return [(0, self.tokens)] if self.positions is None else self.positions
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Positions of its tokens: from 0 on, unless images lie between them."""
+        return ((0, self.tokens),) if self.positions is None else tuple(self.positions)
 
     @property
     def extent(self) -> int:
         """The position after the last token."""
-        return max((end for _, end in self._stretches), default=0)
+        return max((end for _, end in self.spans), default=0)
 
     @property
     def places_agree(self) -> bool:
         """Whether the stretches are in order, and have as many positions as there are tokens."""
-        edges = [edge for stretch in self._stretches for edge in stretch]
+        edges = [edge for stretch in self.spans for edge in stretch]
         return edges == sorted(edges) and sum(edges[1::2]) - sum(edges[::2]) == self.tokens
 
 
@@ -100,19 +107,67 @@ class PassageEntry(_Entry):
     tokens: Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=1, max_length=4096)]
 
 
+class ModelEntry(_Entry):
+    """The model, as far as run.json says."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
+    id: Any = None
+    revision: Any = None
+    commit: Any = None
+    type: Any = Field(default=None, alias="class")
+    dtype: Any = None
+    attention: Any = None
+    layers: Any = None
+    parameters: Any = None
+    weights: Any = None
+
+
+class LossEntry(_Entry):
+    """The mean loss of the documents, in nats per token."""
+
+    mean: Finite | None = None
+    tokens: _Count | None = None
+
+
+class PushedEntry(_Entry):
+    """What was left out when the run was pushed."""
+
+    left_out: list[Any] = []
+
+
 class RunManifest(_Entry):
     """A whole manifest."""
 
     window: Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
     q_per_kv: Annotated[int, Field(ge=1, lt=10_000, strict=True)]
     stage: Literal["post-rope", "pre-rope"]
-    model: dict[str, Any]
+    model: ModelEntry
     corpus: str
+    tokens: Any = None
+    """Digest of all token ids."""
     options: OptionsEntry
     documents: list[DocumentEntry]
     left_out: list[LeftOutEntry] = []
     passage: PassageEntry | None = None
+    loss: LossEntry | None = None
+    pushed: PushedEntry | None = None
     layers: Annotated[list[LayerEntry], Field(min_length=1, max_length=10_000)]
+
+    @property
+    def rotated(self) -> bool:
+        """Whether vectors were captured after the rotation."""
+        return self.stage == "post-rope"
+
+    @property
+    def encoder(self) -> bool:
+        """Whether queries of any layer also see later keys."""
+        return any(layer.both for layer in self.layers)
+
+    @property
+    def measured(self) -> list[int]:
+        """Numbers of the documents without those that were left out."""
+        left_out = {entry.document for entry in self.left_out}
+        return [number for number in range(len(self.documents)) if number not in left_out]
 
 
 def problem(manifest: dict[str, Any]) -> str | None:

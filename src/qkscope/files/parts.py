@@ -92,7 +92,7 @@ class LeftOutDocument(BaseModel):
     reason: str
 
 
-class Note(BaseModel):
+class PartMetadata(BaseModel):
     """The content of a part's part.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -108,13 +108,13 @@ class Note(BaseModel):
     losses: dict[Annotated[int, Field(ge=0)], tuple[Annotated[float, Field(allow_inf_nan=False)], int]] = {}
     """Sum of the losses of some tokens of each document, and their number."""
 
-    def with_(self, other: Note) -> Note:
+    def with_(self, other: PartMetadata) -> PartMetadata:
         """The note of two parts together, without digests of layers, which are yet to be merged."""
         left_out = sorted([*self.left_out, *other.left_out], key=lambda entry: entry.document)
         kept = dict(sorted((self.kept | other.kept).items()))
         losses = dict(sorted((self.losses | other.losses).items()))
         one_by_one = sorted([*self.one_by_one, *other.one_by_one])
-        return Note(kept=kept, left_out=left_out, one_by_one=one_by_one, losses=losses)
+        return PartMetadata(kept=kept, left_out=left_out, one_by_one=one_by_one, losses=losses)
 
 
 _Layers = Mapping[int, Callable[[], LayerMoments | None]]
@@ -128,7 +128,7 @@ class Parts:
     folder: Path
     """Folder of the capture."""
     manifest: dict[str, Any]
-    notes: dict[Span, Note] = field(default_factory=dict)
+    notes: dict[Span, PartMetadata] = field(default_factory=dict)
     """The note of every part, on disk or not."""
     unsaved: dict[Span, _Layers] = field(default_factory=dict)
     """The part that completed the run, if the run is written from memory right after it."""
@@ -159,7 +159,7 @@ class Parts:
             if span is not None and span.first + span.count > self.in_all:
                 raise DatasetError(f"{path} is not a part of this capture, which has {self.in_all} shards; remove it")
             note_or_error = None if span is None else self._read(span, kept)
-            if span is not None and isinstance(note_or_error, Note):
+            if span is not None and isinstance(note_or_error, PartMetadata):
                 self.notes[span] = note_or_error
                 continue
             damaged += [] if note_or_error is None else [f"{path} is damaged ({note_or_error})"]
@@ -177,7 +177,7 @@ class Parts:
         """Whether no shard is missing with this part."""
         return len(self.done) + span.count == self.in_all
 
-    def add(self, span: Span, layers: _Layers, note: Note, *, save: bool = True) -> None:
+    def add(self, span: Span, layers: _Layers, note: PartMetadata, *, save: bool = True) -> None:
         """Add a part, merged with its siblings in the tree as far up as they exist.
 
         Unless ``save``, it is merged when it is read, and its siblings stay on disk.
@@ -196,7 +196,7 @@ class Parts:
                 moments, at = _both(*pair), at.parent
             return moments
 
-        merged_note = reduce(Note.with_, (self.notes[sibling] for sibling in made_of), note)
+        merged_note = reduce(PartMetadata.with_, (self.notes[sibling] for sibling in made_of), note)
         if not save:
             self.unsaved[merged] = {number: partial(layer, number) for number in self._numbers}
             self.notes = {at: its for at, its in self.notes.items() if at not in made_of} | {merged: merged_note}
@@ -222,9 +222,9 @@ class Parts:
         return merged
 
     @property
-    def note(self) -> Note:
+    def note(self) -> PartMetadata:
         """The notes of all parts together."""
-        return reduce(Note.with_, (self.notes[span] for span in sorted(self.notes)), Note())
+        return reduce(PartMetadata.with_, (self.notes[span] for span in sorted(self.notes)), PartMetadata())
 
     def _documents(self, span: Span) -> range:
         """The documents of the shards in a span."""
@@ -244,11 +244,11 @@ class Parts:
     def _numbers(self) -> list[int]:
         return [int(layer["layer"]) for layer in self.manifest["layers"]]
 
-    def _read(self, span: Span, kept: Path) -> Note | str:
+    def _read(self, span: Span, kept: Path) -> PartMetadata | str:
         """The note of a part, or a text that says what is wrong with the part."""
         folder = self.place / span.name
         try:
-            note = Note.model_validate_json(read_text(folder / NOTE))
+            note = PartMetadata.model_validate_json(read_text(folder / NOTE))
             if note.run != self._run:
                 return "it belongs to another run"
             files = {folder / name: checksum for name, checksum in note.layers.items()}
@@ -267,7 +267,7 @@ class Parts:
             return " ".join(str(error).split())[:200]
         return f"{changed[0].name} differs from its checksum" if changed else note
 
-    def _write(self, span: Span, layer: Callable[[int], LayerMoments | None], note: Note) -> None:
+    def _write(self, span: Span, layer: Callable[[int], LayerMoments | None], note: PartMetadata) -> None:
         final = self.place / span.name
         temporary = final.with_name(temporary_name(span.name))
         temporary.mkdir(parents=True)

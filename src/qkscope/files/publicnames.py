@@ -8,9 +8,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from qkscope.files.hub import HUB_ID
+from qkscope.files.runfolder import PUSHED
 
-PUSHED = "pushed"
-"""The key of run.json that tells what was left out when the run was pushed, and the SHA-256 of the file before."""
 _HERE = frozenset({"path", "results_dir", "file"})
 """Keys whose values are places on this machine."""
 _ANYWHERE = frozenset({"dataset", "texts"})

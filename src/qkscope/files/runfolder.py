@@ -10,16 +10,25 @@ While a capture is in progress there is ``progress.json`` instead of ``run.json`
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from qkscope.core.headdata import PassageVectors
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import DatasetError
+from qkscope.files.atomic import write_together
 from qkscope.files.checksums import difference
 from qkscope.files.layerfiles import layer_file, read_layer_of
-from qkscope.files.manifest import problem
-from qkscope.files.readers import read_text
+from qkscope.files.manifest import RunManifest, problem
+from qkscope.files.readers import check_regular, read_text
 
 FORMAT = 3
 MANIFEST = "run.json"
@@ -29,6 +38,8 @@ SAMPLE = "sample"
 LEFT_OUT, ONE_BY_ONE, LOSS = "left_out", "one_by_one", "loss"
 """Keys that only the manifest of a finished run may have: documents that were not measured, and shards whose batches
 did not fit into memory."""
+PUSHED = "pushed"
+"""The key of run.json that tells what was left out when the run was pushed, and the SHA-256 of the file before."""
 UNFINISHED = "capture unfinished in {}; rerun the same capture command to resume"
 
 
@@ -37,7 +48,13 @@ class RunFolder:
     """A finished run on disk."""
 
     folder: Path
-    manifest: dict[str, Any]
+    raw: dict[str, Any]
+    """run.json as it stands on disk."""
+
+    @cached_property
+    def manifest(self) -> RunManifest:
+        """What run.json says."""
+        return RunManifest.model_validate(self.raw)
 
     @classmethod
     def open(cls, folder: Path) -> RunFolder:
@@ -61,17 +78,12 @@ class RunFolder:
             raise DatasetError(f"{path} is not a valid manifest ({error_text}); capture the run again")
         return cls(folder, manifest)
 
-    @property
-    def encoder(self) -> bool:
-        """Whether queries of any layer also see later keys."""
-        return any(layer.get("both") for layer in self.manifest["layers"])
-
     def layer(self, layer: int, *, buckets: bool = True, undone: bool = False) -> LayerMoments:
         """The moments of one layer; by bucket only if ``buckets``, with the rotation undone only if ``undone``.
 
         A ``DatasetError`` if its file, or the manifest, is not what was captured.
         """
-        moments = read_layer_of(self.manifest, self.folder / MOMENTS, layer, buckets=buckets, undone=undone)
+        moments = read_layer_of(self.raw, self.folder / MOMENTS, layer, buckets=buckets, undone=undone)
         self.check(MANIFEST, f"{MOMENTS}/{layer_file(layer)}")
         return moments
 
@@ -80,3 +92,44 @@ class RunFolder:
         changed = difference(self.folder, names)
         if changed is not None:
             raise DatasetError(changed)
+
+
+PASSAGE_FILE, PASSAGE_ENTRY = "passage.safetensors", "passage"
+"""The file, and the key of run.json under which its tokens stand."""
+
+Vectors = tuple[Shaped[np.ndarray, "tokens heads d"], Shaped[np.ndarray, "tokens key_heads d"]]
+
+
+def write_passage(folder: Path, layers: Mapping[int, Vectors]) -> None:
+    """Write queries and keys of the passage: in half precision, unless a value is too large for it."""
+    named = {f"{layer}.{kind}": _short(x) for layer, both in layers.items() for kind, x in zip("qk", both, strict=True)}
+    write_together(folder, {PASSAGE_FILE: save(named)})
+
+
+def read_passage(folder: Path, manifest: RunManifest, layer: int, query: int, key: int) -> PassageVectors | None:
+    """The passage in one head, given by its numbers among the captured ones; None if the run has no passage."""
+    if manifest.passage is None:
+        return None
+    q, k = _layer(folder / PASSAGE_FILE, layer)
+    tokens = tuple(manifest.passage.tokens)
+    if not len(q) == len(k) == len(tokens) or query >= q.shape[1] or key >= k.shape[1] or q.shape[2] != k.shape[2]:
+        raise DatasetError(f"{folder / PASSAGE_FILE} does not fit run.json in layer {layer}; copy the run again")
+    return PassageVectors(tokens, q[:, query].astype(float), k[:, key].astype(float))
+
+
+@lru_cache(maxsize=2)
+def _layer(path: Path, layer: int) -> Vectors:
+    try:
+        check_regular(path)
+        with safe_open(path, framework="numpy") as file:
+            q, k = (file.get_tensor(f"{layer}.{kind}") for kind in "qk")
+    except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
+        raise DatasetError(f"{path} cannot be read ({error}); copy the run again") from None
+    if not (q.ndim == k.ndim == 3 and np.isfinite(q).all() and np.isfinite(k).all()):
+        raise DatasetError(f"{path}: layer {layer} contains no finite vectors of tokens and heads; copy the run again")
+    return q, k
+
+
+def _short(x: Shaped[np.ndarray, "tokens heads d"]) -> Shaped[np.ndarray, "tokens heads d"]:
+    half = np.float16(6e4)
+    return np.ascontiguousarray(x, dtype=np.float16 if np.abs(x).max(initial=0) < half else np.float32)

@@ -1,25 +1,211 @@
-"""A callback of transformers' Trainer that measures every head while a model trains.
+"""Measure a model while it trains: a study folder that grows by one run per measurement, within a share of the time.
 
-    trainer = Trainer(…, callbacks=[QkScopeCallback(texts, every=500)])
+    study = TrainingStudy("study", texts, tokenizer, every=500)
+    for step, batch in enumerate(batches, 1):
+        …                                   # a step of training
+        scalars = study.at(step, model)     # None at most steps
+    study.close(step, model)
 
-A handful of numbers go wherever the Trainer reports (TensorBoard, trackio, wandb, …); the runs go into a study folder.
+``qkscope report study/study.yaml`` then draws what changed. The model is left as it was: modes, weights, gradients and
+random states, so the loss is the same, bit for bit, as without measurements.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import re
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+import numpy as np
+import pandas as pd
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from qkscope.errors import QkscopeError
-from qkscope.integrations.trainingstudy import TrainingStudy
+from qkscope.analyses.components import TAXONOMY
+from qkscope.analyses.options import AnalysisOptions
+from qkscope.api import capture_corpus
+from qkscope.capture.corpus import Corpus, check_texts
+from qkscope.capture.model import eval_mode, seconds_of_a_pass
+from qkscope.capture.options import CaptureOptions
+from qkscope.capture.watch import plain_model
+from qkscope.config import StudyConfig, StudyRunConfig, load_study_config
+from qkscope.engine import IN_PROCESS
+from qkscope.errors import ConfigError, QkscopeError
+from qkscope.files.atomic import check_writable, write_together
+from qkscope.results.analyze import analyze
+from qkscope.results.job import Job
+from qkscope.runs.run import Run
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 _log = logging.getLogger("qkscope")
+STUDY_FILE = "study.yaml"
+_SAMPLE = 512
+"""Tokens whose vectors a run keeps: fewer than usual, since there are many runs."""
+_FACTOR, _FIXED = 1.5, 2.0
+"""Time of a first measurement: so many times the passes, and so many seconds."""
+_LOGGED = {
+    "heads": ("decay", "position_share", "positional_overhead", "mass_sink"),
+    "rotated": ("bias_full_window",),
+}
+"""Columns whose mean over heads is logged, by table."""
+_RUN = re.compile(r"step-(\d+)")
+
+
+class TrainingStudy:
+    """Measurements of one training run, in a folder with a study file."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        texts: Sequence[Any],
+        tokenizer: Any = None,
+        *,
+        every: int = 500,
+        window: int | None = None,
+        max_share: float | None = 0.01,
+        title: str = "",
+        phase: str | None = None,
+        bos: bool | None = None,
+        options: CaptureOptions | None = None,
+    ) -> None:
+        """Texts are strings, with a tokenizer, or token ids, as of ``qkscope.capture_model``.
+
+        A measurement is due at every ``every``-th step and is made as soon as all of them together take at most
+        ``max_share`` of the time since the start; None: at once.
+        """
+        if every < 1 or (max_share is not None and not 0 < max_share <= 1):
+            raise ConfigError(f"expected every ≥ 1 and 0 < max_share ≤ 1, got {every} and {max_share}")
+        self.folder, self.tokenizer = Path(folder), tokenizer
+        check_texts(texts, tokenizer)
+        self.texts, self.bos = texts, bos
+        self._corpus: Corpus | None = None
+        self.every, self.window, self.max_share = every, window, max_share
+        self.title, self.phase, self.options = title, phase, options
+        check_writable(self.folder)
+        self.measured: list[int] = []
+        """Steps that were measured, by this object."""
+        self.spent = 0.0
+        """Seconds that all measurements took."""
+        self._cost = 0.0
+        """Seconds that the next one is expected to take."""
+        self._due = False
+        self._start = time.monotonic()
+
+    @property
+    def share(self) -> float:
+        """Share of the time since the start that measurements took."""
+        return self.spent / max(time.monotonic() - self._start, 1e-9)
+
+    def at(self, step: int, model: Any) -> dict[str, float] | None:
+        """Measure if it is time to; what is worth logging, or None."""
+        self._due |= step % self.every == 0
+        return self._measure(step, model) if self._due and self._affordable(model) else None
+
+    def close(self, step: int, model: Any) -> dict[str, float] | None:
+        """Measure the last state, if time allows, and say what all of it took."""
+        scalars = None
+        if step not in self.measured and self._affordable(model):
+            scalars = self._measure(step, model)
+        bound = "" if self.max_share is None else f", at most {self.max_share:.1%}"
+        _log.info(
+            "%d measurements in %s took %.1f s (%.2f%% of the time%s)",
+            len(self.measured), self.folder, self.spent, 100 * self.share, bound,
+        )  # fmt: skip
+        return scalars
+
+    def _affordable(self, model: Any) -> bool:
+        """Whether one more measurement keeps all of them within their share."""
+        if self.max_share is None:
+            return True
+        if not self._cost:
+            with self._counted(), eval_mode(model):
+                self._cost = self._expected(model)
+        elapsed = time.monotonic() - self._start
+        return self.spent + self._cost <= self.max_share * (elapsed + self._cost)
+
+    def _measure(self, step: int, model: Any) -> dict[str, float]:
+        place = self.folder / f"step-{step:07d}"
+        before = self.spent
+        with self._counted(), eval_mode(model):
+            plain = plain_model(model)
+            run = capture_corpus(
+                plain, plain, self.corpus(plain), window=self.window, folder=place, name=place.name,
+                options=self.options or CaptureOptions(sample=_SAMPLE), bar=False,
+            )  # fmt: skip
+            scalars = logged(run)
+            self._write_study()
+        self._cost, self._due = self.spent - before, False
+        self.measured.append(step)
+        return scalars
+
+    def _expected(self, model: Any) -> float:
+        """Seconds that the first measurement is likely to take: a pass per document, the gate's, sums and files."""
+        documents = self.corpus(plain_model(model)).ids
+        longest = max(documents, key=len)[: self.window]
+        tokens = sum(min(len(ids), self.window or len(ids)) for ids in documents)
+        per_token = seconds_of_a_pass(model, longest) / len(longest)
+        return _FACTOR * per_token * tokens + _FIXED
+
+    def corpus(self, model: Any) -> Corpus:
+        """Return the texts as token ids, read when a model is first measured: its files say how they begin."""
+        if self._corpus is None:
+            self._corpus = Corpus.of(self.texts, self.tokenizer, model, self.bos)
+        return self._corpus
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent += time.monotonic() - began
+
+    def _write_study(self) -> None:
+        """The study file: runs of this training that are complete, also those of an earlier part of it, by step."""
+        import yaml
+
+        path = self.folder / STUDY_FILE
+        earlier = {item.path: item for item in load_study_config(path).runs} if path.exists() else {}
+        for run in sorted(self.folder.glob("step-*/run.json")):
+            match = _RUN.fullmatch(run.parent.name)
+            if match is not None:
+                step = int(match[1])
+                item = StudyRunConfig(path=run.parent.name, label=f"step {step:,}", step=step, phase=self.phase)
+                earlier.setdefault(run.parent.name, item)
+        study = StudyConfig(title=self.title, runs=sorted(earlier.values(), key=lambda item: item.step or 0))
+        content = study.model_dump(exclude_none=True, exclude_defaults=True)
+        write_together(self.folder, {STUDY_FILE: yaml.safe_dump(content, sort_keys=False).encode()})
+
+
+def logged(run: Run) -> dict[str, float]:
+    """A handful of numbers about a run: means over heads, and the share of each class."""
+    (outcome,) = analyze(
+        [Job(run, options=AnalysisOptions(intervals=False))], ["pca", "rotation", "position", "reach"], place=IN_PROCESS
+    )
+    tables = outcome.tables.frames
+    found = {
+        f"qkscope/{name}": float(np.nanmean(values))
+        for table, names in _LOGGED.items()
+        for name in names
+        if (values := _per_head(tables.get(table), name)).size
+    }
+    classes = tables["heads"]["taxonomy"].value_counts(normalize=True)
+    return found | {f"qkscope/{kind}": float(classes.get(kind, 0.0)) for kind in TAXONOMY}
+
+
+def _per_head(table: pd.DataFrame | None, name: str) -> np.ndarray:
+    """The finite values of a column, one for each head."""
+    if table is None or name not in table:
+        return np.zeros(0)
+    values = table.drop_duplicates(["layer", "head"])[name].to_numpy(float)
+    return values[np.isfinite(values)]
 
 
 class QkScopeCallback(TrainerCallback):
@@ -82,6 +268,8 @@ class QkScopeCallback(TrainerCallback):
 
 def _trainer_of(state: TrainerState) -> weakref.ReferenceType[Trainer] | None:
     """The Trainer that has this state; a callback is not told."""
+    from transformers import Trainer  # takes seconds to import
+
     for candidate in gc.get_objects():
         if issubclass(type(candidate), Trainer) and getattr(candidate, "state", None) is state:
             return weakref.ref(candidate)

@@ -11,11 +11,19 @@ from markupsafe import Markup
 from qkscope._version import __version__
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.hero import compared_runs, strongest_head
-from qkscope.report.heads import head_frame, metrics, numbers
+from qkscope.report.explorerdata import (
+    COMPLEMENT_AXES,
+    head_frame,
+    metrics,
+    numbers,
+    packed,
+    passage_tokens,
+    passages,
+    point_words,
+    rows_per_kind,
+)
 from qkscope.report.page import render
-from qkscope.report.passage import passage_tokens, passages
-from qkscope.report.points import COMPLEMENT_AXES, packed, point_words, rows_per_kind
-from qkscope.study.study import Study, StudyRun
+from qkscope.results.study import Study, StudyRun
 
 FIRST_METRICS = ("decay", "bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
 """The metric shown first is the first of these that exists."""

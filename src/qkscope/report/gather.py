@@ -13,17 +13,16 @@ from pathlib import Path
 from qkscope.analyses.catalogue import ANALYSES_BY_NAME
 from qkscope.analyses.options import PointOptions
 from qkscope.config import StudyRunConfig, load_study_config
-from qkscope.engine import Place
+from qkscope.engine import ExecutionTarget
 from qkscope.errors import ConfigError
 from qkscope.heads import choose_heads
-from qkscope.pipeline.analyze import OnDone, analyze, write_results
-from qkscope.pipeline.job import Job
-from qkscope.pipeline.known import known_tables
-from qkscope.report.points import COMPLEMENT_AXES, MOST_ROWS
+from qkscope.report.explorerdata import COMPLEMENT_AXES, MOST_ROWS
+from qkscope.results.analyze import OnDone, analyze, write_results
 from qkscope.results.folder import copy_tables
+from qkscope.results.job import Job, find_cached_tables
 from qkscope.results.reader import is_results
+from qkscope.results.study import Entry, Study, build
 from qkscope.runs.run import Run, open_run
-from qkscope.study.study import Entry, Study, build
 
 RUN_TABLES = "tables"
 """Folder of a run in which its tables are looked for."""
@@ -100,16 +99,13 @@ def gather(
     folders = {i: folder / _safe(_name(i, part)) for i, part in enumerate(opened) if part.run is not None}
     reach = _common_range(opened)
     jobs = {
-        i: Job(
-            part.run,
-            points=run_points(part.run) if points and not part.other else None,
-            decay_range=reach,
-            config={"command": "report"} | ({} if reach is None else {"decay_range": reach}),
+        i: Job.from_options(
+            part.run, "report", {"decay_range": reach}, run_points(part.run) if points and not part.other else None
         )
         for i, part in enumerate(opened)
         if part.run is not None
     }
-    _analyse(jobs, {i: opened[i].path / RUN_TABLES for i in jobs}, folders, Place(workers), on_done)
+    _analyse(jobs, {i: opened[i].path / RUN_TABLES for i in jobs}, folders, ExecutionTarget(workers), on_done)
     entries = [
         _entry(part.item, part.path)
         if part.run is None
@@ -122,16 +118,21 @@ def gather(
 
 
 def _analyse(
-    jobs: dict[int, Job], beside: dict[int, Path], folders: dict[int, Path], place: Place, on_done: OnDone | None
+    jobs: dict[int, Job],
+    beside: dict[int, Path],
+    folders: dict[int, Path],
+    place: ExecutionTarget,
+    on_done: OnDone | None,
 ) -> None:
     """Write the tables of every job into its folder; those that are known are copied, and only points are added."""
-    known = {i: found for i, job in jobs.items() if (found := known_tables(job, (beside[i], folders[i]))) is not None}
+    cached = {i: find_cached_tables(job, (beside[i], folders[i])) for i, job in jobs.items()}
+    known = {i: tables for i, tables in cached.items() if tables is not None}
     for i, found in known.items():
         _log.info("%s is analysed already, in %s", jobs[i].run.model, found)
         if found != folders[i]:
             copy_tables(found, folders[i])
     unknown = {i: job for i, job in jobs.items() if i not in known}
-    pictured = {i: jobs[i] for i in known if jobs[i].points is not None}
+    pictured = {i: jobs[i] for i in known if jobs[i].options.points is not None}
     for some_jobs, analyses in ((unknown, list(ANALYSES_BY_NAME)), (pictured, [])):
         started = time.monotonic()
         outcomes = analyze(list(some_jobs.values()), analyses, place=place, on_done=on_done) if some_jobs else []

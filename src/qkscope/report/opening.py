@@ -5,13 +5,12 @@ from __future__ import annotations
 import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY
-from qkscope.figures.figure import NotApplicable
-from qkscope.figures.select import before_and_after, models
+from qkscope.figures.figure import NotApplicable, before_and_after, models
 from qkscope.report.sections import frames_of, rotated
 from qkscope.report.sentences import decay_lines
 from qkscope.report.values import DOCUMENTS, Value, mean_of
 from qkscope.report.windows import at_which_windows, changes, window_note
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 STAND_OUT = 3
 """Heads named for each extreme."""

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY
-from qkscope.figures.select import discordant, is_checkpoint, with_window
-from qkscope.report.published import published
-from qkscope.report.values import mean_of, over_what, shown
-from qkscope.study.study import Study, StudyRun
+from qkscope.figures.figure import discordant, is_checkpoint, with_window
+from qkscope.report.values import mean_of, over_what, published, shown
+from qkscope.results.study import Study, StudyRun
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,11 @@ import pandas as pd
 
 from qkscope.analyses.acrossheads import correlation
 from qkscope.figures.bias import prepare_separation
-from qkscope.figures.figure import NotApplicable
-from qkscope.figures.select import checkpoints, models
-from qkscope.report.published import figures, pooled, published
+from qkscope.figures.figure import NotApplicable, checkpoints, models
 from qkscope.report.sections import frames_of, rotated, with_derived
-from qkscope.report.values import mean_of, shown
+from qkscope.report.values import figures, mean_of, pooled, published, shown
 from qkscope.report.windows import at_which_windows, changes, in_percent
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 
 def pooled_lines(study: Study, pairs: list[tuple[str, str]]) -> list[str]:

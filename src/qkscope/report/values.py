@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from qkscope.analyses.acrossheads import clusters, mean_over_heads
 from qkscope.analyses.components import TAXONOMY
-from qkscope.study.study import Study
+from qkscope.results.study import Study
 
 DOCUMENTS, KEY_HEADS, COUNTED = "documents", "key heads", "counted heads"
 SHARES_OF_HEADS = frozenset({*TAXONOMY, "positive", "discordant", "decays", "mu_q_a_positive"})
@@ -132,3 +136,51 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+COLUMNS = {
+    "r_q": "pc0_r_q",
+    "r_k": "pc0_r_k",
+    "explained_variance": "pc0_ev",
+    "position-dominated": "position_dominated",
+    "content-focused": "content_focused",
+}
+"""Columns that have another name in the published data."""
+UNSURE_KEY_HEADS = ("llama3.2-3b", "qwen3-14b")
+"""Models whose published values may have been computed with the wrong key heads."""
+
+
+@cache
+def figures() -> dict[str, Any]:
+    """The content of published.json."""
+    return json.loads((files("qkscope.report") / "assets" / "published.json").read_text(encoding="utf-8"))
+
+
+def published(label: str, column: str, percent: bool = False) -> str | None:
+    """The published mean of a column for the run with this label, as text; None if there is none."""
+    entry = _entry(label)
+    name = COLUMNS.get(column, column)
+    if entry is None or name not in entry:
+        return None
+    prefix = "≈ " if name in entry.get("approx", []) else ""
+    return prefix + shown(float(entry[name]), percent)
+
+
+def is_published(label: str) -> bool:
+    """Whether a run was part of the study."""
+    return _entry(label) is not None
+
+
+def pooled(column: str) -> Any:
+    """A published value over all models of the study; None if there is none."""
+    return figures()["pooled"].get(column)
+
+
+def _entry(label: str) -> dict[str, Any] | None:
+    name = label.strip().lower()
+    if name in figures()["models"]:
+        return figures()["models"][name]
+    for checkpoint, entry in figures()["smollm3_checkpoints"]["values"].items():
+        if name == checkpoint or name.endswith(f"smollm3-3b-{checkpoint}"):
+            return entry
+    return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qkscope.report.sections import frames_of
 from qkscope.report.values import SHARES_OF_HEADS, Value, mean_of
 from qkscope.results.schema import TABLES
-from qkscope.study.study import Study, with_most_windows
+from qkscope.results.study import Study, with_most_windows
 
 SAME_WEIGHTS = (
     ("bias_strength", "rotated", "bias per token"),

@@ -1,1 +1,1 @@
-"""Results folders: tables, their schema, summary."""
+"""Results: tables computed from runs, written and read, and studies made of them."""

@@ -12,7 +12,7 @@ from qkscope.analyses.acrossheads import mean_over_heads, rank_correlation
 from qkscope.analyses.analysis import HEAD_KEY, one_per_head
 from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.components import TAXONOMY
-from qkscope.analyses.scalars import heads_from
+from qkscope.analyses.tabulate import heads_from
 from qkscope.results.schema import STATISTICS, SUMMED_UP, column_names
 from qkscope.results.summary import merged_headline
 

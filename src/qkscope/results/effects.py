@@ -15,8 +15,8 @@ from scipy.special import stdtrit
 
 from qkscope.errors import TableError
 from qkscope.files.atomic import finish, locked
+from qkscope.results.frames import read_table, write_tables
 from qkscope.results.schema import column_names
-from qkscope.results.tables import read_table, write_tables
 
 LEAST_DOCUMENTS = 4
 """With fewer documents there is no interval."""

@@ -15,16 +15,24 @@ import pandas as pd
 
 from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.pca import HEADS_TABLE
-from qkscope.analyses.scalars import with_scalars
+from qkscope.analyses.tabulate import with_scalars
 from qkscope.errors import TableError
 from qkscope.files.atomic import check_writable, finish, locked, remove_leftovers, settle, write_together
-from qkscope.results.axes import AXES_FILE, axes_bytes, read_axes
 from qkscope.results.derived import derived_tables
-from qkscope.results.passage import PASSAGES_FILE, passages_bytes, read_passages
-from qkscope.results.points import POINTS_FILE, points_bytes, read_points
+from qkscope.results.frames import read_table, write_tables
 from qkscope.results.schema import TABLES
+from qkscope.results.side import (
+    AXES_FILE,
+    PASSAGES_FILE,
+    POINTS_FILE,
+    axes_bytes,
+    passages_bytes,
+    points_bytes,
+    read_axes,
+    read_passages,
+    read_points,
+)
 from qkscope.results.summary import SUMMARY, ModelResults, read_summary, updated_summary
-from qkscope.results.tables import read_table, write_tables
 
 _OURS = re.compile(
     "|".join(re.escape(name) for table in TABLES for name in (f"{table}.csv", f"{table}.parquet"))

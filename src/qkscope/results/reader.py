@@ -11,15 +11,13 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analyses.catalogue import DECLARED_TABLES
-from qkscope.analyses.scalars import heads_from
+from qkscope.analyses.tabulate import heads_from
 from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
 from qkscope.files.atomic import settle
 from qkscope.files.readers import LARGEST, UNREADABLE, read_frame, read_json, read_text
-from qkscope.results.axes import read_axes
-from qkscope.results.passage import read_passages
-from qkscope.results.points import read_points
 from qkscope.results.schema import KEYS, MEASURED, TABLES
+from qkscope.results.side import read_axes, read_passages, read_points
 from qkscope.results.summary import SUMMARY
 
 MOST = 10_000

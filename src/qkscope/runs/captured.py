@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,12 +24,12 @@ from qkscope.files.checksums import recorded_digests, run_digest
 from qkscope.files.dataset import Dataset
 from qkscope.files.hub import Files
 from qkscope.files.layerfiles import layer_file
-from qkscope.files.passage import read_passage
-from qkscope.files.runfolder import LEFT_OUT, LOSS, MOMENTS, SAMPLE, RunFolder
+from qkscope.files.manifest import LayerEntry
+from qkscope.files.runfolder import MOMENTS, SAMPLE, RunFolder, read_passage
 from qkscope.files.vectors import DATA_FILE
 from qkscope.heads import HeadId
 from qkscope.runs.loading import read_head, too_wide
-from qkscope.runs.source import WHOLE, Extent, LayerNotes, Reading
+from qkscope.runs.source import WHOLE, Extent, LayerNotes, LoadSpec
 
 
 @dataclass(frozen=True)
@@ -42,28 +41,28 @@ class CapturedSource:
     """Where it was pushed to, if it is in the cache of the Hub."""
 
     @cached_property
-    def _layers(self) -> dict[int, dict[str, Any]]:
-        return {layer["layer"]: layer for layer in self.run.manifest["layers"]}
+    def _layers(self) -> dict[int, LayerEntry]:
+        return {layer.layer: layer for layer in self.run.manifest.layers}
 
     @property
     def query_heads(self) -> list[HeadId]:
         """Every query head that was captured."""
-        return [HeadId(number, h, "q") for number, layer in self._layers.items() for h in layer["query_heads"]]
+        return [HeadId(number, h, "q") for number, layer in self._layers.items() for h in layer.query_heads]
 
     @property
     def q_per_kv(self) -> int:
         """Query heads per key head of the model."""
-        return int(self.run.manifest["q_per_kv"])
+        return self.run.manifest.q_per_kv
 
     @property
     def window(self) -> int | None:
         """Context length of the capture."""
-        return int(self.run.manifest["window"])
+        return self.run.manifest.window
 
     @property
     def buckets(self) -> int | None:
         """Position buckets of the capture."""
-        return int(self.run.manifest["options"]["buckets"])
+        return self.run.manifest.options.buckets
 
     def key_head(self, head: HeadId) -> HeadId:
         """The key head that a query head reads; always captured with it."""
@@ -76,9 +75,9 @@ class CapturedSource:
     def layer_notes(self, head: HeadId) -> LayerNotes:
         """From the manifest of the capture."""
         layer = self._layers[head.layer]
-        return LayerNotes(layer["rope"] is None, layer["sliding_window"], layer.get("both", False))
+        return LayerNotes(layer.rope is None, layer.sliding_window, layer.both)
 
-    def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
+    def load(self, heads: Sequence[HeadId], reading: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
         """Select the heads from their layer's moments, and read vectors from the sample."""
         if reading.paired or reading.max_samples is not None:
             feature = "pairing by token" if reading.paired else "max_samples"
@@ -93,8 +92,8 @@ class CapturedSource:
         loaded: list[HeadData] = []
         failed: list[HeadError] = []
         for head in heads:
-            query, key = layer["query_heads"].index(head.head), layer["key_heads"].index(self.key_head(head).head)
-            head_moments = moments.head(query, key, int(self.run.manifest["window"]), layer["scaling"])
+            query, key = layer.query_heads.index(head.head), layer.key_heads.index(self.key_head(head).head)
+            head_moments = moments.head(query, key, self.run.manifest.window, layer.scaling)
             try:
                 vectors = (
                     Pair(self._sampled(head, reading.sample), keys(self.key_head(head))) if reading.sample else None
@@ -107,9 +106,7 @@ class CapturedSource:
                 failed.append(HeadError(head, f"{wide}; capture the run again", self.run.folder / SAMPLE))
                 continue
             rope = layer_rope(layer)
-            rotary = (
-                None if rope is None or self.run.manifest["stage"] != "post-rope" else moments.rotary(query, key, rope)
-            )
+            rotary = None if rope is None or not self.run.manifest.rotated else moments.rotary(query, key, rope)
             notes = vars(self.layer_notes(head))
             reach = self._reach(moments, query)
             passage = self._passage(head, query, key) if reading.passage else None
@@ -132,16 +129,16 @@ class CapturedSource:
 
     def _reach(self, moments: LayerMoments, query: int) -> HeadReach | None:
         """The attention weights of a query head by distance, with the positions of the queries they are of."""
-        manifest, options = self.run.manifest, self.run.manifest["options"]
-        count = options.get("reach_queries", 0)
+        manifest, options = self.run.manifest, self.run.manifest.options
+        count = options.reach_queries
         if moments.reach is None or not count:
             return None
-        texts = [number for number in self._measured if manifest["documents"][number].get("positions") is None]
-        lengths = {number: int(manifest["documents"][number]["tokens"]) for number in texts}
-        positions = {n: query_positions(length, count, options["skip_first"]) for n, length in lengths.items()}
+        texts = [number for number in manifest.measured if manifest.documents[number].positions is None]
+        lengths = {number: manifest.documents[number].tokens for number in texts}
+        positions = {n: query_positions(length, count, options.skip_first) for n, length in lengths.items()}
         after = [lengths[number] - 1 - part for number, part in positions.items()]
         groups = [np.full(len(part), number % N_GROUPS) for number, part in positions.items()]
-        starts = bin_starts(int(manifest["window"]))
+        starts = bin_starts(manifest.window)
         none = [np.zeros(0, dtype=np.int64)]
         return HeadReach(
             moments.reach[query],
@@ -149,10 +146,10 @@ class CapturedSource:
             np.concatenate(none + list(positions.values())),
             np.concatenate(none + after),
             np.concatenate(none + groups),
-            int(options["skip_first"]),
+            options.skip_first,
         )
 
-    def rows(self, head: HeadId, reading: Reading) -> Rows:
+    def rows(self, head: HeadId, reading: LoadSpec) -> Rows:
         """The run's sample of the head's vectors; a ``DatasetError`` if it is not what was captured."""
         rows = read_head(self._sample, head, reading).rows
         self.run.check(f"{SAMPLE}/{head}/{DATA_FILE}")
@@ -163,12 +160,6 @@ class CapturedSource:
         return self._sample.token_texts()
 
     @cached_property
-    def _measured(self) -> list[int]:
-        """Numbers of the documents without those that were left out."""
-        left_out = {entry["document"] for entry in self.run.manifest.get(LEFT_OUT, [])}
-        return [number for number in range(len(self.run.manifest["documents"])) if number not in left_out]
-
-    @cached_property
     def _sample(self) -> Dataset:
         return Dataset.open(self.run.folder / SAMPLE)
 
@@ -177,18 +168,17 @@ class CapturedSource:
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:  # noqa: ARG002
         """Number of documents in the manifest, and of their tokens, without those that were left out."""
-        documents = [self.run.manifest["documents"][number] for number in self._measured]
-        loss = self.run.manifest.get(LOSS)
-        mean = loss.get("mean") if isinstance(loss, dict) else None
-        tokens = sum(int(entry["tokens"]) for entry in documents)
-        return Extent(len(documents), tokens, float(mean) if isinstance(mean, int | float) else None)
+        manifest = self.run.manifest
+        documents = [manifest.documents[number] for number in manifest.measured]
+        loss = None if manifest.loss is None else manifest.loss.mean
+        return Extent(len(documents), sum(document.tokens for document in documents), loss)
 
     def identity(self) -> dict[str, str]:
         """Folder or repository, model, corpus and, if it has checksums, its digest."""
-        model, recorded = self.run.manifest["model"], recorded_digests(self.run.folder)
+        manifest, recorded = self.run.manifest, recorded_digests(self.run.folder)
         place = {"path": str(self.run.folder.resolve())} if self.origin is None else self.origin.identity()
-        run_identity = {"kind": ""} | place | {"kind": "run", "stage": str(self.run.manifest["stage"])}
-        run_identity |= {"model": str(model.get("id")), "corpus": str(self.run.manifest["corpus"])}
+        run_identity = {"kind": ""} | place | {"kind": "run", "stage": manifest.stage}
+        run_identity |= {"model": str(manifest.model.id), "corpus": manifest.corpus}
         return run_identity | ({} if recorded is None else {"digest": run_digest(recorded)})
 
     def __str__(self) -> str:
@@ -201,12 +191,10 @@ def _too_wide(window: int, vectors: Pair) -> str | None:
     return too_wide(window, min(map(len, both)), max(int(rows.position.max(initial=0)) for rows in both))
 
 
-def layer_rope(layer: dict[str, Any]) -> Rope | None:
-    """The rotary encoding of a layer of the manifest."""
-    rope = layer["rope"]
-    if rope is None:
-        return None
-    return Rope(np.array(rope["frequencies"], dtype=float), rope["layout"], int(rope["start"]), int(rope["sign"]))
+def layer_rope(layer: LayerEntry) -> Rope | None:
+    """Return the rotary encoding of a layer."""
+    rope = layer.rope
+    return None if rope is None else Rope(np.array(rope.frequencies), rope.layout, rope.start, rope.sign)
 
 
 def _buckets(

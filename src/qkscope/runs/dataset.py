@@ -17,7 +17,7 @@ from qkscope.files.dataset import Dataset
 from qkscope.files.vectors import read_sliding_window
 from qkscope.heads import HeadId
 from qkscope.runs.loading import load_key_group, read_head
-from qkscope.runs.source import Extent, LayerNotes, Reading
+from qkscope.runs.source import Extent, LayerNotes, LoadSpec
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class DatasetSource:
             window = None  # the error is reported when the head is read
         return LayerNotes(self.dataset.rotary.nope(head.layer), window)
 
-    def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
+    def load(self, heads: Sequence[HeadId], reading: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
         """Read each file once and compute its moments."""
         loaded, failed = load_key_group(self.dataset, heads, reading)
         return [head_data._replace(**vars(self.layer_notes(head_data.head))) for head_data in loaded], failed
 
-    def rows(self, head: HeadId, reading: Reading) -> Rows:
+    def rows(self, head: HeadId, reading: LoadSpec) -> Rows:
         """All finite rows of the head."""
         return read_head(self.dataset, head, reading).rows
 

@@ -26,7 +26,7 @@ from qkscope.files.dataset import Dataset
 from qkscope.files.manifest import WIDE_WINDOW
 from qkscope.heads import HeadId
 from qkscope.options import MOST_TOKENS
-from qkscope.runs.source import Reading
+from qkscope.runs.source import LoadSpec
 
 SPARSE = 4096
 """Tokens of a very wide window per row, at most: with fewer rows there is nothing to search so many frequencies for."""
@@ -78,7 +78,7 @@ class HeadRows:
     last: int
 
 
-def read_head(dataset: Dataset, head: HeadId, reading: Reading) -> HeadRows:
+def read_head(dataset: Dataset, head: HeadId, reading: LoadSpec) -> HeadRows:
     """Read a head, skip its first positions, drop its non-finite rows and sort the others."""
     all_rows = dataset.read(head)
     rows = _from_position(all_rows, reading.skip_first)
@@ -109,7 +109,7 @@ def _from_position(rows: Rows, first: int) -> Rows:
 
 
 def load_key_group(
-    dataset: Dataset, heads: Sequence[HeadId], reading: Reading
+    dataset: Dataset, heads: Sequence[HeadId], reading: LoadSpec
 ) -> tuple[list[HeadData], list[HeadError]]:
     """Moments of the query heads that read one key head, and the heads that failed; the key file is read once."""
     loaded: list[HeadData] = []
@@ -138,14 +138,14 @@ def _rotary(dataset: Dataset, query: _Kind, key: _Kind) -> HeadRotary | None:
     return None if rope is None else HeadRotary(rope, query.undone(rope), key.undone(rope))
 
 
-def _attempt(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind | HeadError:
+def _attempt(dataset: Dataset, head: HeadId, reading: LoadSpec) -> _Kind | HeadError:
     try:
         return _load(dataset, head, reading)
     except HeadError as error:
         return error
 
 
-def _load(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind:
+def _load(dataset: Dataset, head: HeadId, reading: LoadSpec) -> _Kind:
     file = dataset.heads.get(head)
     try:
         head_rows = read_head(dataset, head, reading)
@@ -164,7 +164,7 @@ def _load(dataset: Dataset, head: HeadId, reading: Reading) -> _Kind:
     return _Kind(head, rows, group_moments(rows), dropped, head_rows.last)
 
 
-def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: Reading) -> HeadMoments:
+def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: LoadSpec) -> HeadMoments:
     file = dataset.heads[query.head]
     if query.rows.d != key.rows.d:
         reason = f"its vectors have length {query.rows.d}, those of its key head {key.head} have {key.rows.d}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from qkscope.analyses.components import TAXONOMY, Components, components, taxonomy
+from qkscope.analyses.components import CLASSES, TAXONOMY, Components, components, taxonomy
 from qkscope.analyses.rotationmodel import Rotation, rotation_model
 from qkscope.analyses.uncertainty import constant
 from qkscope.core.headmoments import HeadMoments
@@ -28,8 +29,43 @@ from qkscope.files.runfolder import MANIFEST, MOMENTS, PROGRESS, UNFINISHED, Run
 from qkscope.heads import HeadId, Kind
 from qkscope.runs.captured import CapturedSource
 from qkscope.runs.dataset import DatasetSource
-from qkscope.runs.headmap import head_map
-from qkscope.runs.source import WHOLE, Reading, Source
+from qkscope.runs.source import WHOLE, LoadSpec, Source
+
+_NONE, _CELL, _MARGIN, _WIDEST = "#ffffff", 14, 34, 900
+
+
+def head_map(classes: Mapping[HeadId, tuple[str, str]]) -> str:
+    """An SVG picture of the heads, given by class and what is said of each, and how many there are of each class."""
+    layers = sorted({head.layer for head in classes})
+    columns = 1 + max(head.head for head in classes)
+    cell = max(3.0, min(_CELL, (_WIDEST - _MARGIN) / columns))
+    cells = "".join(
+        f'<rect x="{_MARGIN + head.head * cell:g}" y="{layers.index(head.layer) * cell:g}" width="{cell - 1:g}" '
+        f'height="{cell - 1:g}" fill="{CLASSES.get(kind, _NONE)}" stroke="#8888" stroke-width="0.5">'
+        f"<title>layer {head.layer}, head {head.head}: {escape(said)}</title></rect>"
+        for head, (kind, said) in classes.items()
+    )
+    every = max(1, round(12 / cell))
+    names = "".join(
+        f'<text x="{_MARGIN - 4}" y="{(row + 0.5) * cell:g}" font-size="9" fill="currentColor" text-anchor="end" '
+        f'dominant-baseline="central">{layer}</text>'
+        for row, layer in enumerate(layers)
+        if row % every == 0
+    )
+    width, height = _MARGIN + columns * cell, len(layers) * cell
+    picture = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img" '
+        f'aria-label="Map of heads by class">{names}{cells}</svg>'
+    )
+    return f"<div>{picture}</div><div>{_legend(Counter(kind for kind, _ in classes.values()))}</div>"
+
+
+def _legend(counts: Counter[str]) -> str:
+    square = '<span style="display:inline-block;width:0.8em;height:0.8em;background:{}"></span> {} {}'
+    shown = [square.format(CLASSES[kind], counts[kind], kind) for kind in CLASSES if counts[kind]]
+    unknown = sum(count for kind, count in counts.items() if kind not in CLASSES)
+    return " &nbsp; ".join(shown + ([f"{unknown} without a class"] if unknown else []))
+
 
 MOST_SHOWN = 2048
 """Heads of the map in a notebook: more would take longer than one waits for a picture."""
@@ -42,7 +78,7 @@ class Run:
     source: Source
     model: str
     family: str = ""
-    reading: Reading = WHOLE
+    reading: LoadSpec = WHOLE
 
     @property
     def heads(self) -> list[HeadId]:
@@ -201,7 +237,7 @@ def open_run(
     source = _source(location, revision, q_per_kv, window, rope, skip_first)
     label = model or revision or Path(location).absolute().name
     label = os.fsencode(label).decode("utf-8", "replace")  # text that is not UTF-8 cannot be written into tables
-    return Run(source, label, family, Reading(max_samples, seed, skip_first=skip_first))
+    return Run(source, label, family, LoadSpec(max_samples, seed, skip_first=skip_first))
 
 
 def _source(

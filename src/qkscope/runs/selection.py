@@ -1,23 +1,59 @@
-"""Which query heads of a run are analysed."""
+"""Which query heads of a run are analysed, and how the rows of a dataset are read."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from qkscope.errors import ConfigError
-from qkscope.heads import HeadId
-from qkscope.runs.run import Run
+from qkscope.options import Indices, option, parse_indices
+
+if TYPE_CHECKING:
+    from qkscope.heads import HeadId
+    from qkscope.runs.run import Run
+
+
+def _some(help_: str) -> Any:
+    """An option that chooses layers or heads by number."""
+    return option(
+        None, help_, typed=str | None, written=Indices, parse=lambda given: frozenset(parse_indices(given)), always=True
+    )
+
+
+@dataclass(frozen=True)
+class DatasetOptions:
+    """How a dataset of vectors is read; a captured run settles all of this itself."""
+
+    q_per_kv: int | None = option(
+        None, "Query heads per key head, where the heads present do not tell.", least=1, always=True
+    )
+    window: int | None = option(None, "Context length of the capture, in tokens.", least=1, always=True)
+    rope_theta: float | None = option(
+        None, "Base of the rotary encoding, for datasets whose card does not say.", least=1, in_config=False
+    )
+    max_samples: int | None = option(None, "At most this many rows of each head.", least=2, always=True)
+    skip_first: int = option(
+        0, "Leave out this many positions at the start of every document: attention sinks.", least=0
+    )
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keywords of ``open_run`` that say the same."""
+        rope = None if self.rope_theta is None else {"theta": self.rope_theta}
+        keywords = {name: value for name, value in vars(self).items() if name != "rope_theta"}
+        return keywords | {"rope": rope}
 
 
 @dataclass(frozen=True)
 class Selection:
     """Which query heads of a run are analysed."""
 
-    layers: frozenset[int] | None = None
-    heads: frozenset[int] | None = None
-    sample: int | None = None
-    seed: int = 0
+    layers: frozenset[int] | None = _some("Only these layers, such as 0,4-7.")
+    heads: frozenset[int] | None = _some("Only these query heads of each layer, such as 0,4-7.")
+    sample: int | None = option(
+        None, "Only this many query heads, drawn with --seed.", name="sample_heads", least=1, always=True
+    )
+    seed: int = option(0, "Seed of random choices.", always=True)
     exactly: frozenset[tuple[int, int]] | None = None
     """(layer, head) of the heads wanted."""
 

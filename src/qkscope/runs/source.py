@@ -15,7 +15,7 @@ from qkscope.heads import HeadId
 
 
 @dataclass(frozen=True)
-class Reading:
+class LoadSpec:
     """How the rows of a head are read from its file."""
 
     max_samples: int | None = None
@@ -40,7 +40,7 @@ class Reading:
             raise ConfigError(f"expected skip_first to be 0 or a positive 32-bit integer, got {self.skip_first}")
 
 
-WHOLE = Reading()
+WHOLE = LoadSpec()
 """Every row of every head."""
 
 
@@ -94,10 +94,10 @@ class Source(Protocol):
     def layer_notes(self, head: HeadId) -> LayerNotes:
         """Properties of the layer of a query head."""
 
-    def load(self, heads: Sequence[HeadId], reading: Reading) -> tuple[list[HeadData], list[HeadError]]:
+    def load(self, heads: Sequence[HeadId], reading: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
         """Moments of query heads that read one key head, and the heads that failed."""
 
-    def rows(self, head: HeadId, reading: Reading) -> Rows:
+    def rows(self, head: HeadId, reading: LoadSpec) -> Rows:
         """Vectors of a query or key head: all of them, or the run's sample."""
 
     def token_texts(self) -> pd.DataFrame:

@@ -13,17 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from qkscope.capture.attention import Attention
 from qkscope.capture.rope import LayerRope, temperature
-from qkscope.capture.sums.bucketproducts import bucket_products, scratch
-from qkscope.capture.sums.gramsums import GramSums, trusted
-from qkscope.capture.sums.halfsums import ExactSums, HalfSums, beside, far_means, takes
-from qkscope.capture.sums.planesizes import PlaneSizes
+from qkscope.capture.sums.gramsums import GramSums, PlaneSizes, trusted
+from qkscope.capture.sums.halfsums import ExactSums, HalfSums, RowSums, beside, far_means, takes
 from qkscope.capture.sums.reachsums import ReachSums
-from qkscope.capture.sums.rowsums import RowSums
-from qkscope.capture.sums.tokens import BatchTokens, Plan, on_device
-from qkscope.capture.sums.undonequeries import UndoneQueries
-from qkscope.capture.sums.undonerotation import UndoneRotation
+from qkscope.capture.sums.tokens import BatchTokens, Plan, bucket_products, on_device, scratch
+from qkscope.capture.sums.undone import UndoneQueries, UndoneRotation
+from qkscope.capture.watch import Attention
 from qkscope.core.headmoments import N_GROUPS
 
 Waves = tuple[torch.Tensor, torch.Tensor]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from qkscope.capture.attention import Attention
+from qkscope.capture.gate import attention_weights, mask_of, own_mask
 from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.halfsums import in_groups
 from qkscope.capture.sums.tokens import BatchTokens, Plan, on_device
-from qkscope.capture.weights import attention_weights, mask_of, own_mask
+from qkscope.capture.watch import Attention
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.reach import REACH_COUNTS, bin_starts
 

@@ -1,0 +1,430 @@
+"""Corpus: documents as token ids, as every command and function reads them.
+
+A model trained with a beginning-of-sequence (BOS) token reads other texts without it: its loss rises and heads change
+sign. The files that say whether there is one do not always agree, and a tokenizer converted from another format may
+drop it. So the model's own files are asked, in one place.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
+
+from qkscope.capture.images import ImageInputs, has_images, image_inputs, inputs_text, tensors
+from qkscope.capture.model import check_tokens, is_panic, load_tokenizer, parsed_once
+from qkscope.capture.options import ModelOptions, TextOptions
+from qkscope.capture.sampling import Stretches
+from qkscope.capture.shardsums import ModelReport
+from qkscope.capture.texts import Document, read_documents
+from qkscope.errors import CaptureError, ConfigError
+
+LONGEST_TOKEN = 40
+"""Characters of a token that are kept."""
+SHORTEST = 16
+"""Tokens of a document whose prediction is measured, at least."""
+
+
+def token_ids(text: str, tokenizer: Any) -> np.ndarray:
+    """The ids as the tokenizer gives them, special tokens included."""
+    with tokenizer_errors():
+        return np.asarray(tokenizer(text)["input_ids"], dtype=np.int64)
+
+
+def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> np.ndarray:
+    """The ids of a conversation, as the tokenizer's chat template writes it."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise CaptureError("the texts are conversations, but the tokenizer has no chat template; give plain texts")
+    with tokenizer_errors():
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False)
+        return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+
+
+def token_texts(ids: np.ndarray, tokenizer: Any) -> list[str]:
+    """Each token as text, as far as a single token is."""
+    distinct, places = np.unique(ids, return_inverse=True)
+    with tokenizer_errors():
+        decoded = [str(tokenizer.decode([token]))[:LONGEST_TOKEN] for token in distinct.tolist()]
+    texts = [text.encode("utf-8", "replace").decode() for text in decoded]
+    return [texts[place] for place in places.tolist()]
+
+
+@contextmanager
+def tokenizer_errors() -> Iterator[None]:
+    """Turn whatever a tokenizer raises into one line; compiled ones panic, which is not even an ``Exception``."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CaptureError(f"the tokenizer fails ({reason}); give another with --tokenizer") from None
+
+
+_log = logging.getLogger("qkscope")
+ASKED, GGUF, TOKENIZER_FILE, TOKENIZER = "asked for", "GGUF metadata", "add_bos_token", "the tokenizer"
+
+
+@dataclass(frozen=True)
+class Bos:
+    """The token that documents begin with, or None, and who says so."""
+
+    token: int | None
+    source: str = TOKENIZER
+
+    def as_dict(self) -> dict[str, Any]:
+        """As run.json records it."""
+        return {"token": self.token, "source": self.source}
+
+
+@dataclass(frozen=True)
+class _Statements:
+    """What each source says: True, False, or nothing (None)."""
+
+    gguf: bool | None
+    tokenizer_file: bool | None
+    tokenizer: bool
+
+    def decided(self) -> tuple[bool, str]:
+        """A GGUF file knows best; otherwise one statement for it is enough."""
+        if self.gguf is not None:
+            return self.gguf, GGUF
+        if self.tokenizer_file and not self.tokenizer:
+            return True, TOKENIZER_FILE
+        return self.tokenizer, TOKENIZER
+
+    def disagreement(self) -> str | None:
+        """The statements that differ, in words; None if all agree."""
+        said = {GGUF: self.gguf, TOKENIZER_FILE: self.tokenizer_file, TOKENIZER: self.tokenizer}
+        known = {name: value for name, value in said.items() if value is not None}
+        if len(set(known.values())) < 2:
+            return None
+        return ", ".join(f"{name} says {'yes' if value else 'no'}" for name, value in known.items())
+
+
+def find_bos(
+    files: ModelOptions, tokenizer: PreTrainedTokenizerBase, asked: bool | None = None, model: Any = None
+) -> Bos:
+    """Return the token that documents begin with; sources that disagree are a warning.
+
+    ``files`` says where model and tokenizer come from. Of a loaded ``model``, nothing is downloaded.
+    """
+    token, gguf = _token(files, tokenizer, model), _gguf_metadata(files)
+    if asked is False:
+        return Bos(None, ASKED)
+    if gguf.get("bos_token_id") is not None:
+        token = int(gguf["bos_token_id"])
+    if asked:
+        if token is None:
+            raise CaptureError("neither the tokenizer nor the model names a BOS token; leave out --bos (bos=True)")
+        return Bos(token, ASKED)
+    statements = _Statements(
+        gguf.get("add_bos_token"),
+        _stated(files, downloads=model is None),
+        token is not None and _first_of("a", tokenizer) == token,
+    )
+    wanted, source = statements.decided()
+    disagreement = statements.disagreement()
+    if disagreement is not None:
+        verdict = "begin" if wanted else "do not begin"
+        _log.warning(
+            "whether texts begin with a BOS token: %s; documents %s with it (decide with --bos or --no-bos, "
+            "from Python with bos=True or bos=False)",
+            disagreement, verdict,
+        )  # fmt: skip
+    if wanted and token is None:
+        raise CaptureError(
+            f"{source} asks for a BOS token, but no file names it; use --no-bos (bos=False), or give another tokenizer"
+        )
+    return Bos(token if wanted else None, source)
+
+
+def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase, bos: Bos | None = None) -> list[np.ndarray]:
+    """Token ids of each whole document; they are cut to the window later. Without ``bos`` as the tokenizer has it.
+
+    A conversation begins as its template says.
+    """
+    return [
+        _tokens(document.text, tokenizer, bos) if document.chat is None else chat_ids(document.chat, tokenizer)
+        for document in documents
+    ]
+
+
+def _tokens(text: str, tokenizer: PreTrainedTokenizerBase, bos: Bos | None) -> np.ndarray:
+    ids = token_ids(text, tokenizer)
+    if bos is None:
+        return ids
+    own = tokenizer.bos_token_id
+    begins = len(ids) > 0 and ids[0] in {bos.token, own} - {None}
+    rest = ids[1:] if begins else ids
+    return rest if bos.token is None else np.append(np.int64(bos.token), rest)
+
+
+def _first_of(text: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    ids = token_ids(text, tokenizer)
+    return int(ids[0]) if len(ids) else None
+
+
+def _token(files: ModelOptions, tokenizer: PreTrainedTokenizerBase, model: Any) -> int | None:
+    """Return the BOS token of the tokenizer, or else of the model's generation config."""
+    token = tokenizer.bos_token_id
+    config = _generation_config(files) if model is None else getattr(model, "generation_config", None)
+    generation = getattr(config, "bos_token_id", None)
+    if not isinstance(generation, int):
+        return token
+    if token is not None and generation != token:
+        _log.warning("the tokenizer's BOS token is %d, that of the generation config %d", token, generation)
+    return generation if token is None else int(token)
+
+
+def _generation_config(files: ModelOptions) -> GenerationConfig | None:
+    if files.model.endswith(".gguf"):
+        return None
+    try:
+        return GenerationConfig.from_pretrained(files.model, revision=files.revision or "main")
+    except (OSError, ValueError):
+        return None
+
+
+def _stated(files: ModelOptions, *, downloads: bool) -> bool | None:
+    """Return ``add_bos_token`` of tokenizer_config.json, which transformers does not keep for every tokenizer."""
+    place = files.tokenizer or files.model
+    if not place or place.endswith(".gguf"):
+        return None
+    try:
+        revision = None if files.tokenizer else files.revision
+        file = cached_file(place, "tokenizer_config.json", revision=revision, local_files_only=not downloads)
+        value = json.loads(Path(str(file)).read_text(encoding="utf-8")).get("add_bos_token")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return value if isinstance(value, bool) else None
+
+
+def _gguf_metadata(files: ModelOptions) -> dict[str, Any]:
+    """``add_bos_token`` and ``bos_token_id`` of a GGUF file, if the tokenizer comes from it."""
+    if not files.model.endswith(".gguf") or files.tokenizer:
+        return {}
+    import gguf
+
+    with parsed_once():
+        fields = gguf.GGUFReader(Path(files.model)).fields
+    known = {name: fields.get(f"tokenizer.ggml.{name}") for name in ("add_bos_token", "bos_token_id")}
+    return {name: entry.contents() for name, entry in known.items() if entry is not None}
+
+
+@dataclass(frozen=True)
+class DocumentTokens:
+    """Token ids of a document, and where they are."""
+
+    ids: np.ndarray
+    images: ImageInputs | None = None
+    """What the model is called with, if the document has images."""
+
+    @classmethod
+    def of(cls, given: np.ndarray | ImageInputs) -> DocumentTokens:
+        """From token ids of a text, or from a document with images."""
+        return cls(given.ids, given) if isinstance(given, ImageInputs) else cls(given)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def positions(self) -> Stretches:
+        """Positions of the tokens: from 0 on, unless images lie between them."""
+        return ((0, len(self.ids)),) if self.images is None else self.images.positions
+
+    @property
+    def extent(self) -> int:
+        """The position after the last token."""
+        return self.positions[-1][1] if self.positions else 0
+
+    def cut(self, window: int | None) -> DocumentTokens:
+        """The tokens at positions within a window; None: all."""
+        if window is None:
+            return self
+        return DocumentTokens.of(self.ids[:window] if self.images is None else self.images.cut(window))
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """The ids at some of its positions."""
+        if self.images is None:
+            return self.ids[positions]
+        known = np.concatenate([np.arange(*stretch) for stretch in self.positions])
+        return self.ids[np.searchsorted(known, positions)]
+
+    def n_after(self, skip_first: int) -> int:
+        """Tokens after the first positions."""
+        return sum(max(0, end - max(first, skip_first)) for first, end in self.positions)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the manifest records."""
+        if self.images is None:
+            return {"tokens": len(self)}
+        positions = [list(stretch) for stretch in self.positions]
+        return {"tokens": len(self), "image_tokens": self.images.image_tokens, "positions": positions}
+
+
+def check_documents(names: list[str], documents: list[DocumentTokens], report: ModelReport) -> None:
+    """Raise an error for a text with tokens of images, and for images whose positions a layer counts otherwise."""
+    for name, document in zip(names, documents, strict=True):
+        foreign = document.ids[np.isin(document.ids, report.placeholders)] if report.placeholders else document.ids[:0]
+        if document.images is None and len(foreign):
+            raise CaptureError(
+                f"{name} contains token {foreign[0]}, which stands for an image, video or sound, without any; give "
+                "qkscope.capture_model what the model's processor returns, or leave the document out"
+            )
+        if document.images is not None:
+            _check_layers(name, document.images, report)
+
+
+def _check_layers(name: str, images: ImageInputs, report: ModelReport) -> None:
+    for layer in report.layers:
+        rope, number = layer["rope"], layer["layer"]
+        if rope is not None and rope["depends_on_length"]:
+            raise CaptureError(
+                f"{name} has images, but the frequencies of layer {number} depend on the length of the document "
+                "(dynamic or longrope); leave it out"
+            )
+        if layer["sliding_window"] is not None and images.shifted:
+            raise CaptureError(
+                f"{name} has images, and layer {number} a sliding window that counts their tokens, not positions; "
+                "capture with full_attention_only, or choose other layers"
+            )
+
+
+PASSAGE = (
+    "In the lighthouse Ann Keller wrote: on Monday three ships, on Tuesday a storm. Years later Ann Keller read it "
+    "again: on Monday three ships, on Tuesday a storm. The sea was quiet now, and no ship came to the old lighthouse."
+)
+PASSAGE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The first tokens of the passage, as ids and as text."""
+
+    ids: np.ndarray
+    tokens: tuple[str, ...]
+
+    def cut(self, window: int | None) -> Passage:
+        """Its tokens within a window."""
+        return Passage(self.ids[:window], self.tokens[:window])
+
+
+def bundled_passage(tokenizer: PreTrainedTokenizerBase, bos: Bos | None = None) -> Passage:
+    """The passage in the tokens of this tokenizer."""
+    ids = tokenize([Document("passage", PASSAGE)], tokenizer, bos)[0][:PASSAGE_TOKENS]
+    return Passage(ids, tuple(token_texts(ids, tokenizer)))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents as token ids, how they begin, and the tokenizer that says so."""
+
+    documents: list[Document]
+    tokens: list[np.ndarray | ImageInputs]
+    """Token ids of each whole document, or what the model is called with if it has images."""
+    bos: Bos | None = None
+    """None: every document was given as token ids."""
+    passage: Passage | None = None
+    """The bundled passage, if there is a tokenizer."""
+    tokenizer: Any = None
+
+    @classmethod
+    def read(cls, texts: TextOptions, model: ModelOptions) -> Corpus:
+        """Read the documents that a command names, with the tokenizer of a model that is not loaded yet."""
+        documents = read_documents(list(texts.texts), texts.field, texts.max_docs)
+        _log.info("%d documents; loading %s", len(documents), model.model)
+        tokenizer = load_tokenizer(model)
+        bos = find_bos(model, tokenizer, texts.bos)
+        return cls(documents, [*tokenize(documents, tokenizer, bos)], bos, bundled_passage(tokenizer, bos), tokenizer)
+
+    @classmethod
+    def of(cls, texts: Sequence[Any], tokenizer: Any, model: Any, bos: bool | None = None) -> Corpus:
+        """Read texts for a loaded model: strings, rows of token ids, or what a processor returns for one document.
+
+        Strings begin as the model's own files say, unless ``bos`` decides it; token ids stay as they are.
+        """
+        check_texts(texts, tokenizer)
+        begin = None
+        if tokenizer is not None:
+            begin = find_bos(_files_of(model, tokenizer), tokenizer, bos, model)
+        documents, tokens = [], list[np.ndarray | ImageInputs]()
+        for number, text in enumerate(texts):
+            document = Document(f"text {number}", _identity(text))
+            documents.append(document)
+            tokens.append(_tokens_of(text, document, tokenizer, model, begin))
+        passage = None if tokenizer is None else bundled_passage(tokenizer, begin)
+        has_strings = any(isinstance(text, str) for text in texts)
+        return cls(documents, tokens, begin if has_strings else None, passage, tokenizer)
+
+    @property
+    def ids(self) -> list[np.ndarray]:
+        """Token ids of each document; of one with images, those of its text."""
+        return [given.ids if isinstance(given, ImageInputs) else given for given in self.tokens]
+
+    @property
+    def words(self) -> Callable[[np.ndarray], list[str]] | None:
+        """From token ids to each token as text; None without a tokenizer."""
+        return None if self.tokenizer is None else partial(token_texts, tokenizer=self.tokenizer)
+
+    def about(self, model: str, revision: str | None = None, overrides: Any = None) -> dict[str, Any]:
+        """Return what run.json records of where the model comes from, and how documents begin."""
+        bos = None if self.bos is None else self.bos.as_dict()
+        return {"id": model, "revision": revision, "config_overrides": overrides, "bos": bos}
+
+    def cut(self, window: int, model: Any) -> list[torch.Tensor]:
+        """Return the documents of 16 tokens or more, cut to a window, as interventions read them."""
+        documents = [torch.from_numpy(ids[:window]) for ids in self.ids if len(ids) >= SHORTEST]
+        if not documents:
+            raise CaptureError(f"no document has {SHORTEST} tokens; give longer texts")
+        check_tokens(self.ids, int(model.get_input_embeddings().weight.shape[0]))
+        _log.info("%d documents, up to %d tokens each", len(documents), max(map(len, documents)))
+        return documents
+
+
+def check_texts(texts: Sequence[Any], tokenizer: Any) -> None:
+    """Raise an error unless these are several texts, each a string or token ids, and strings have a tokenizer."""
+    if isinstance(texts, str) or not len(texts):
+        raise ConfigError("expected a list of texts, each a string or token ids")
+    if tokenizer is None and any(isinstance(text, str) for text in texts):
+        raise ConfigError("texts as strings need a tokenizer; give one, or token ids")
+
+
+def _tokens_of(text: Any, document: Document, tokenizer: Any, model: Any, bos: Bos | None) -> np.ndarray | ImageInputs:
+    if isinstance(text, str):
+        return tokenize([document], tokenizer, bos)[0]
+    if isinstance(text, Mapping):
+        if has_images(text):
+            return image_inputs(model, text, document.name)
+        return tensors(text)["input_ids"][0].cpu().numpy()
+    ids = np.asarray(text)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise ConfigError(f"expected token ids as one row of integers, got {ids.dtype} of shape {ids.shape}")
+    return ids.astype(np.int64)
+
+
+def _identity(text: Any) -> str:
+    """Return what identifies a text: itself, its tokens or, with images, all its inputs."""
+    if isinstance(text, Mapping):
+        return inputs_text(text)
+    return text if isinstance(text, str) else " ".join(map(str, np.asarray(text).reshape(-1).tolist()))
+
+
+def _files_of(model: Any, tokenizer: Any) -> ModelOptions:
+    """Where a loaded model and its tokenizer come from, as far as they tell."""
+    of_tokenizer = getattr(tokenizer, "init_kwargs", {})
+    gguf = next((v for v in of_tokenizer.values() if isinstance(v, str) and v.endswith(".gguf")), None)
+    if gguf is not None and Path(gguf).is_file():
+        return ModelOptions(gguf)
+    name = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
+    return ModelOptions(name, tokenizer=str(getattr(tokenizer, "name_or_path", "") or "") or None)

@@ -1,0 +1,202 @@
+"""The gate before every run: watching must not change the model, and what is watched must be what attends."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from qkscope.capture.watch import Attention, OnAttention, OnOutput, watching
+from qkscope.errors import CaptureError
+
+Watch = Callable[[OnAttention, OnOutput], AbstractContextManager[None]]
+"""How calls are watched, where it is not as those of any model."""
+
+_log = logging.getLogger("qkscope")
+_ATTEMPTS = 4
+"""Pairs of passes, plain and watched, that may differ before watching is blamed."""
+_ROWS = 128
+"""Queries whose attention is recomputed."""
+
+_GATE = 256, 1024
+"""Tokens of the first document that the gate looks at: at least and at most so many."""
+_SHARE = 128
+"""One in so many of all tokens, in between: its passes shall cost little beside those of all documents."""
+
+
+def gate_tokens(in_all: int, window: int | None) -> int:
+    """Tokens of the first document that the gate looks at.
+
+    >>> gate_tokens(1000, None), gate_tokens(64_000, None), gate_tokens(10**6, 512)
+    (256, 500, 512)
+    """
+    least, most = _GATE
+    return min(max(least, in_all // _SHARE), most, window or most)
+
+
+def check(model: nn.Module, forward: Callable[[], torch.Tensor], watch: Watch | None = None) -> list[Attention]:
+    """Run ``forward`` plainly and watched; returns what was seen, or raises if anything differs.
+
+    Hidden states are compared bit for bit, and each layer's attention output is recomputed from q and k by hand. Matrix
+    products need not repeat themselves to the last bit (it can depend on where in memory their operands lie), so a
+    difference counts only if no watched pass equals any plain one in a few attempts.
+    """
+    watch = watch or partial(watching, model)
+    plain: list[torch.Tensor] = []
+    seen: list[Attention] = []
+    errors: dict[int, float] = {}
+
+    def compare(attention: Attention, output: torch.Tensor) -> None:
+        errors[attention.layer] = _recomputed_error(attention, output)
+
+    for _ in range(_ATTEMPTS):
+        with torch.compiler.set_stance("force_eager"):  # as when it is watched
+            plain.append(forward())
+        _refuse_non_finite(model, plain[0])
+        seen.clear()
+        with watch(seen.append, compare):
+            watched = forward()
+        if any(torch.equal(one, watched) for one in plain):
+            break
+    else:
+        raise CaptureError("parity: the model's hidden states change when its attention is watched")
+    _refuse_several_calls(seen)
+    worst = max(errors, key=lambda layer: errors[layer])
+    limit = 1e-3 if seen[0].q.dtype == torch.float32 else 5e-2
+    if not errors[worst] < limit:
+        raise CaptureError(
+            f"parity: attention recomputed from q and k of layer {worst} is off by {errors[worst]:.1e} of its size; "
+            "its scores are not products of queries and keys alone"
+        )
+    _log.info(
+        "checked on %d tokens: watching changes no bit, and attention recomputed from q and k is off by at most %.0e",
+        seen[0].q.shape[2], errors[worst],
+    )  # fmt: skip
+    return seen
+
+
+def _refuse_several_calls(seen: list[Attention]) -> None:
+    """Tell layers that attend more than once in a pass, and models whose attention was not called at all."""
+    if not seen:
+        raise CaptureError("parity: the model's attention layers were not called")
+    calls = Counter(attention.layer for attention in seen)
+    layer, most = calls.most_common(1)[0]
+    if most > 1:
+        raise CaptureError(
+            f"layer {layer} attends {most} times in one pass (two maps per layer, or layers that are used again); "
+            "which of them is meant cannot be told"
+        )
+
+
+def _refuse_non_finite(model: nn.Module, hidden: torch.Tensor) -> None:
+    """Tell weights that are not finite, and states that overflow, from a model that changes when it is watched."""
+    if torch.isfinite(hidden).all():
+        return
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise CaptureError(
+                f"the model's weights contain non-finite values, first in {name}; choose another checkpoint"
+            )
+    raise CaptureError("the model's hidden states contain non-finite values; try --dtype float32 or bfloat16")
+
+
+def _recomputed_error(attention: Attention, output: torch.Tensor) -> float:
+    """Relative error of softmax(scaling · qkᵀ + mask)v, for the last queries, against the model's own output."""
+    _, query, _, value = attention.call[0][:4]
+    length = query.shape[2]
+    columns = torch.arange(max(0, length - _ROWS), length, device=query.device)
+    values = for_each_query_head(value[0], query[0]).float()
+    expected = (attention_weights(attention, 0, columns).weights @ values).transpose(0, 1)
+    got = output.reshape(output.shape[0], length, query.shape[1], -1)[0, columns].float()
+    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+_HIDDEN = -1e4
+"""What is added to a score that is masked is less than this."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of one document: scores as the softmax sees them, −∞ or nearly so where masked, and what it makes of them."""
+
+    scores: torch.Tensor
+    """(H, n, S)."""
+    weights: torch.Tensor
+    """(H, n, S); sums to less than 1 over the keys where the layer has learned sinks."""
+
+
+def attention_weights(
+    attention: Attention, row: int, columns: torch.Tensor, mask: torch.Tensor | None = None
+) -> Weights:
+    """Scores and weights of the queries in these columns of one document of a call; ``mask`` is its ``mask_of``."""
+    (_, query, key, *_), options = attention.call
+    q, k = query[row].index_select(1, columns), key[row]
+    products = _product(q.reshape(len(k), -1, q.shape[-1]), k.transpose(1, 2)).view(len(q), len(columns), -1)
+    mask = mask_of(attention, row, columns).float() if mask is None else mask
+    softcap = options.get("softcap")
+    if softcap is None:
+        scores = torch.add(mask, products, alpha=attention.scaling)
+    else:
+        scores = mask + torch.tanh(products * (attention.scaling / softcap)) * softcap
+    sinks = options.get("s_aux", getattr(attention.module, "sinks", None))
+    if sinks is None:
+        return Weights(scores, scores.softmax(-1))
+    extra = sinks.float().reshape(-1, 1, 1).expand(*scores.shape[:2], 1)
+    return Weights(scores, torch.cat([scores, extra], -1).softmax(-1)[..., :-1])
+
+
+def own_mask(attention: Attention) -> torch.Tensor | None:
+    """The mask of a call, if it has one for each query and key."""
+    rest, options = attention.call[0][3:], attention.call[1]
+    mask = rest[1] if len(rest) > 1 else options.get("attention_mask")
+    return mask if isinstance(mask, torch.Tensor) and mask.ndim == 4 else None
+
+
+def sees_later(attention: Attention) -> bool:
+    """Whether queries also see later keys, as in encoders: as the call's mask says or, without one, its module."""
+    if own_mask(attention) is None:
+        causal = attention.call[1].get("is_causal")
+        return not (getattr(attention.module, "is_causal", True) if causal is None else causal)
+    first = torch.zeros(1, dtype=torch.long, device=attention.q.device)
+    later = mask_of(attention, 0, first)[..., 1:]
+    return later.numel() > 0 and bool(later.float().max() > _HIDDEN)
+
+
+def mask_of(attention: Attention, row: int, columns: torch.Tensor) -> torch.Tensor:
+    """What is added to the scores of these queries: the model's own mask, or the one it implies."""
+    _, query, key = attention.call[0][:3]
+    keys, mask = key.shape[2], own_mask(attention)
+    if mask is not None:
+        of_row = mask[min(row, len(mask) - 1)]
+        of_row = of_row.expand(-1, query.shape[2], -1) if of_row.shape[1] == 1 else of_row
+        part = of_row.index_select(1, columns)[..., :keys]
+        return torch.zeros_like(part, dtype=torch.float32).masked_fill(~part, -torch.inf) if _is_bool(part) else part
+    query_at = (columns + keys - query.shape[2])[:, None]
+    key_at = torch.arange(keys, device=columns.device)
+    distance = query_at - key_at
+    if sees_later(attention):
+        distance = distance.abs()
+    hidden = (distance < 0) | (distance >= (attention.sliding_window or keys))
+    return torch.zeros(hidden.shape, device=columns.device).masked_fill(hidden, -torch.inf)
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Batched product in float32; of half-precision vectors on a GPU without converting them."""
+    if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def _is_bool(mask: torch.Tensor) -> bool:
+    return mask.dtype == torch.bool
+
+
+def for_each_query_head(part: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Key or value heads (H, S, d) repeated for the query heads that read them."""
+    return part.repeat_interleave(query.shape[0] // part.shape[0], dim=0)

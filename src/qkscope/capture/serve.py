@@ -1,0 +1,160 @@
+"""Measurement inside a serving engine whose model is transformers' own: it schedules the documents, we watch.
+
+An engine reads several documents in one pass, one after the other without padding. Its metadata tell where each begins;
+each is then added as if it had been alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from qkscope.capture.call import RequestSpan, batch_tokens, documents_of, request_call, request_output
+from qkscope.capture.loss import LossSums, OutputHead
+from qkscope.capture.measure import Measurement
+from qkscope.capture.options import CaptureOptions
+from qkscope.capture.shards import Shard
+from qkscope.capture.shardsums import ModelReport, send_kept
+from qkscope.capture.sums.layersums import LayerSums
+from qkscope.capture.sums.tokens import Plan
+from qkscope.capture.watch import Attention, OnAttention, OnOutput, watching
+from qkscope.errors import CaptureError
+
+
+class ServingEngine(ABC):
+    """What a measurement asks of an engine."""
+
+    decoder: PreTrainedModel
+    """The model without its language-model head, on whose attention modules the engine's attention is called."""
+    versions: dict[str, str]
+    """Of the engine's packages, by name."""
+    longest: int
+    """Tokens that a document may have."""
+
+    @abstractmethod
+    def prefill(self, documents: Sequence[np.ndarray]) -> None:
+        """Read these documents, and predict one token after each."""
+
+    @abstractmethod
+    def spans(self) -> list[RequestSpan]:
+        """The requests of the pass that is under way."""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of hidden states, as the engine computes them."""
+
+
+class ServedMeasurement(Measurement):
+    """A model in an engine and the description of its layers."""
+
+    def __init__(self, engine: ServingEngine, gate: np.ndarray, options: CaptureOptions) -> None:
+        self.engine = engine
+        self._sent: Sequence[np.ndarray] = ()
+        self._spans: dict[int, RequestSpan] = {}
+        """Of the pass under way, by the number of the document among those sent."""
+        super().__init__(engine.decoder, gate, options)
+
+    def _watching(self, on_attention: OnAttention, on_output: OnOutput | None = None) -> AbstractContextManager[None]:
+        """Each request's call by itself."""
+
+        def split(attention: Attention) -> None:
+            for span in self._spans.values():
+                on_attention(request_call(attention, span))
+
+        def split_output(attention: Attention, output: torch.Tensor) -> None:
+            assert on_output is not None
+            for span in self._spans.values():
+                on_output(request_call(attention, span), request_output(output, span))
+
+        return watching(self.model, split, None if on_output is None else split_output, self.attentions)
+
+    def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
+        """Hidden states of one document."""
+        if cache is not None or mask is not None or first:
+            raise CaptureError("an engine reads single documents as a whole")
+        (hidden,) = self._read([ids[0].numpy()])
+        return SimpleNamespace(last_hidden_state=hidden[None])
+
+    def _read(self, documents: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Hidden states of each document (T, size)."""
+        with self._requests(documents) as hidden:
+            self.engine.prefill(documents)
+        return [hidden[number] for number in range(len(documents))]
+
+    @contextmanager
+    def _requests(self, documents: Sequence[np.ndarray]) -> Iterator[dict[int, torch.Tensor]]:
+        """Note which documents each pass of the model reads, and its hidden states.
+
+        In the place of hooks, which are not called by engines that compile: they call ``forward`` themselves.
+        """
+        model: Any = self.model
+        forward, own = model.forward, vars(model).get("forward")
+        hidden: dict[int, torch.Tensor] = {}
+
+        def noted(**named: Any) -> Any:
+            spans, ids = self.engine.spans(), named.get("input_ids")
+            if ids is None:
+                raise CaptureError("the engine calls the model without token ids, so documents cannot be told apart")
+            numbers = documents_of(spans, ids.reshape(-1).cpu().numpy(), self._sent, read=hidden)
+            self._spans = dict(zip(numbers, spans, strict=True))
+            output = forward(**named)
+            for number, span in self._spans.items():
+                hidden[number] = output[0].reshape(-1, output[0].shape[-1])[span.columns]
+            return output
+
+        self._sent, model.forward = documents, noted
+        try:
+            yield hidden
+        finally:
+            del model.forward
+            if own is not None:
+                model.forward = own
+            self._sent, self._spans = (), {}
+
+    def _forward(
+        self,
+        shard: Shard,
+        rows: list[int],
+        plan: Plan,  # noqa: ARG002
+        sums: dict[int, LayerSums],
+        labels: list[tuple[np.ndarray, np.ndarray]],
+        losses: LossSums,
+    ) -> None:
+        """These documents, in as few passes as the engine takes."""
+        for restore in self.forget:
+            restore()
+        documents = [shard.ids[row] for row in rows]
+        tokens = [batch_tokens(shard, [row], 0, len(shard.ids[row]), self.options) for row in rows]
+        add = [self.calls.adding(sums, [self.calls.part(of_row, int(of_row.lengths[0]))]) for of_row in tokens]
+        in_order: list[int] = []
+
+        def split(attention: Attention) -> None:
+            for number, span in self._spans.items():
+                add[number](request_call(attention, span))
+                if attention.layer == min(self.layers):
+                    in_order.append(number)
+
+        with torch.no_grad(), watching(self.model, split, modules=self.attentions):
+            hidden = self._read(documents)
+        labels += [(np.full(len(tokens[n].kept[0]), shard.examples[rows[n]]), tokens[n].kept[0]) for n in in_order]
+        for row, of_row in zip(rows, hidden, strict=True):
+            losses.add({shard.examples[row]: shard.ids[row]}, of_row[None], 0)
+        send_kept(sums)
+
+    def _output_head(self, gate: np.ndarray) -> OutputHead:  # noqa: ARG002
+        return OutputHead(self.engine.logits, 1.0, None)
+
+    def _report(self) -> ModelReport:
+        report = super()._report()
+        return replace(report, versions=report.versions | self.engine.versions)
+
+    def _longest(self) -> int:
+        return min(super()._longest(), self.engine.longest)

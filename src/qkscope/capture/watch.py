@@ -1,0 +1,345 @@
+"""Watch the post-RoPE queries and keys of every self-attention layer of an unmodified transformers model.
+
+Every attention class of transformers looks up its attention function by name on each call: in the registry
+``ALL_ATTENTION_FUNCTIONS`` of its module, or as the module's global ``eager_attention_forward``. While a model is
+watched, that name refers to a wrapper that passes the arguments on to a callback and then calls the original. Nothing
+else changes: masks are built for the same name, outputs are bit-identical, and leaving the context undoes everything.
+The module's ``apply_…rotary…`` functions are wrapped the same way; they show which tensors are rotated, and by which
+angles. What is rotated and then attends is the layer's own; other rotated tensors, as those of an indexer, are not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from qkscope.errors import CaptureError
+
+_CROSS = {"cross_attention_states", "encoder_hidden_states", "key_value_states"}
+_ROTARY = re.compile(r"apply_\w*(rotary|rope)")
+_REGISTRY = {"ALL_ATTENTION_FUNCTIONS", "eager_attention_forward"}
+_KEPT = 8
+"""Rotated tensors that are kept until the next attention call, at most."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One call of a self-attention function: q (B, Hq, T, d) and the k (B, Hkv, T, d) of the same tokens."""
+
+    layer: int
+    module: nn.Module
+    q: torch.Tensor
+    k: torch.Tensor
+    scaling: float
+    sliding_window: int | None
+    rotary: Rotary | None
+    """None where the layer applies no rotary encoding (NoPE)."""
+    call: tuple[tuple[Any, ...], dict[str, Any]]
+    """All arguments of the attention function."""
+
+    @property
+    def q_per_kv(self) -> int:
+        """Query heads per key head."""
+        return int(self.q.shape[1] // self.k.shape[1])
+
+
+OnAttention = Callable[[Attention], None]
+OnOutput = Callable[[Attention, torch.Tensor], None]
+AttentionFunction = Callable[..., Any]
+Rewrite = Callable[[Attention], Callable[[AttentionFunction], Any] | None]
+"""Given a call, what is done instead of it with the attention function; None: the call as it is."""
+
+
+@contextmanager
+def watching(
+    model: nn.Module,
+    on_attention: OnAttention,
+    on_output: OnOutput | None = None,
+    modules: list[nn.Module] | None = None,
+    rewrite: Rewrite | None = None,
+) -> Iterator[None]:
+    """Call ``on_attention`` at every self-attention call of the model's text decoder, within the context.
+
+    ``on_output`` is also called, after the attention function, with its output; ``modules`` are the model's
+    ``self_attentions`` if the caller has them already; ``rewrite`` may put something else in the place of a call.
+    Compiled models run uncompiled within the context.
+    """
+    modules = modules or self_attentions(model)
+    watch = _Watch({id(module): number for number, module in numbered(modules)}, on_attention, on_output, rewrite)
+    with ExitStack() as replacements:
+        replacements.enter_context(torch.compiler.set_stance("force_eager"))
+        for source_module in [sys.modules[name] for name in dict.fromkeys(type(m).__module__ for m in modules)]:
+            names = {implementation(module) for module in modules if type(module).__module__ == source_module.__name__}
+            for name in names:
+                replacements.enter_context(_replace_attention(source_module, name, watch))
+            for function in [name for name in vars(source_module) if _ROTARY.match(name)]:
+                replacements.enter_context(_replaced(source_module, function, watch.rotary_function))
+        yield
+
+
+def self_attentions(model: nn.Module) -> list[nn.Module]:
+    """The self-attention modules of the text decoder, by layer; an error if none of them can be watched."""
+    decoder = backbone(model)
+    by_layer: dict[int, nn.Module] = {}
+    for number, module in numbered([module for module in decoder.modules() if _is_self_attention(module)]):
+        by_layer.setdefault(number, module)  # attention to an encoder comes after that to the text itself
+    if not by_layer:
+        raise CaptureError(f"{type(model).__name__} cannot be captured: {_why_not(decoder)}")
+    return [by_layer[layer] for layer in sorted(by_layer)]
+
+
+def numbered(modules: list[nn.Module]) -> Iterator[tuple[int, nn.Module]]:
+    """Attention modules with the number of their layer: their own or, if they do not know it, in order."""
+    for n, module in enumerate(modules):
+        own: Any = getattr(module, "layer_idx", None)
+        yield (own if isinstance(own, int) and own >= 0 else n), module
+
+
+def _why_not(decoder: nn.Module) -> str:
+    """The reason why no module of a model can be watched."""
+    suspects = [module for module in decoder.modules() if re.search(r"Attention|MLA|Attn", type(module).__name__)]
+    if not suspects:
+        return "it has no attention layers"
+    names = ", ".join(sorted({type(module).__name__ for module in suspects}))
+    return f"its attention ({names}) computes by itself, without the attention functions of transformers"
+
+
+def backbone(model: nn.Module) -> PreTrainedModel:
+    """The text decoder without its language-model head: the deepest model whose config is the text config."""
+    model = plain_model(model)
+    text = model.config.get_text_config(decoder=True)
+    return [m for m in model.modules() if isinstance(m, PreTrainedModel) and m.config is text][-1]
+
+
+def plain_model(model: Any) -> PreTrainedModel:
+    """The transformers model inside what compiles it, adapts it (PEFT, with its adapters in place) or copies it."""
+    inner = model
+    while not isinstance(inner, PreTrainedModel):
+        if callable(base := getattr(inner, "get_base_model", None)):
+            inner = base()
+        elif isinstance(wrapped := getattr(inner, "_orig_mod", getattr(inner, "module", None)), nn.Module):
+            inner = wrapped
+        else:
+            raise CaptureError(f"expected a transformers model, got {type(model).__name__}")
+    return inner
+
+
+def head_size(config: Any) -> int | None:
+    """Length of the vectors of a head, as a config says; None if it does not."""
+    heads, size = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
+    return getattr(config, "head_dim", None) or (size // heads if heads and size else None)
+
+
+def is_split(model: PreTrainedModel) -> bool:
+    """Whether each of several processes has only a part of the model's weights."""
+    if (getattr(model, "tp_size", None) or 1) > 1:
+        return True
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def implementation(module: nn.Module) -> str:
+    """The attention implementation a module uses, such as ``sdpa``."""
+    config: Any = module.config
+    return str(config._attn_implementation or "eager")
+
+
+def _is_self_attention(module: nn.Module) -> bool:
+    if not hasattr(module, "config") or getattr(module, "is_cross_attention", False) or not _through_registry(module):
+        return False
+    # Attention that can take the states of an encoder may also do without; where it takes nothing else, it cannot.
+    parameters = inspect.signature(type(module).forward).parameters
+    required = {name for name in _CROSS & set(parameters) if parameters[name].default is inspect.Parameter.empty}
+    return not required and "cross_attention_states" not in parameters
+
+
+def _through_registry(module: nn.Module) -> bool:
+    """Whether the forward function of a module looks its attention function up."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    source_module = sys.modules.get(type(module).__module__)
+    return (
+        code is not None and bool(_REGISTRY & set(code.co_names)) and hasattr(source_module, "ALL_ATTENTION_FUNCTIONS")
+    )
+
+
+class _Watch:
+    """What the wrappers share: layers of watched modules, callbacks, and what was rotated since the last attention."""
+
+    def __init__(
+        self, modules: dict[int, int], on_attention: OnAttention, on_output: OnOutput | None, rewrite: Rewrite | None
+    ) -> None:
+        self.modules, self.on_attention, self.on_output, self.rewrite = modules, on_attention, on_output, rewrite
+        self.turned: list[RotatedTensor] = []
+
+    def attention_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The wrapper that replaces an attention function."""
+
+        @wraps(original)
+        def wrapper(module: nn.Module, query: torch.Tensor, key: torch.Tensor, *args: Any, **options: Any) -> Any:
+            if id(module) not in self.modules:
+                return original(module, query, key, *args, **options)
+            turned, self.turned = self.turned, []
+            layer, rotary = self.modules[id(module)], rotary_of(query, key, turned)
+            attention = _attention_call(layer, module, query, key, rotary, args, options)
+            self.on_attention(attention)
+            instead = None if self.rewrite is None else self.rewrite(attention)
+            result = original(module, query, key, *args, **options) if instead is None else instead(original)
+            if self.on_output is not None:
+                self.on_output(attention, result[0])
+            return result
+
+        return wrapper
+
+    def rotary_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The wrapper that replaces a rotary function."""
+
+        @wraps(original)
+        def wrapper(*args: Any, **options: Any) -> Any:
+            result = original(*args, **options)
+            after = [result] if isinstance(result, torch.Tensor) else [x for x in result if is_real(x)]
+            given = [x for x in (*args, *options.values()) if is_real(x)]
+            before, angles = given[: len(after)], tuple(given[len(after) :])
+            turned = [RotatedTensor(x, y, angles) for x, y in zip(before, after, strict=False)]
+            self.turned = [*self.turned, *turned][-_KEPT:]  # modules that are not watched may rotate, too
+            return result
+
+        return wrapper
+
+
+def _attention_call(
+    layer: int,
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    rotary: Rotary | None,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Attention:
+    scaling = options.get("scaling")
+    window = options.get("sliding_window", getattr(module, "sliding_window", None))
+    return Attention(
+        layer=layer,
+        module=module,
+        q=query.detach(),
+        # With a cache, the keys of earlier tokens come first; those of this call's tokens are the last ones.
+        k=key[..., -query.shape[-2] :, :].detach(),
+        scaling=float(query.shape[-1] ** -0.5 if scaling is None else scaling),
+        sliding_window=None if window is None else int(window),
+        rotary=rotary,
+        call=((module, query, key, *args), options),
+    )
+
+
+@contextmanager
+def _replace_attention(module: Any, name: str, watch: _Watch) -> Iterator[None]:
+    if name == "eager" and name not in module.ALL_ATTENTION_FUNCTIONS:
+        with _replaced(module, "eager_attention_forward", watch.attention_function):
+            yield
+        return
+    registry = module.ALL_ATTENTION_FUNCTIONS
+    local = registry._local_mapping
+    before = local.get(name)
+    registry[name] = watch.attention_function(registry[name])
+    try:
+        yield
+    finally:
+        if before is None:
+            del registry[name]
+        else:
+            registry[name] = before
+
+
+@contextmanager
+def _replaced(
+    module: Any, name: str, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, replacement(original))
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+_COMPARED = 16
+"""Tokens by which rotated tensors are told apart."""
+
+
+@dataclass(frozen=True)
+class RotatedTensor:
+    """A tensor before and after a model's rotary function, and the angles."""
+
+    before: torch.Tensor
+    after: torch.Tensor
+    angles: tuple[torch.Tensor, ...]
+    """(cos, sin), or one complex tensor."""
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How the queries of a call were rotated, and its keys if they were in the same pass."""
+
+    q: RotatedTensor
+    k: RotatedTensor | None
+    """None: the keys come from an earlier layer."""
+
+    @property
+    def angles(self) -> tuple[torch.Tensor, ...]:
+        """Those of the queries."""
+        return self.q.angles
+
+
+def rotary_of(query: torch.Tensor, key: torch.Tensor, turned: list[RotatedTensor]) -> Rotary | None:
+    """Which of the rotated tensors attend here; None if the queries are not among them."""
+    q = _own(query, turned)
+    return None if q is None else Rotary(q, _own(key[..., -query.shape[-2] :, :], turned, shared=True))
+
+
+def _own(x: torch.Tensor, turned: list[RotatedTensor], *, shared: bool = False) -> RotatedTensor | None:
+    """The rotated tensor that x, (B, H, T, d), is or contains; one head for all of them if ``shared``."""
+    heads, tokens, d = x.shape[1:]
+    allowed = {heads, 1} if shared else {heads}
+    fitting = [
+        one
+        for one in turned
+        if one.after.ndim == 4
+        and one.after.shape[-1] <= d
+        and any(one.after.shape[a] in allowed and one.after.shape[b] == tokens for a, b in ((1, 2), (2, 1)))
+    ]
+    same = [one for one in fitting if one.after.data_ptr() == x.data_ptr()]
+    if same:
+        return same[-1]
+    if len(fitting) < 2:
+        return fitting[0] if fitting else None
+    return max(fitting, key=lambda one: alike(x, one.after))
+
+
+def alike(x: torch.Tensor, after: torch.Tensor) -> float:
+    """Mean cosine of the first tokens of x, (B, H, T, d), with a rotated tensor, in its first or last coordinates."""
+    size, few = after.shape[-1], slice(0, min(_COMPARED, x.shape[2]))
+    parts = [after] if after.shape[2] == x.shape[2] else []
+    parts += [after.transpose(1, 2)] if after.shape[1] == x.shape[2] else []
+    places = [x[:1, :, few, :size]] + ([x[:1, :, few, -size:]] if size < x.shape[-1] else [])
+    return max(
+        float(nn.functional.cosine_similarity(place.float(), part[:1, :, few].float(), dim=-1).mean())
+        for place in places
+        for part in parts
+    )
+
+
+def is_real(value: object) -> bool:
+    """Whether it is a tensor of real or complex numbers, not of indices."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

@@ -1,0 +1,1 @@
+"""The cause of a prediction: terms taken away, windows cut, and what that costs."""

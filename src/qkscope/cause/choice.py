@@ -1,0 +1,291 @@
+"""Which key heads may be cut to a window: ordered by what means alone say, chosen, written, compared with lists.
+
+Scores are high for key heads that must see far. A cut shortens those with the lowest score:
+
+    far       predicted share of attention beyond the window (mean of the query heads that read the key head)
+    area      minus the area under the cumulated mean-field softmax
+    lock      minus how firmly the queries are locked to their position
+    measured  measured share of attention beyond the window
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from scipy.stats import rankdata
+
+from qkscope.analyses.options import AnalysisOptions
+from qkscope.engine import ExecutionTarget
+from qkscope.errors import ConfigError
+from qkscope.files.atomic import write_together
+from qkscope.files.readers import read_text
+from qkscope.files.runfolder import RunFolder
+from qkscope.results.analyze import OnDone, analyze
+from qkscope.results.job import Job
+from qkscope.runs.captured import CapturedSource
+from qkscope.runs.run import Run
+
+ORDERS = {
+    "far": ("predicted_beyond", 1.0),
+    "area": ("curve_area", -1.0),
+    "lock": ("lock_q", -1.0),
+    "measured": ("mass_beyond", 1.0),
+}
+"""The column that each order is by, and its sign."""
+KEY = ["layer", "k_head"]
+KeyHead = tuple[int, int]
+CUT, GATES, GATES_CONFIG = "cut.json", "full_attention_heads.tsv", "config.json"
+_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Key heads that keep a window of their keys, and the first few."""
+
+    window: int
+    sinks: int
+    heads: list[KeyHead]
+    order: str = ""
+    scores: pd.Series | None = None
+    """Score of every key head, by (layer, key head)."""
+
+    @property
+    def windows(self) -> dict[KeyHead, int]:
+        """The window of each head that is cut."""
+        return dict.fromkeys(self.heads, self.window)
+
+
+@dataclass(frozen=True)
+class CutLimits:
+    """What a run says about which key heads a cut can change."""
+
+    sinks: int
+    """Tokens at the start of a document that every head keeps."""
+    sliding: dict[int, int | None]
+    """The sliding window of each layer."""
+    shape: tuple[int, int]
+    """How many layers and key heads the model has."""
+
+    @classmethod
+    def of(cls, run: RunFolder) -> CutLimits:
+        """From the manifest of a run; an error for encoders, which keep no keys."""
+        if run.manifest.encoder:
+            raise ConfigError(f"{run.folder} is a run of an encoder, which keeps no keys: there is nothing to cut")
+        manifest = run.manifest
+        sliding = {layer.layer: layer.sliding_window for layer in manifest.layers}
+        n_layers = max(int(manifest.model.layers or 0), max(sliding) + 1)
+        n_key_heads = 1 + max(head for layer in manifest.layers for head in layer.key_heads)
+        return cls(manifest.options.skip_first, sliding, (n_layers, n_key_heads))
+
+
+def check_order(by: str) -> None:
+    """Raise an error unless it is one of the orders."""
+    if by not in ORDERS:
+        raise ConfigError(f"unknown order {by!r}; choose from {', '.join(ORDERS)}")
+
+
+def middle_window(tables: dict[str, pd.DataFrame]) -> int:
+    """The middle one of the windows at which reach is known."""
+    widths = sorted(tables["reach"]["w"].unique().tolist())
+    return int(widths[len(widths) // 2])
+
+
+def query_head_table(tables: dict[str, pd.DataFrame], window: int) -> pd.DataFrame:
+    """One row per query head: what the orders are by, at this window."""
+    reach = tables["reach"]
+    widths = sorted(reach["w"].unique().tolist())
+    if window not in widths:
+        raise ConfigError(f"reach is known for windows of {', '.join(map(str, widths))}; got {window}")
+    heads = reach[reach["w"] == window][["layer", "head", "k_head", "predicted_beyond", "mass_beyond", "curve_area"]]
+    own = tables["position"][["layer", "head", "lock_q", "curve_range"]]
+    return heads.merge(own, on=["layer", "head"], how="left")
+
+
+def key_head_scores(heads: pd.DataFrame, order: str) -> pd.Series:
+    """The score of every key head: the mean over the query heads that read it."""
+    column, sign = ORDERS[order]
+    scores: pd.Series = sign * heads.groupby(KEY)[column].mean()
+    if scores.isna().any():
+        layer, head = scores[scores.isna()].index[0]
+        needs = "a run with --reach-queries" if order == "measured" else "a rotary encoding that is known"
+        raise ConfigError(f"key head {head} of layer {layer} has no {column}: --by {order} needs {needs}")
+    return scores
+
+
+def choose(heads: pd.DataFrame, order: str, keep: float, window: int, sinks: int) -> Cut:
+    """Cut the key heads with the lowest scores, all but a share ``keep``."""
+    scores = key_head_scores(heads, order)
+    count = len(scores) - round(keep * len(scores))
+    lowest = scores.sort_values(kind="stable").index[:count]
+    return Cut(window, sinks, sorted((int(layer), int(head)) for layer, head in lowest), order, scores)
+
+
+def every_cut(
+    heads: pd.DataFrame, by: str, shares: list[float], window: int, sinks: int, draws: int, seed: int
+) -> list[Cut]:
+    """No head and all heads; and by every order that is known, reversed and drawn, all but each of the shares.
+
+    Of the first share there are ``draws`` random choices, of the others a quarter as many.
+    """
+    known = [order for order, (column, _) in ORDERS.items() if heads[column].notna().all()]
+    cuts = [choose(heads, by, 1.0, window, sinks), choose(heads, by, 0.0, window, sinks)]
+    cuts = [replace(cut, order=name) for cut, name in zip(cuts, ("none", "all"), strict=True)]
+    for number, share in enumerate(shares):
+        chosen = choose(heads, by, share, window, sinks)
+        cuts += [choose(heads, order, share, window, sinks) for order in known]
+        cuts += [_reversed(chosen), *_random(chosen, draws if number == 0 else draws // 4, seed + number)]
+    return cuts
+
+
+def _reversed(cut: Cut) -> Cut:
+    """As many heads from the other end of the order."""
+    assert cut.scores is not None
+    highest = cut.scores.sort_values(kind="stable").index[len(cut.scores) - len(cut.heads) :]
+    return Cut(cut.window, cut.sinks, sorted((int(layer), int(head)) for layer, head in highest), "reversed")
+
+
+def _random(cut: Cut, draws: int, seed: int) -> list[Cut]:
+    """As many heads, drawn."""
+    assert cut.scores is not None
+    rng, every = np.random.default_rng(seed), [(int(layer), int(head)) for layer, head in cut.scores.index]
+    choices = [rng.choice(len(every), len(cut.heads), replace=False) for _ in range(draws)]
+    return [Cut(cut.window, cut.sinks, sorted(every[i] for i in chosen), "random") for chosen in choices]
+
+
+def longer_than(heads: pd.DataFrame, sliding: dict[int, int | None], window: int) -> pd.DataFrame:
+    """The heads of layers that see further than the window anyway: cutting the others would change nothing."""
+    wider = heads["layer"].map(lambda layer: (sliding[layer] or np.inf) > window)
+    if not wider.any():
+        raise ConfigError(f"every layer has a sliding window of {window} tokens or less; choose a smaller one")
+    return heads[wider]
+
+
+def write_cut(folder: Path, cut: Cut, model: str, keep: float, shape: tuple[int, int]) -> list[Path]:
+    """Write cut.json, and the same as a table of ``shape``, layers × key heads: ranks of scores, 1 keeps its reach."""
+    assert cut.scores is not None
+    content = {"model": model, "by": cut.order, "keep": keep, "window": cut.window, "sinks": cut.sinks}
+    files = {
+        CUT: json.dumps(content | {"heads": [list(head) for head in cut.heads]}, indent=1),
+        GATES: gates_text(rank_gates(cut.scores, shape)),
+        GATES_CONFIG: json.dumps({"sink_size": cut.sinks, "recent_size": cut.window}),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_together(folder, {name: f"{text}\n".encode() for name, text in files.items()})
+    return [folder / name for name in files]
+
+
+def rank_gates(scores: pd.Series, shape: tuple[int, int]) -> Float[np.ndarray, "layers hkv"]:
+    """Ranks of scores, from 0 for the lowest to 1; key heads without a score get 1 and keep their reach."""
+    ranks = pd.Series((rankdata(scores) - 1) / max(len(scores) - 1, 1), index=scores.index)
+    return ranks.unstack().reindex(index=range(shape[0]), columns=range(shape[1])).fillna(1.0).to_numpy(float)
+
+
+def gates_text(gates: Float[np.ndarray, "layers hkv"]) -> str:
+    """Gates as lines of numbers between tabs."""
+    return "\n".join("\t".join(f"{value:.4f}" for value in row) for row in gates)
+
+
+def heads_to_cut(run: Run, window: int, by: str, workers: int) -> tuple[pd.DataFrame, CutLimits]:
+    """Return what is known of each query head that a cut can change, and what limits it."""
+    check_order(by)
+    if not isinstance(run.source, CapturedSource):
+        raise ConfigError(f"{run.model} is a dataset of vectors; key heads are cut by what a captured run says of them")
+    limits = CutLimits.of(run.source.run)
+    return longer_than(query_head_table(reach_tables(run, workers), window), limits.sliding, window), limits
+
+
+def reach_tables(run: Run, workers: int | None = 1, on_done: OnDone | None = None) -> dict[str, pd.DataFrame]:
+    """The tables ``position`` and ``reach``, without intervals; a head that cannot be analysed raises."""
+    (outcome,) = analyze(
+        [Job(run, options=AnalysisOptions(intervals=False))],
+        ["position", "reach"],
+        place=ExecutionTarget(workers),
+        strict=True,
+        on_done=on_done,
+    )
+    frames = outcome.tables.frames
+    if frames["reach"].empty:
+        raise ConfigError(f"nothing is known about the reach of {run.source}: no layer has a rotary encoding")
+    return {name: frames[name] for name in ("position", "reach")}
+
+
+# ---- other people's lists of heads ----------------------------------------------------------------
+
+
+def read_list(path: Path) -> tuple[pd.Series, str]:
+    """Scores by (layer, head), and whether heads are query heads (``head``) or key heads (``k_head``).
+
+    Either JSON, {"layer-head": score or list of scores}, for query heads, or a table of layers × key heads.
+    """
+    try:
+        text = read_text(path)
+        if text.lstrip().startswith("{"):
+            scores = {
+                tuple(map(int, name.split("-"))): float(np.mean(values)) for name, values in json.loads(text).items()
+            }
+            if any(len(key) != 2 for key in scores):
+                raise ValueError("expected names such as 3-12")
+            return _series(scores), "head"
+        rows = [[float(cell) for cell in line.replace(",", "\t").split()] for line in text.splitlines() if line.strip()]
+        cells = {(layer, head): value for layer, row in enumerate(rows) for head, value in enumerate(row)}
+        if not cells:
+            raise ValueError("it is empty")
+        return _series(cells), "k_head"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{path} is not a list of heads ({error}); expected {{"layer-head": score}} or a table layers × key heads'
+        ) from None
+
+
+def _series(scores: dict[Any, float]) -> pd.Series:
+    return pd.Series(list(scores.values()), index=pd.MultiIndex.from_tuples(list(scores)), dtype=float)
+
+
+AGAINST = {"curve_range": -1.0, "lock_q": -1.0, "curve_area": -1.0, "predicted_beyond": 1.0, "mass_beyond": 1.0}
+"""Columns that are compared with a list, and the sign with which they should agree."""
+
+
+def agreement_with(heads: pd.DataFrame, listed: pd.Series, level: str) -> pd.DataFrame:
+    """How far each column ranks heads as a list does: Spearman's ρ, its interval over layers, AUC of the top tenth."""
+    means = heads.groupby(["layer", level])[list(AGAINST)].mean()
+    common = means.join(listed.rename("listed").rename_axis(["layer", level]), how="inner").dropna(subset=["listed"])
+    if len(common) < 3:
+        raise ConfigError(f"the list and the run have {len(common)} heads in common; is it of the same model?")
+    rows = []
+    for column, sign in AGAINST.items():
+        both = common.dropna(subset=[column])
+        if len(both) < 3:
+            continue
+        rng, layers = np.random.default_rng(0), both.index.get_level_values(0)
+        places = {layer: np.flatnonzero(layers == layer) for layer in layers.unique()}
+        ours, theirs = sign * both[column].to_numpy(float), both["listed"].to_numpy(float)
+        drawn = [rng.choice(layers.unique(), layers.nunique()) for _ in range(_DRAWS)]
+        picks = [np.concatenate([places[layer] for layer in draw]) for draw in drawn]
+        low, high = np.nanquantile([_rho(ours[pick], theirs[pick]) for pick in picks], [0.025, 0.975])
+        rows.append(
+            {"column": ("−" if sign < 0 else "") + column, "n_heads": len(both), "rho": _rho(ours, theirs)}
+            | {"rho_low": low, "rho_high": high, "auc": auc(ours, theirs)}
+        )
+    return pd.DataFrame(rows)
+
+
+def auc(scores: np.ndarray, listed: np.ndarray, top: float = 0.1) -> float:
+    """Chance that a head of the list's top tenth scores higher than one of the others.
+
+    >>> auc(np.arange(20.0), np.arange(20.0))
+    1.0
+    """
+    best = rankdata(-listed, method="ordinal") <= max(1, round(top * len(listed)))
+    ranks, n = rankdata(scores), int(best.sum())
+    return float((ranks[best].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
+
+
+def _rho(x: np.ndarray, y: np.ndarray) -> float:
+    a, b = rankdata(x), rankdata(y)
+    return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else float("nan")

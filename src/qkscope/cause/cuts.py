@@ -1,0 +1,100 @@
+"""What it costs to cut key heads to a window: the loss on plain text, and on the second copy of a repeated text.
+
+Plain text alone is not enough: copying is what a long reach is for, and a head that seldom looks far may be the one
+that must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from transformers import PreTrainedModel
+
+from qkscope.cause.ablation import predictions
+from qkscope.cause.choice import Cut
+from qkscope.cause.intervene import LayerHead, windowed
+from qkscope.errors import CaptureError
+from qkscope.results.effects import mean_with_interval
+from qkscope.results.schema import column_names
+
+PLAIN, COPY = "plain", "copy"
+_LEAST = 64
+
+
+def cut_losses(
+    model: PreTrainedModel,
+    documents: Sequence[torch.Tensor],
+    cuts: Mapping[str, Mapping[LayerHead, int]],
+    sinks: int,
+    on_pass: Callable[[int, int], None] = lambda _done, _in_all: None,
+) -> dict[tuple[str, str], np.ndarray]:
+    """Σ loss and number of tokens of each document (documents, 2), by cut and kind of text."""
+    check_lengths(documents, max((w for windows in cuts.values() for w in windows.values()), default=0))
+    texts = {PLAIN: [(document, 0) for document in documents], COPY: [_twice(document) for document in documents]}
+    done, in_all = 0, len(cuts) * sum(map(len, texts.values()))
+    losses: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    for name, windows in cuts.items():
+        with windowed(model, windows, sinks=sinks):
+            for kind, of_kind in texts.items():
+                for document, first in of_kind:
+                    losses.setdefault((name, kind), []).append(_loss(model, document, first))
+                    done += 1
+                    on_pass(done, in_all)
+    return {key: np.array(values, dtype=float) for key, values in losses.items()}
+
+
+def check_lengths(documents: Sequence[torch.Tensor], window: int) -> None:
+    """Raise an error if a document is too short to be repeated, or for its first copy to lie beyond the window."""
+    shortest = min(map(len, documents))
+    if shortest // 2 <= window:
+        raise CaptureError(
+            f"a text of {shortest} tokens has the first copy of its half within the window of {window}; give texts of "
+            "more than twice the window (and --window), or a smaller --cut"
+        )
+    if shortest < _LEAST:
+        raise CaptureError(f"expected documents of {_LEAST} tokens or more, got one of {shortest}; give longer --texts")
+
+
+def _twice(document: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The first half of a document twice, and the first token of the second copy that something predicts."""
+    half = document[: len(document) // 2]
+    return torch.cat([half, half]), len(half)
+
+
+def _loss(model: PreTrainedModel, document: torch.Tensor, first: int) -> tuple[float, int]:
+    """Σ −log p over the tokens that follow token ``first``, and their number."""
+    document = document.to(model.device)
+    following = document[1:, None]
+    losses = -predictions(model, document).gather(-1, following)[first:, 0].double()
+    return float(losses.sum()), len(losses)
+
+
+def cut_table(
+    locked: Any, documents: Sequence[Any], cuts: Sequence[Cut], model: str, on_pass: Callable[[int, int], None]
+) -> pd.DataFrame:
+    """Measure the cuts on a loaded model."""
+    named = {f"{number:03d}": cut.windows for number, cut in enumerate(cuts)}
+    losses = cut_losses(locked.model, documents, named, cuts[0].sinks, on_pass)
+    in_all = max(len(cut.heads) for cut in cuts)
+    length = float(np.mean([len(document) for document in documents]))
+    entries = locked.entries
+    seen = {layer: min(length, entry.sliding_window or length) for layer, entry in entries.items()}
+    cache = sum(seen[layer] * len(entry.key_heads) for layer, entry in entries.items())
+    rows, draw = [], 0
+    for number, cut in enumerate(cuts):
+        share = len(cut.heads) / max(in_all, 1)
+        saved = sum(max(0.0, seen[layer] - cut.window - cut.sinks) for layer, _ in cut.heads) / cache
+        for text in ("plain", "copy"):
+            sums = losses[f"{number:03d}", text]
+            nll, low, high = mean_with_interval(sums[:, 0], sums[:, 1])
+            rows.append(
+                {"model": model, "family": "", "order": cut.order, "draw": draw if cut.order == "random" else 0}
+                | {"text": text, "w": cut.window, "share_cut": share, "cache_saved": saved}
+                | {"nll": nll, "nll_low": low, "nll_high": high}
+            )
+        draw += cut.order == "random"
+    return pd.DataFrame(rows, columns=column_names("cuts"))

@@ -1,0 +1,80 @@
+"""How much every term of every head matters, from a few backward passes.
+
+Let m multiply one term of one head's scores (intervene.py); at m = 1 nothing is changed. For labels y drawn from the
+model's own prediction p,
+
+    F = E_{y∼p}[(∂ log p(y) / ∂m)²]
+
+is the Fisher information of m, and ½γ²F is the divergence KL(p‖p') of scaling the term by 1 − γ, to second order. One
+backward pass gives the derivative for all heads and terms at once; its square, over the number of tokens, is one draw
+of F per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from qkscope.cause.intervene import LayerHead, by_layer, rewriting
+from qkscope.cause.lockedmodel import LockedModel
+from qkscope.cause.terms import ScaledLayer
+from qkscope.errors import CaptureError
+from qkscope.heads import TERMS
+
+
+def fisher_draws(
+    locked: LockedModel, heads: list[LayerHead], documents: torch.Tensor, draws: int, seed: int
+) -> np.ndarray:
+    """Draws of F per token (draws, B, heads, 4) on documents (B, T) of one length."""
+    texts, length = documents.shape
+    leaves = {
+        layer: torch.ones(texts, len(numbers), len(TERMS), requires_grad=True)
+        for layer, numbers in by_layer(dict.fromkeys(heads)).items()
+    }
+    rewrites = {
+        layer: ScaledLayer.of(locked, layer, numbers, leaves[layer]).rewrite
+        for layer, numbers in by_layer(dict.fromkeys(heads)).items()
+    }
+    generator = torch.Generator(documents.device).manual_seed(seed)
+    place = {head: n for n, head in enumerate(sorted(heads))}
+    order = [place[head] for head in heads]
+    found = []
+    with weights_held(locked.model), rewriting(locked.model, rewrites):
+        logits = locked.model(input_ids=documents, use_cache=False).logits.float()
+        cumulated = logits.detach().softmax(-1).cumsum(-1)
+        for draw in range(draws):
+            chance = torch.rand(texts, length, 1, generator=generator, device=documents.device)
+            labels = torch.searchsorted(cumulated, chance * cumulated[..., -1:])[..., 0].clamp_max(logits.shape[-1] - 1)
+            loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
+            gradients = torch.autograd.grad(loss, list(leaves.values()), retain_graph=draw + 1 < draws)
+            squares = torch.cat([gradient.cpu().double() for gradient in gradients], 1).square() / length
+            found.append(squares[:, order].numpy())
+    return np.stack(found)
+
+
+@contextmanager
+def weights_held(model: PreTrainedModel) -> Iterator[None]:
+    """No gradient with respect to the weights, within the context: it would cost memory and nobody asks for it."""
+    held = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
+
+
+def check_differentiable(model: PreTrainedModel) -> None:
+    """Raise an error if no gradient passes through the model: its weights are quantised."""
+    kinds = {parameter.dtype for parameter in model.parameters() if not parameter.dtype.is_floating_point}
+    method = str(getattr(model, "quantization_method", None) or "").lower()  # of GGUF, weights are unpacked on loading
+    if (getattr(model, "is_quantized", False) and "gguf" not in method) or kinds:
+        how = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds)) or "quantised"
+        raise CaptureError(
+            f"no gradient passes through this model (its weights are {how}); load it unquantised, or give --passes 0"
+        )

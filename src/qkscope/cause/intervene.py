@@ -1,0 +1,188 @@
+"""Take a term of the score away from chosen heads of a model, or shorten their reach, while it runs.
+
+Each intervention is a context manager on the seam of attention.py: the model's weights, modules and config are never
+touched, and leaving the context undoes it. With x = R_t(μ̃ + δ) the score of a query and a key is position + key +
+query + content (docs/method.md §8); ``scaled`` multiplies these terms:
+
+    s' = [R_i μ̃_q, q_i − R_i μ̃_q] · [p·k̄_j + k·δk_j, q·k̄_j + c·δk_j],   k̄_j = R_j μ̃_k, δk_j = k_j − k̄_j
+
+which is attention with vectors twice as long, for any kernel, and without a T × T matrix. The first ``skip_first`` keys
+of a document, the sinks, keep their scores, and so do masks, sliding windows, softcaps and learned sinks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from transformers import PreTrainedModel
+
+from qkscope.capture.layers import Layer
+from qkscope.capture.watch import Attention, AttentionFunction, Rewrite, watching
+from qkscope.cause.lockedmodel import LockedModel, describe
+from qkscope.cause.terms import Placement, ScaledLayer, cut, remove_key_drift, without_coordinates
+from qkscope.errors import CaptureError
+
+LayerHead = tuple[int, int]
+"""Layer, and number within the layer."""
+Factors = tuple[float, float, float, float]
+"""On the terms position, key, query and content."""
+_active: WeakSet[PreTrainedModel] = WeakSet()
+
+
+@contextmanager
+def scaled(model: PreTrainedModel, run: Any, factors: Mapping[LayerHead, Factors]) -> Iterator[None]:
+    """Multiply the terms (position, key, query, content) of these query heads' scores, within the context.
+
+    ``run`` is a captured run of this model, whose means define the terms: its folder, or ``qkscope.open(…)``.
+    """
+    check_free(model)
+    locked = run if isinstance(run, LockedModel) else LockedModel.of(model, run)
+    locked.check_heads(factors)
+    changed = {head: values for head, values in factors.items() if tuple(values) != (1, 1, 1, 1)}
+    rewrites = {
+        layer: ScaledLayer.of(locked, layer, heads, torch.tensor([changed[layer, head] for head in heads])).rewrite
+        for layer, heads in by_layer(changed).items()
+    }
+    with rewriting(model, rewrites):
+        yield
+
+
+@contextmanager
+def windowed(
+    model: PreTrainedModel, windows: Mapping[LayerHead, int] | str | Path, *, sinks: int = 4
+) -> Iterator[None]:
+    """Let the query heads of these key heads see only keys less than w back, and the first ``sinks`` of a text.
+
+    ``windows`` gives w by (layer, key head), or is a cut.json as written by ``qkscope reach``.
+    """
+    if isinstance(windows, str | Path):
+        windows, sinks = read_cut(Path(windows))
+    check_free(model)
+    layers = describe(model)
+    for layer, head in windows:
+        _check_key_head(layers, layer, head)
+    rewrites = {
+        layer: cut({head: int(windows[layer, head]) for head in heads}, sinks, Placement(layers[layer].rope))
+        for layer, heads in by_layer(windows).items()
+    }
+    with rewriting(model, rewrites):
+        yield
+
+
+@contextmanager
+def without_planes(model: PreTrainedModel, planes: Mapping[LayerHead, Sequence[int]]) -> Iterator[None]:
+    """Take these RoPE planes out of the scores of these query heads, within the context."""
+    check_free(model)
+    layers = describe(model)
+    kept: dict[int, torch.Tensor] = {}
+    for (number, head), chosen in planes.items():
+        layer = layers.get(number)
+        if layer is None or layer.rope is None or head not in layer.query_heads:
+            raise CaptureError(f"the model has no head l{number:02d}h{head:02d} with RoPE planes")
+        wrong = [plane for plane in chosen if not 0 <= plane < layer.rope.planes]
+        if wrong:
+            raise CaptureError(
+                f"expected planes 0 to {layer.rope.planes - 1} of head l{number:02d}h{head:02d}, got {wrong[0]}"
+            )
+        of_layer = kept.setdefault(number, torch.ones(len(layer.query_heads), layer.d))
+        for coordinates in layer.rope.coordinates:
+            of_layer[head, torch.arange(layer.d)[coordinates][list(chosen)]] = 0.0
+    with rewriting(model, {number: without_coordinates(of_layer) for number, of_layer in kept.items()}):
+        yield
+
+
+def random_planes(
+    model: PreTrainedModel, planes: Mapping[LayerHead, Sequence[int]], seed: int = 0
+) -> dict[LayerHead, list[int]]:
+    """A control for ``without_planes``: for each head as many other planes, drawn from those not chosen."""
+    generator = torch.Generator().manual_seed(seed)
+    layers, drawn = describe(model), {}
+    for (number, head), chosen in planes.items():
+        rope = layers[number].rope if number in layers else None
+        others = [plane for plane in range(0 if rope is None else rope.planes) if plane not in set(chosen)]
+        if len(others) < len(chosen):
+            raise CaptureError(
+                f"l{number:02d}h{head:02d} has only {len(others)} other planes, too few for a control of {len(chosen)}"
+            )
+        order = torch.randperm(len(others), generator=generator)[: len(chosen)].tolist()
+        drawn[number, head] = sorted(others[i] for i in order)
+    return drawn
+
+
+@contextmanager
+def without_drift(
+    model: PreTrainedModel, run: Any, heads: Sequence[LayerHead] | None = None, *, control: int | None = None
+) -> Iterator[None]:
+    """Subtract the linear drift β_K(t − t̄) from the keys that these query heads read; by default all heads.
+
+    With a seed as ``control``, a random direction of the same size is subtracted instead.
+    """
+    check_free(model)
+    locked = run if isinstance(run, LockedModel) else LockedModel.of(model, run)
+    heads = locked.heads if heads is None else list(heads)
+    locked.check_heads(heads)
+    generator = None if control is None else torch.Generator().manual_seed(control)
+    rewrites = {}
+    for layer, numbers in by_layer(dict.fromkeys(heads)).items():
+        beta, mean = locked.means(layer).drift([locked.key_head(head) for head in numbers])
+        if generator is not None:
+            random = torch.randn(beta.shape, generator=generator)
+            beta = random / random.norm(dim=-1, keepdim=True) * beta.norm(dim=-1, keepdim=True)
+        placement = Placement(locked.layers[layer].rope)
+        rewrites[layer] = remove_key_drift(numbers, beta, mean, locked.skip_first, placement)
+    with rewriting(model, rewrites):
+        yield
+
+
+def read_cut(path: Path) -> tuple[dict[LayerHead, int], int]:
+    """The windows and sinks of a cut.json; an error that names the file if it is not one."""
+    try:
+        content = json.loads(path.read_text())
+        windows = {(int(layer), int(head)): int(content["window"]) for layer, head in content["heads"]}
+        return windows, int(content["sinks"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CaptureError(f"{path} is not a cut of key heads ({error}); write one with qkscope reach") from None
+
+
+@contextmanager
+def rewriting(model: PreTrainedModel, layers: Mapping[int, Rewrite]) -> Iterator[None]:
+    """Change the calls of these layers, within the context."""
+    check_free(model)
+
+    def rewrite(attention: Attention) -> Callable[[AttentionFunction], Any] | None:
+        return layers[attention.layer](attention) if attention.layer in layers else None
+
+    _active.add(model)
+    try:
+        with watching(model, lambda _: None, rewrite=rewrite):
+            yield
+    finally:
+        _active.discard(model)
+
+
+def check_free(model: PreTrainedModel) -> None:
+    """Raise an error if an intervention on this model is active."""
+    if model in _active:
+        raise CaptureError("one intervention at a time: leave the first context before entering another")
+
+
+def by_layer(heads: Mapping[LayerHead, Any]) -> dict[int, list[int]]:
+    """The heads of each layer, in order."""
+    layers: dict[int, list[int]] = {}
+    for layer, head in sorted(heads):
+        layers.setdefault(layer, []).append(head)
+    return layers
+
+
+def _check_key_head(layers: Mapping[int, Layer], layer: int, head: int) -> None:
+    if layer not in layers:
+        raise CaptureError(f"the model has no layer {layer} with attention; it has {sorted(layers)}")
+    keys = len(layers[layer].key_heads)
+    if not 0 <= head < keys:
+        raise CaptureError(f"expected key heads 0 to {keys - 1} in layer {layer}, got {head}")

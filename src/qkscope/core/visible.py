@@ -1,0 +1,27 @@
+"""Which keys a query sees: earlier ones, in encoders later ones, too, and not beyond the layer's window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+
+@dataclass(frozen=True)
+class VisibleKeys:
+    """The keys less than ``reach`` away, on one side of the query or on both; not the query's own."""
+
+    reach: int
+    both: bool = False
+
+    def sees(self, distance: Int[np.ndarray, "*pairs"]) -> Bool[np.ndarray, "*pairs"]:
+        """Whether a query sees the key at a distance Δ = i − j.
+
+        >>> VisibleKeys(3).sees(np.array([-1, 0, 1, 2, 3])).tolist()
+        [False, False, True, True, False]
+        >>> VisibleKeys(3, both=True).sees(np.array([-2, -1, 0, 1])).tolist()
+        [True, True, False, True]
+        """
+        away = np.abs(distance) if self.both else distance
+        return (away > 0) & (away < self.reach)

@@ -1,0 +1,1 @@
+"""Bundled data: the tinyrope model family and planted heads."""

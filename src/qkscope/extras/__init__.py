@@ -1,1 +1,0 @@
-"""Extras: the planted demonstration dataset, the bundled model family, push and pull, verify and doctor."""

@@ -1,1 +1,0 @@
-"""Exports: calibration files of other people's tools for KV caches, from what a run keeps."""

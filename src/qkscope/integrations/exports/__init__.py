@@ -1,0 +1,1 @@
+"""A run as calibration files of other tools."""

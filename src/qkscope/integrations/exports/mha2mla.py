@@ -1,0 +1,73 @@
+"""MHA2MLA's 2-norm ranks: how much each plane of a key head adds to scores, E|q_m| · E|k_m| over its query heads.
+
+A file of ``torch.save`` with one tensor, layers × key heads × d, uint8: at every coordinate the rank of its plane, 0 is
+the largest; 255, which no cut keeps, at coordinates that are not rotated. Beside it a JSON file says whose it is, since
+the tensor cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from qkscope.errors import ConfigError, DatasetError
+from qkscope.files.atomic import write_together
+from qkscope.files.readers import read_json
+from qkscope.files.runfolder import RunFolder
+from qkscope.integrations.exports.about import ModelShape, OnLayers, about_run, refuse_other, refuse_shape, shaped
+from qkscope.integrations.exports.beforerope import BeforeRope, layers_before_rope
+
+NOT_ROTATED = 255
+"""The rank of a coordinate that belongs to no plane."""
+
+
+def write_mha2mla(run: RunFolder, path: Path, on_done: OnLayers | None = None) -> list[Path]:
+    """Write the ranks and the JSON file beside them; returns both."""
+    from qkscope.integrations.exports.torchfiles import torch_bytes
+
+    shape = ModelShape.of(run)
+    ranks = np.stack([_ranks(layer, shape) for layer in layers_before_rope(run, on_done)])
+    about = json.dumps(shaped(about_run(run, "mha2mla"), shape), indent=1) + "\n"
+    write_together(path.parent, {path.name: torch_bytes(ranks), json_beside(path).name: about.encode()})
+    return [path, json_beside(path)]
+
+
+def read_mha2mla(path: Path, run: RunFolder) -> UInt8[np.ndarray, "layers hkv d"]:
+    """The ranks; an error if they are not of the model of this run."""
+    from qkscope.integrations.exports.torchfiles import read_torch
+
+    try:
+        about = read_json(json_beside(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DatasetError(f"{json_beside(path)}, which says whose {path.name} is, cannot be read ({error})") from None
+    refuse_other(path, about, run)
+    ranks = read_torch(path)
+    shape = ModelShape.of(run)
+    refuse_shape(path, np.shape(ranks), (shape.layers, shape.key_heads, shape.head_dim))
+    return np.asarray(ranks)
+
+
+def json_beside(path: Path) -> Path:
+    """The JSON file beside the ranks."""
+    return path.with_name(f"{path.name}.json")
+
+
+def plane_weights(layer: BeforeRope) -> Float[np.ndarray, "hkv planes"]:
+    """Σ over the query heads that read a key head of E|q_m| · E|k_m|."""
+    q, k = layer.lengths("q"), layer.lengths("k")
+    return q.reshape(len(k), -1, q.shape[-1]).sum(1) * k
+
+
+def _ranks(layer: BeforeRope, shape: ModelShape) -> UInt8[np.ndarray, "hkv d"]:
+    rope = layer.rope
+    if rope is None or rope.planes >= NOT_ROTATED:
+        problem = "has no rotary encoding" if rope is None else f"has {rope.planes} planes, more than a byte can rank"
+        raise ConfigError(f"layer {layer.layer} of {layer.run.folder} {problem}; MHA2MLA's ranks are of rotated planes")
+    order = np.argsort(-plane_weights(layer), axis=-1, kind="stable")
+    of_plane = np.argsort(order, axis=-1)
+    ranks = np.full((shape.key_heads, shape.head_dim), NOT_ROTATED, dtype=np.uint8)
+    ranks[:, rope.pairs] = of_plane[..., None]
+    return ranks

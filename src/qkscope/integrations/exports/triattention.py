@@ -1,0 +1,88 @@
+"""TriAttention's statistics: the centre of each head's queries before RoPE and their mean length, by plane.
+
+A file of ``torch.save``: {metadata, stats: {"layer00_head00": {q_mean_real, q_mean_imag, q_abs_mean}}}, each of as many
+numbers as the layer has planes. Heads of layers without rotary encoding are not in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Complex, Float
+
+from qkscope.errors import ConfigError, DatasetError
+from qkscope.files.atomic import write_together
+from qkscope.files.runfolder import RunFolder
+from qkscope.integrations.exports.about import OnLayers, about_run, refuse_other, refuse_shape
+from qkscope.integrations.exports.beforerope import layers_before_rope
+
+
+class HeadCentre(NamedTuple):
+    """One query head."""
+
+    mean: Complex[np.ndarray, "planes"]
+    """E[q] of each plane."""
+    length: Float[np.ndarray, "planes"]
+    """E|q| of each plane."""
+
+
+def write_triattention(run: RunFolder, path: Path, on_done: OnLayers | None = None) -> list[Path]:
+    """Write the file; returns what was written."""
+    from qkscope.integrations.exports.torchfiles import torch_bytes
+
+    stats: dict[str, dict[str, Float[np.ndarray, "planes"]]] = {}
+    heads: list[list[int]] = []
+    for layer in layers_before_rope(run, on_done):
+        if layer.rope is None:
+            continue
+        means, lengths = layer.planes_q, layer.lengths("q")
+        for head, mean, length in zip(layer.entry.query_heads, means, lengths, strict=True):
+            parts = {"q_mean_real": mean.real, "q_mean_imag": mean.imag, "q_abs_mean": length}
+            stats[_name(layer.layer, head)] = {name: part.astype(np.float32) for name, part in parts.items()}
+            heads.append([layer.layer, head])
+    if not heads:
+        raise ConfigError(f"no layer of {run.folder} has a rotary encoding, which TriAttention is about")
+    metadata = _metadata(run) | {"sampled_heads": heads}
+    write_together(path.parent, {path.name: torch_bytes({"metadata": metadata, "stats": stats})})
+    return [path]
+
+
+def read_triattention(path: Path, run: RunFolder) -> dict[tuple[int, int], HeadCentre]:
+    """Centres and lengths by layer and query head; an error if the file is not of the model of this run."""
+    from qkscope.integrations.exports.torchfiles import read_torch
+
+    content = read_torch(path)
+    refuse_other(path, content.get("metadata") if isinstance(content, dict) else None, run)
+    planes = {
+        (entry.layer, head): len(entry.rope.frequencies)
+        for entry in run.manifest.layers
+        if entry.rope is not None
+        for head in entry.query_heads
+    }
+    try:
+        found = {key: content["stats"][_name(*key)] for key in planes}
+        centres = {
+            key: HeadCentre(one["q_mean_real"] + 1j * one["q_mean_imag"], one["q_abs_mean"])
+            for key, one in found.items()
+        }
+    except (LookupError, TypeError, ValueError) as error:
+        raise DatasetError(f"{path} lacks statistics of a head ({error}); export it again") from None
+    for key, centre in centres.items():
+        for part in centre:
+            refuse_shape(path, np.shape(part), (planes[key],))
+    return centres
+
+
+def _metadata(run: RunFolder) -> dict[str, Any]:
+    """What is said of the run, under TriAttention's own names where it has some."""
+    about, model = about_run(run, "triattention"), run.manifest.model
+    frequencies = about.pop("frequencies")
+    shared = not isinstance(frequencies[0], list | None)
+    own = {"num_traces": about["documents"], "attn_implementation": model.attention}
+    return about | own | {"inv_freq" if shared else "inv_freq_by_layer": frequencies}
+
+
+def _name(layer: int, head: int) -> str:
+    return f"layer{layer:02d}_head{head:02d}"

@@ -1,0 +1,19 @@
+"""Runs and results to and from the Hub, and what may be chosen when they are pushed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qkscope.options import option
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """How a run or results are pushed."""
+
+    revision: str = option("main", "Branch of the repository; it is created if necessary.")
+    public: bool = option(False, "Create the repository for everybody to see; by default it is private.")
+    overwrite: bool = option(False, "Replace what the branch holds, also if it is something else.")
+    with_names: bool = option(False, "Send file names of documents, without their folders; by default digests.")
+    with_tokens: bool = option(False, "Send vectors also if the text of their tokens is stored beside them.")
+    license: str = option("unknown", "Licence of these numbers as the Hub spells it, such as cc-by-4.0.")

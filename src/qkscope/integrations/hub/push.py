@@ -1,0 +1,248 @@
+"""A run or results to the Hub: without names of documents and paths, with a card, as one state that can be verified."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow.parquet as pq
+
+from qkscope._version import __version__
+from qkscope.engine import ExecutionTarget
+from qkscope.errors import HubError
+from qkscope.files.checksums import CHECKSUMS, checksums_bytes, compare, recorded_digests, run_digest
+from qkscope.files.hub import Located
+from qkscope.files.inprogress import json_bytes
+from qkscope.files.manifest import RunManifest
+from qkscope.files.publicnames import public_manifest, public_summary
+from qkscope.files.pushed import HUB_MARK, HubMark, MarkedFile, find_pushed
+from qkscope.files.readers import read_frame, read_json
+from qkscope.files.runfolder import MANIFEST, PROGRESS, RunFolder
+from qkscope.files.vectors import DATA_FILE, has_token_texts, write_without_texts
+from qkscope.integrations.hub import PushOptions
+from qkscope.integrations.hub.card import CARD_FILE, PICTURE_FILE, CardFacts, card_text, picture
+from qkscope.integrations.hub.upload import Branch, Upload, check_repository_name, create, existing, send, signed_in
+from qkscope.report.gather import RUN_TABLES
+from qkscope.results.analyze import OnDone, analyze, write_results
+from qkscope.results.folder import result_files
+from qkscope.results.frames import frame_bytes
+from qkscope.results.job import Job
+from qkscope.results.reader import is_results, read_folder
+from qkscope.results.side import POINTS_FILE, TOKEN
+from qkscope.results.study import Entry, build
+from qkscope.results.summary import SUMMARY
+from qkscope.runs.run import open_run
+
+_MOST_LISTED = 20
+"""Models that a card lists."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is sent, but for tables and card."""
+
+    mark: HubMark
+    """Without its files."""
+    title: str
+    measured: list[tuple[str, str]]
+    """How it was measured, for the card."""
+    uploads: list[Upload]
+    tokens: bool = False
+    """Whether the text of tokens is stored beside vectors."""
+
+
+def run_content(folder: Path, options: PushOptions, scratch: Path) -> Content:
+    """A run's own files; its manifest as others may see it, vectors without the text of tokens, checksums that fit.
+
+    What is not sent as it is, is written to ``scratch`` first.
+    """
+    run = RunFolder.open(folder)
+    problems, digests = compare(folder), recorded_digests(folder)
+    if digests is None:
+        raise HubError(f"{folder} has no {CHECKSUMS}, so nobody could tell whether it is intact; capture the run again")
+    if problems:
+        raise HubError(f"{folder} is not intact: {problems[0]}")
+    texts = [name for name in digests if name.endswith(f"/{DATA_FILE}") and has_token_texts(folder / name)]
+    left_out = [] if options.with_tokens else texts
+    for name in left_out:
+        write_without_texts(folder / name, scratch / name)
+    further = ["text of tokens"] if left_out else []
+    manifest = public_manifest(run.raw, names=options.with_names, digest=digests[MANIFEST], further=further)
+    unchanged = manifest is run.raw
+    first = Upload.of(MANIFEST, (folder / MANIFEST).read_bytes() if unchanged else json_bytes(manifest))
+    uploads = [first, *(Upload.of(name, scratch / name) for name in left_out)]
+    known = digests | {upload.name: upload.sha256 for upload in uploads}
+    as_they_are = digests.keys() - {upload.name for upload in uploads}
+    uploads += [Upload.of(name, folder / name, digests[name]) for name in sorted(as_they_are)]
+    uploads.append(Upload.of(CHECKSUMS, checksums_bytes(known)))
+    public = RunManifest.model_validate(manifest)
+    measured, title = _measured(public), str(public.model.id or folder.absolute().name)
+    about = f"run of {title}, window {public.window:,}, {len(public.documents):,} documents"
+    mark = HubMark(kind="run", qkscope=__version__, about=about, identity=run_digest(digests), files={})
+    return Content(mark, title, measured, uploads, tokens=bool(texts) and options.with_tokens)
+
+
+def _measured(manifest: RunManifest) -> list[tuple[str, str]]:
+    """What a card says of a capture."""
+    model = manifest.model
+    rows = [
+        ("model", model.id),
+        ("revision", model.revision or model.commit),
+        ("class", model.type),
+        ("precision", model.dtype),
+        ("parameters", f"{model.parameters:,}" if isinstance(model.parameters, int) else None),
+        ("vectors", "after rotary encoding" if manifest.rotated else "before rotary encoding"),
+        ("window", f"{manifest.window:,} tokens"),
+        ("documents", f"{len(manifest.documents):,}"),
+        ("tokens", f"{sum(document.tokens for document in manifest.documents):,}"),
+        ("first positions left out", manifest.options.skip_first),
+        ("corpus", f"SHA-256 {manifest.corpus}"),
+    ]
+    return [(name, str(value)) for name, value in rows if value is not None]
+
+
+def results_content(folder: Path) -> Content:
+    """What results are about; all their files are tables, or the summary."""
+    results = read_folder(folder)
+    models = results.models
+    title = models[0] if len(models) == 1 else f"{models[0]} and {len(models) - 1} more"
+    summary = public_summary(results.summary)
+    measured = [(model, _origin(summary.get(model))) for model in models[:_MOST_LISTED]]
+    mark = HubMark(kind="results", qkscope=__version__, about=f"tables of {title}", models=sorted(models), files={})
+    return Content(mark, title, measured, [])
+
+
+def _origin(entry: Any) -> str:
+    """What the summary of a model says it was computed from."""
+    summary: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dataset = summary.get("dataset")
+    source: dict[str, Any] = dataset if isinstance(dataset, dict) else {}
+    counts = {what: summary.get(f"n_{what}") for what in ("documents", "tokens")}
+    known = [
+        f"captured from {source.get('model')}" if source.get("kind") == "run" else "",
+        f"vectors of {source.get('repo')}" if source.get("kind") == "hub" else "",
+        *(f"{count:,} {what}" for what, count in counts.items() if isinstance(count, int)),
+    ]
+    return ", ".join(part for part in known if part) or "–"
+
+
+def table_uploads(tables: Path, prefix: str, *, tokens: bool) -> list[Upload]:
+    """The tables of a folder, its points with the text of ``tokens`` or without, a summary that others may see."""
+    names = [name for name in result_files(tables) if name not in (SUMMARY, POINTS_FILE)]
+    uploads = [Upload.of(f"{prefix}{name}", tables / name) for name in names]
+    if (tables / POINTS_FILE).is_file():
+        frame = read_frame(tables / POINTS_FILE)
+        sent = frame_bytes(frame.drop(columns=TOKEN)) if TOKEN in frame and not tokens else tables / POINTS_FILE
+        uploads.append(Upload.of(f"{prefix}{POINTS_FILE}", sent))
+    if (tables / SUMMARY).is_file():
+        text = json.dumps(public_summary(read_json(tables / SUMMARY)), indent=2, ensure_ascii=False, allow_nan=False)
+        uploads.append(Upload.of(f"{prefix}{SUMMARY}", f"{text}\n".encode()))
+    return uploads
+
+
+def push(
+    source: str | os.PathLike[str],
+    repo: str,
+    options: PushOptions | None = None,
+    *,
+    workers: int | None = 1,
+    on_heads: OnDone | None = None,
+) -> str:
+    """Send the folder of a run, or a results folder, to ``owner/name`` on the Hub; returns where it is.
+
+    A run without tables is analysed first; ``on_heads`` is told how far that is. No text, token or path, and no name of
+    a document, is sent unless ``options`` say so; docs/hub.md has the list. An interrupted push resumes when it is
+    called again.
+    """
+    folder, chosen = Path(source), options or PushOptions()
+    check_repository_name(repo, chosen.revision)
+    kind = _kind(folder)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qkscope-")))
+        content = run_content(folder, chosen, scratch) if kind == "run" else results_content(folder)
+        signed_in(repo)
+        branch = existing(repo, chosen.revision)
+        if branch is not None and not chosen.overwrite:
+            _check_replaceable(branch, content.mark)
+        tables = stack.enter_context(_tables(folder, kind, workers, on_heads))
+        prefix = f"{RUN_TABLES}/" if kind == "run" else ""
+        uploads = [*content.uploads, *table_uploads(tables, prefix, tokens=chosen.with_tokens)]
+        uploads += _card(content, tables, prefix, repo, chosen)
+        files = {upload.name: MarkedFile(sha256=upload.sha256, size=upload.size) for upload in uploads}
+        mark = content.mark.model_copy(update={"files": files})
+        branch = branch or create(repo, chosen.revision, private=not chosen.public)
+        send(branch, [Upload.of(HUB_MARK, mark.content), *uploads], mark.about)
+    return _address(repo, chosen.revision)
+
+
+def _kind(folder: Path) -> Literal["run", "results"]:
+    if (folder / MANIFEST).is_file() or (folder / PROGRESS).is_file():
+        return "run"
+    if folder.is_dir() and is_results(folder):
+        return "results"
+    raise HubError(f"{folder} is neither a captured run nor a results folder; give one of them")
+
+
+def _check_replaceable(branch: Branch, mark: HubMark) -> None:
+    """Raise an error if a branch holds something other than an earlier state of this."""
+    if not branch.names:
+        return
+    where = f"{branch.repo} at {branch.revision}"
+    found = find_pushed(Located(branch.files))
+    if found is None:
+        raise HubError(
+            f"{where} holds files that qkscope did not push ({min(branch.names)} …); choose another name, or "
+            "--overwrite to replace them"
+        )
+    if not mark.succeeds(found.mark):
+        raise HubError(
+            f"{where} holds something else ({found.mark.about}); push to another --revision or name, or --overwrite it"
+        )
+
+
+@contextmanager
+def _tables(folder: Path, kind: str, workers: int | None, on_heads: OnDone | None) -> Iterator[Path]:
+    """The tables of a run or results; those of a run are computed if it has none."""
+    own = folder / RUN_TABLES if kind == "run" else folder
+    if own.is_dir() and is_results(own):
+        yield own
+        return
+    with tempfile.TemporaryDirectory(prefix="qkscope-") as temporary:
+        job = Job.from_options(open_run(folder), "analyze")
+        outcomes = analyze([job], place=ExecutionTarget(workers), strict=True, on_done=on_heads)
+        write_results(Path(temporary), outcomes, wall_seconds=0.0)
+        yield Path(temporary)
+
+
+def _card(content: Content, tables: Path, prefix: str, repo: str, options: PushOptions) -> list[Upload]:
+    """README.md and, if there are numbers to map, its picture."""
+    study = build([Entry(tables)])
+    names = [name for name in result_files(tables) if name.endswith(".parquet")]
+    drawn = picture(study)
+    facts = CardFacts(
+        title=content.title,
+        repo=repo,
+        revision=options.revision,
+        kind=content.mark.kind,
+        license=options.license,
+        measured=content.measured,
+        tables={name.removesuffix(".parquet"): f"{prefix}{name}" for name in names},
+        n_rows=sum(pq.read_metadata(tables / name).num_rows for name in names),
+        names=options.with_names,
+        tokens=content.tokens,
+    )
+    text = card_text(facts, study, pictured=drawn is not None)
+    pictures = [] if drawn is None else [Upload.of(PICTURE_FILE, drawn)]
+    return [Upload.of(CARD_FILE, text.encode()), *pictures]
+
+
+def _address(repo: str, revision: str) -> str:
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/datasets/{repo}" + ("" if revision == "main" else f"/tree/{revision}")

@@ -1,0 +1,170 @@
+"""Files to a dataset repository on the Hub: large ones first, in groups, then commits that name them all.
+
+What arrived before an interruption is not sent again: the Hub knows large files by their SHA-256 even before a commit
+names them, and small ones are part of a commit. Up to ``_FILES_PER_COMMIT`` files become visible in one step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkscope.errors import HubError
+from qkscope.files.checksums import digest
+from qkscope.files.hub import HUB_ID, TOKEN_REFUSED, HubFiles, one_line, pushing, transfer
+
+_FILES_PER_COMMIT = 1000
+"""Commits of more files may take longer than the Hub waits."""
+_FILES_TOGETHER, _BYTES_TOGETHER = 64, 2**26
+"""At most this many files, or bytes, between two signs of progress."""
+_ATTRIBUTES = ".gitattributes"
+"""A file of the Hub's own in every repository."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One file of the repository: a file of this machine, or its content."""
+
+    name: str
+    content: Path | bytes
+    sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, name: str, content: Path | bytes, known: str | None = None) -> Upload:
+        """With its digest, computed unless it is known."""
+        if isinstance(content, bytes):
+            return cls(name, content, hashlib.sha256(content).hexdigest(), len(content))
+        return cls(name, content, known or digest(content), content.stat().st_size)
+
+    @property
+    def git_sha1(self) -> str:
+        """The name that git gives to its content."""
+        content = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A branch of a repository as it is on the Hub."""
+
+    repo: str
+    revision: str
+    commit: str
+    digests: Mapping[str, str]
+    """Of each file: the SHA-256 of a large one, git's SHA-1 of a small one."""
+
+    @property
+    def files(self) -> HubFiles:
+        """Its files, to read them."""
+        return HubFiles(self.repo, self.revision, self.commit, tuple(sorted(self.digests)))
+
+    @property
+    def names(self) -> set[str]:
+        """Its files but the Hub's own."""
+        return set(self.digests) - {_ATTRIBUTES}
+
+    def has(self, upload: Upload) -> bool:
+        """Whether a file is there already, with this content."""
+        found = self.digests.get(upload.name)
+        if found is None:
+            return False
+        return found == (upload.sha256 if len(found) == len(upload.sha256) else upload.git_sha1)
+
+
+def check_repository_name(repo: str, revision: str) -> None:
+    """Raise an error for names that the Hub does not have."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        if HUB_ID.fullmatch(repo) is None:
+            raise HFValidationError("expected owner/name")
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise HubError(f"{repo!r} cannot be the name of a repository ({one_line(error)})") from None
+    if not revision or set(revision) & set(" ~^:?*[\\") or ".." in revision or revision.startswith(("-", "/", "refs/")):
+        raise HubError(f"{revision!r} cannot be the name of a branch; use letters, digits, dots and dashes")
+
+
+def signed_in(repo: str) -> str:
+    """The name of the user whose token is used; an error if there is none, or if the Hub does not accept it."""
+    from huggingface_hub import HfApi, constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise HubError("HF_HUB_OFFLINE is set, so nothing can be pushed; unset it")
+    token = get_token()
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise HubError(TOKEN_REFUSED)
+    with pushing(repo):
+        return str(HfApi().whoami()["name"])
+
+
+def existing(repo: str, revision: str) -> Branch | None:
+    """A branch of a repository; None if there is no such repository or branch."""
+    from huggingface_hub import HfApi, RepoFile
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    with pushing(repo):
+        try:
+            commit = str(HfApi().dataset_info(repo, revision=revision).sha)
+            tree = list(HfApi().list_repo_tree(repo, recursive=True, revision=commit, repo_type="dataset"))
+        except GatedRepoError:
+            raise
+        except (RepositoryNotFoundError, RevisionNotFoundError):
+            return None
+    files = [file for file in tree if isinstance(file, RepoFile)]
+    return Branch(repo, revision, commit, {f.path: f.lfs.sha256 if f.lfs else f.blob_id for f in files})
+
+
+def create(repo: str, revision: str, *, private: bool) -> Branch:
+    """Create the repository and the branch, as far as they do not exist."""
+    from huggingface_hub import HfApi
+
+    with pushing(repo):
+        HfApi().create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
+        if revision != "main":
+            HfApi().create_branch(repo, branch=revision, repo_type="dataset", exist_ok=True)
+    branch = existing(repo, revision)
+    if branch is None:
+        raise HubError(f"{repo} exists, but this token may not see it; choose another name or token")
+    return branch
+
+
+def send(branch: Branch, uploads: Sequence[Upload], message: str) -> str:
+    """Make a branch hold exactly these files; returns its commit."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    disable_progress_bars()  # one for all files is shown
+    api = HfApi()
+    where: Any = {"repo_type": "dataset", "revision": branch.revision}
+    changed = [upload for upload in uploads if not branch.has(upload)]
+    surplus = sorted(branch.names - {upload.name for upload in uploads})
+    operations: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in surplus]
+    commit = branch.commit
+    with pushing(branch.repo), transfer("sending", sum(upload.size for upload in changed)) as on_bytes:
+        for group in _groups(changed):
+            added = [CommitOperationAdd(upload.name, upload.content) for upload in group]
+            api.preupload_lfs_files(branch.repo, added, free_memory=False, **where)
+            operations += added
+            on_bytes(sum(upload.size for upload in group))
+        for first in range(0, len(operations), _FILES_PER_COMMIT):
+            part = operations[first : first + _FILES_PER_COMMIT]
+            commit = api.create_commit(branch.repo, part, commit_message=message, parent_commit=commit, **where).oid
+    return commit
+
+
+def _groups(uploads: Iterable[Upload]) -> Iterator[list[Upload]]:
+    """Consecutive files, few enough to be sent together."""
+    group: list[Upload] = []
+    for upload in uploads:
+        if len(group) == _FILES_TOGETHER or (group and sum(u.size for u in group) + upload.size > _BYTES_TOGETHER):
+            yield group
+            group = []
+        group.append(upload)
+    if group:
+        yield group

@@ -1,1 +1,0 @@
-"""Connects runs, analyses and results: jobs and tasks, and how they are executed."""

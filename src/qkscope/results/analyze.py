@@ -1,0 +1,218 @@
+"""Runs → moments → analyses → tables: a few key heads at a time, each read once, in this process or in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from qkscope.analyses.analysis import Analysis
+from qkscope.analyses.catalogue import ANALYSES_BY_NAME, DECLARED_TABLES, named
+from qkscope.analyses.complement import PLANE_ROWS
+from qkscope.analyses.pca import HEADS_TABLE
+from qkscope.analyses.spectrum import chance_coherence, token_positions
+from qkscope.analyses.tables import Tables, concat_tables, merge_tables
+from qkscope.analyses.tabulate import batch_of, tabulate, with_empty_scalars, with_scalars
+from qkscope.core.headdata import HeadData
+from qkscope.engine import ExecutionTarget, for_each
+from qkscope.errors import ConfigError, HeadError
+from qkscope.heads import HeadId
+from qkscope.options import N_BUCKETS
+from qkscope.results.folder import write_folder
+from qkscope.results.frames import arranged, empty_table
+from qkscope.results.job import Failure, Job, Outcome, Task, with_points
+from qkscope.runs.run import Run, with_token_texts
+from qkscope.runs.source import LoadSpec
+
+
+def do_task(task: Task) -> tuple[Tables, list[Failure]]:
+    """The rows of a task's heads in every table, and the heads that failed."""
+    run, analyses = task.job.run, with_points(tuple(named(task.names)), task.job)
+    reading = _reading(task, analyses)
+    loaded: list[HeadData] = []
+    errors: list[HeadError] = []
+    for group in task.groups:
+        heads, failed = _loaded(run, group, reading)
+        loaded += heads
+        errors += failed
+    parts = []
+    for _, same_size in groupby(loaded, lambda head: head.moments.d):  # only neighbours are grouped: rows stay in order
+        tables, failed = _tabulate(task, list(same_size), analyses)
+        parts.append(tables)
+        errors += failed
+    return joined(parts), [Failure(run.model, error) for error in errors]
+
+
+def _loaded(run: Run, heads: Sequence[HeadId], reading: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
+    """The heads that read one key head; where memory does not suffice for them, they fail, and no others."""
+    try:
+        return run.source.load(heads, reading)
+    except MemoryError:
+        reason = "cannot be read (out of memory)"
+        return [], [HeadError(head, reason, run.source.file(head)) for head in heads]
+
+
+def _tabulate(task: Task, heads: list[HeadData], analyses: tuple[Analysis, ...]) -> tuple[Tables, list[HeadError]]:
+    """All analyses of the heads at once; if a computation fails, head by head, to find the failing head."""
+    run = task.job.run
+    try:
+        tables, not_drifting = tabulate(batch_of(run.model, run.family, heads, analyses, task.options), analyses)
+        return tables, [_no_drift(run, heads[i].head) for i in not_drifting]
+    except (np.linalg.LinAlgError, FloatingPointError, MemoryError) as error:
+        if len(heads) == 1:
+            head, reason = heads[0].head, "out of memory" if isinstance(error, MemoryError) else str(error)
+            return Tables({}), [HeadError(head, f"cannot be analysed ({reason})", run.source.file(head))]
+    by_head = [_tabulate(task, [head], analyses) for head in heads]
+    return joined([tables for tables, _ in by_head]), [error for _, errors in by_head for error in errors]
+
+
+def _reading(task: Task, analyses: tuple[Analysis, ...]) -> LoadSpec:
+    """What the analyses need besides moments: pairs by token, vectors, buckets, means with the rotation undone."""
+    options = task.job.options
+    return replace(
+        task.job.run.reading,
+        paired=options.rotation.pairing == "token" and any(analysis.axes for analysis in analyses),
+        sample=PLANE_ROWS if options.points is None else max(PLANE_ROWS, options.points.rows),
+        buckets=(options.buckets or N_BUCKETS) if any(analysis.buckets for analysis in analyses) else 0,
+        rotary=any(analysis.rotary for analysis in analyses),
+        passage=options.points is not None,
+    )
+
+
+def joined(parts: list[Tables]) -> Tables:
+    """The tables of several tasks or heads concatenated; rows that are not about single heads are merged."""
+    if len(parts) == 1:
+        return parts[0]
+    tables = concat_tables(parts)
+    merged = {
+        name: merge(frame)
+        for name, frame in tables.given.items()
+        if name in DECLARED_TABLES
+        and (merge := DECLARED_TABLES[name].merge) is not None
+        and isinstance(frame, pd.DataFrame)
+    }
+    return merge_tables([tables, Tables(merged)])
+
+
+def _no_drift(run: Run, head: HeadId) -> HeadError:
+    reason = "no linear drift with position at all, so axis a is undefined"
+    return HeadError(head, reason, run.source.file(head))
+
+
+HEADS_AT_ONCE = 16
+"""Query heads whose tables are made together, at least: one head takes about as long as many."""
+BATCHES_PER_WORKER = 2
+"""With fewer batches, starting a worker costs more time than it saves."""
+
+OnDone = Callable[[int, int, list[Failure]], None]
+"""Called with the number of heads done, the number of all heads and the new failures."""
+
+
+def analyze(
+    jobs: Sequence[Job],
+    analyses: Iterable[str] = tuple(ANALYSES_BY_NAME),
+    *,
+    place: ExecutionTarget = ExecutionTarget(),  # noqa: B008  frozen
+    strict: bool = False,
+    on_done: OnDone | None = None,
+) -> list[Outcome]:
+    """Analyse every selected head of every job; a failed head is reported, or raises if ``strict``."""
+    _check(jobs)
+    wanted = named(analyses)
+    tasks = [task for job in jobs for task in _tasks(job, wanted)]
+    total, done = sum(task.n_heads for task in tasks), 0
+    results: dict[int, tuple[Tables, list[Failure]]] = {}
+    if on_done is not None:
+        on_done(0, total, [])
+    for index, result in for_each(do_task, tasks, place, BATCHES_PER_WORKER):
+        results[index] = result
+        done += tasks[index].n_heads
+        if strict and result[1]:
+            raise result[1][0].error
+        if on_done is not None:
+            on_done(done, total, result[1])
+    return [_outcome(job, tasks, results, tuple(wanted)) for job in jobs]
+
+
+def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: float) -> list[Path]:
+    """Write tables and summary.json; returns the csv files. A model without any successful head changes nothing."""
+    results = [outcome.results() for outcome in outcomes if outcome.n_failed < outcome.n_heads]
+    return write_folder(folder, results, wall_seconds=wall_seconds)
+
+
+def _check(jobs: Sequence[Job]) -> None:
+    """Raise if two jobs have the same label, or the requested buckets differ from those of the capture."""
+    labels = [job.run.model for job in jobs]
+    duplicates = {name for name in labels if labels.count(name) > 1}
+    if duplicates:
+        raise ConfigError(
+            f"several sources have the label {', '.join(sorted(duplicates))}; give each source its own label"
+        )
+    for job in jobs:
+        captured_buckets = job.run.source.buckets
+        if captured_buckets is not None and job.options.buckets not in (None, captured_buckets):
+            raise ConfigError(f"{job.run.model} was captured with {captured_buckets} position buckets; omit --buckets")
+
+
+def _tasks(job: Job, analyses: Sequence[Analysis]) -> list[Task]:
+    chosen = job.selection.of(job.run)
+    by_key = groupby(chosen, lambda head: head.key_head(job.run.source.q_per_kv))
+    names = tuple(analysis.name for analysis in analyses)
+    chance = _chance(job.run, chosen) if any(analysis.chance for analysis in analyses) else None
+    return [Task(job, groups, names, chance) for groups in _batches([tuple(heads) for _, heads in by_key])]
+
+
+def _batches(groups: list[tuple[HeadId, ...]]) -> Iterator[tuple[tuple[HeadId, ...], ...]]:
+    """Batches of whole groups; each batch except the last has at least HEADS_AT_ONCE heads."""
+    batch: list[tuple[HeadId, ...]] = []
+    for group in groups:
+        batch.append(group)
+        if sum(map(len, batch)) >= HEADS_AT_ONCE:
+            yield tuple(batch)
+            batch = []
+    if batch:
+        yield tuple(batch)
+
+
+def _outcome(
+    job: Job,
+    tasks: list[Task],
+    results: dict[int, tuple[Tables, list[Failure]]],
+    analyses: tuple[Analysis, ...],
+) -> Outcome:
+    """Combine the results of a job's tasks, in the order of the tasks."""
+    own_results = [results[index] for index, task in enumerate(tasks) if task.job is job]
+    tables = joined([task_tables for task_tables, _ in own_results])
+    computed = dict(tables.frames)
+    if HEADS_TABLE.name in computed:
+        computed[HEADS_TABLE.name] = with_empty_scalars(computed[HEADS_TABLE.name])
+    names = [table.name for analysis in analyses for table in analysis.tables]
+    frames = {name: arranged(name, computed[name]) if name in computed else empty_table(name) for name in names}
+    if HEADS_TABLE.name in frames:
+        frames[HEADS_TABLE.name] = with_scalars(frames[HEADS_TABLE.name], frames)
+    frames |= {name: frame for name, frame in computed.items() if name not in frames}
+    if "points" in frames:
+        frames["points"] = with_token_texts(frames["points"], job.run.source)
+    n_heads = sum(task.n_heads for task in tasks if task.job is job)
+    failures = [failure for _, failed in own_results for failure in failed]
+    return Outcome(job, analyses, n_heads, Tables({**frames}, tables.replicates), failures)
+
+
+def _chance(run: Run, heads: list[HeadId]) -> float | None:
+    """Chance coherence on the tokens of the first readable head; None if none of the first three is readable."""
+    for head in heads[:3]:
+        loaded, _ = run.source.load([head], replace(run.reading, sample=PLANE_ROWS))
+        vectors = loaded[0].vectors if loaded else None
+        if vectors is not None and min(len(np.unique(rows.example_id)) for rows in (vectors.q, vectors.k)) > 1:
+            return chance_coherence(*token_positions(vectors), int(loaded[0].moments.window))
+    return None
+
+
+def analysis_names(chosen: str | None) -> list[str]:
+    """The analyses of a comma-separated list, in the order of the catalogue; all of them where there is none."""
+    names = list(ANALYSES_BY_NAME) if chosen is None else [name.strip() for name in chosen.split(",")]
+    return [analysis.name for analysis in named(names)]

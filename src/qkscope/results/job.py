@@ -1,0 +1,167 @@
+"""Jobs: a run with its options, the tasks it is split into, their outcome, and tables that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from qkscope._version import __version__
+from qkscope.analyses.analysis import Analysis
+from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES
+from qkscope.analyses.options import AnalysisOptions, PcaOptions, PointOptions, RotationOptions
+from qkscope.analyses.sidetables import PASSAGE_ANALYSIS, POINTS_ANALYSIS
+from qkscope.analyses.tables import Tables
+from qkscope.errors import HeadError, QkscopeError, TableError
+from qkscope.files.readers import UNREADABLE, read_json
+from qkscope.heads import HeadId
+from qkscope.options import defaults, from_record, from_values, record
+from qkscope.results.config import Config
+from qkscope.results.frames import read_table
+from qkscope.results.reader import is_results
+from qkscope.results.summary import SUMMARY, ModelResults
+from qkscope.runs.run import Run, open_run
+from qkscope.runs.selection import DatasetOptions, Selection
+
+OPTION_CLASSES = (DatasetOptions, Selection, AnalysisOptions)
+"""Whose options decide what the tables of a run hold."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run and everything to compute from it."""
+
+    run: Run
+    selection: Selection = field(default_factory=Selection)
+    options: AnalysisOptions = field(default_factory=AnalysisOptions)
+    config: Mapping[str, object] = field(default_factory=dict)
+    """The command and the options that were given, for the summary."""
+
+    @classmethod
+    def from_options(
+        cls,
+        run: Run,
+        command: str,
+        values: Mapping[str, Any] | None = None,
+        points: PointOptions | None = None,
+    ) -> Job:
+        """Return the job that a command's options describe, with a record of them."""
+        values = defaults(*OPTION_CLASSES) | dict(values or {})
+        selection, options = from_values(Selection, values), from_values(AnalysisOptions, values, points=points)
+        recorded = record(selection, from_values(DatasetOptions, values), options)
+        return cls(run, selection, options, {"command": command} | recorded)
+
+    @classmethod
+    def from_config(cls, config: Config, *, intervals: bool = True) -> Job:
+        """Open the run that a config describes, with its options."""
+        data = config.data
+        values = data.model_dump()
+        run = open_run(
+            data.dataset, data.revision, model=config.model, family=config.family, seed=data.seed,
+            **from_values(DatasetOptions, values | {"rope_theta": None}).keywords() | {"rope": data.rope},
+        )  # fmt: skip
+        pca, rotation = PcaOptions(**config.pca.model_dump()), RotationOptions(**config.rotation.model_dump())
+        chosen = defaults(AnalysisOptions) | values | {"intervals": intervals}
+        options = from_values(AnalysisOptions, chosen, pca=pca, rotation=rotation)
+        return cls(run, from_values(Selection, values), options, config.model_dump(mode="json"))
+
+    def would_write(self, config: Mapping[str, Any]) -> bool:
+        """Return whether tables recorded with this ``config`` have the options of this job."""
+        if config["command"] not in ("analyze", "report"):
+            return False
+        return all(record(from_record(cls, config)) == record(from_record(cls, self.config)) for cls in OPTION_CLASSES)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A head that could not be analysed, and why."""
+
+    model: str
+    error: HeadError
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.error}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The tables of one job, and the heads that are missing from them."""
+
+    job: Job
+    analyses: tuple[Analysis, ...]
+    n_heads: int
+    tables: Tables
+    failures: list[Failure]
+
+    @property
+    def n_failed(self) -> int:
+        """Heads that are missing from a table."""
+        return len({failure.error.head for failure in self.failures})
+
+    def results(self) -> ModelResults:
+        """What goes into a results folder."""
+        run = self.job.run
+        return ModelResults(
+            model=run.model,
+            family=run.family,
+            source=run.source.identity() | {"q_per_kv": run.source.q_per_kv},
+            extent=vars(run.source.extent(self.job.selection.of(run))),
+            config=self.job.config,
+            analyses=self.analyses,
+            n_heads=self.n_heads,
+            n_failed=self.n_failed,
+            failures=[str(failure.error) for failure in self.failures],
+            tables=self.tables,
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    """The query heads of one or several key heads: the unit of work of a worker."""
+
+    job: Job
+    groups: tuple[tuple[HeadId, ...], ...]
+    """The query heads of each key head; a key head is read once."""
+    names: tuple[str, ...]
+    """Names of the requested analyses."""
+    chance: float | None
+    """Coherence below which a plane counts as chance, from the tokens of the first head."""
+
+    @property
+    def n_heads(self) -> int:
+        """Number of query heads."""
+        return sum(map(len, self.groups))
+
+    @property
+    def options(self) -> AnalysisOptions:
+        """The job's options, as analyses receive them."""
+        return replace(self.job.options, chance=self.chance)
+
+
+def with_points(analyses: tuple[Analysis, ...], job: Job) -> tuple[Analysis, ...]:
+    """The analyses and, if the job requests points for figures, those and the passage."""
+    return analyses if job.options.points is None else (*analyses, POINTS_ANALYSIS, PASSAGE_ANALYSIS)
+
+
+def find_cached_tables(job: Job, folders: Iterable[Path]) -> Path | None:
+    """Return the first of these results folders that has every table of a job as it would be computed."""
+    return next((folder for folder in folders if _has_all(job, folder)), None)
+
+
+def _has_all(job: Job, folder: Path) -> bool:
+    """Return whether a folder is of this run alone, by this version, of all heads and with the same options."""
+    digest = job.run.source.identity().get("digest")
+    if digest is None or not is_results(folder):
+        return False
+    try:
+        summary = read_json(folder / SUMMARY)
+        (label, entry), *others = summary["models"].items()
+        same = summary["qkscope"] == __version__ and entry["dataset"]["digest"] == digest
+        named = not others and label == job.run.model and entry["family"] == job.run.family
+        parts, n_heads = [entry[analysis.name] for analysis in ANALYSES], len(job.run.heads)
+        whole = all((part["heads"], part["heads_failed"]) == (n_heads, 0) for part in parts)
+        as_asked = same and named and whole and all(job.would_write(part["config"]) for part in parts)
+        return as_asked and all(read_table(folder, name) is not None for name in DECLARED_TABLES)
+    except (TableError, LookupError, AttributeError, QkscopeError, *UNREADABLE):
+        return False

@@ -1,0 +1,127 @@
+"""Verification: whether the files of a captured run have changed, and whether tables match the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool
+
+from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES
+from qkscope.analyses.options import AnalysisOptions
+from qkscope.engine import ExecutionTarget
+from qkscope.errors import DatasetError, HeadError, TableError
+from qkscope.files.atomic import settle
+from qkscope.files.checksums import CHECKSUMS, compare
+from qkscope.files.runfolder import RunFolder
+from qkscope.results.analyze import analyze
+from qkscope.results.frames import read_table
+from qkscope.results.job import Job
+from qkscope.runs.captured import CapturedSource
+from qkscope.runs.run import open_run
+from qkscope.runs.selection import Selection
+from qkscope.runs.source import WHOLE
+
+_TOLERANCE = 1e-6
+"""Largest relative difference between equal numbers: processors round differently."""
+
+
+def check_run(folder: Path) -> list[str]:
+    """One line for each problem with a run's own files."""
+    run = RunFolder.open(folder)
+    problems = list(_files(folder))
+    for layer in run.manifest.layers:
+        try:
+            run.layer(layer.layer)
+        except DatasetError as error:
+            problems.append(str(error))
+    source = CapturedSource(run)
+    for head in sorted({*source.query_heads, *map(source.key_head, source.query_heads)}):
+        try:
+            source.rows(head, WHOLE)
+        except (DatasetError, HeadError) as error:
+            problems.append(str(error))
+    return list(dict.fromkeys(problems))
+
+
+def left_out_when_pushed(folder: Path) -> list[str]:
+    """What run.json lacks since the run was pushed to the Hub; nothing if it is as the capture wrote it."""
+    pushed = RunFolder.open(folder).manifest.pushed
+    return [] if pushed is None else list(map(str, pushed.left_out))
+
+
+def _files(folder: Path) -> Iterator[str]:
+    differences = compare(folder)
+    if differences is None:
+        yield f"{folder / CHECKSUMS} is missing, so the files of the run cannot be checked"
+        return
+    yield from differences
+
+
+def check_tables(folder: Path, tables: Path, model: str | None = None, workers: int | None = None) -> list[str]:
+    """One line for each difference between tables on disk and those computed from the run."""
+    settle(tables)
+    tables_on_disk = {name: frame for name in DECLARED_TABLES if (frame := read_table(tables, name)) is not None}
+    if not tables_on_disk:
+        raise TableError(f"{tables} contains no tables")
+    label = model or _label(tables_on_disk, folder)
+    of_run = {name: frame[frame["model"] == label].reset_index(drop=True) for name, frame in tables_on_disk.items()}
+    analyses = [analysis for analysis in ANALYSES if any(len(of_run.get(table.name, ())) for table in analysis.tables)]
+    intervals = any(frame[c].notna().any() for frame in of_run.values() for c in frame.columns if c.endswith("_se"))
+    family = next((str(frame["family"].iloc[0]) for frame in of_run.values() if len(frame) and "family" in frame), "")
+    run = open_run(folder, model=label, family=family)
+    heads = frozenset((int(a), int(b)) for frame in of_run.values() for a, b in _heads(frame))
+    names = [analysis.name for analysis in analyses]
+    (outcome,) = analyze(
+        [Job(run, Selection(exactly=heads), AnalysisOptions(intervals=intervals))],
+        names,
+        place=ExecutionTarget(workers),
+    )
+    problems = [str(failure) for failure in outcome.failures]
+    for analysis in analyses:
+        for table in analysis.tables:
+            if table.name in of_run:
+                problems += _differences(table.name, of_run[table.name], outcome.tables.frames[table.name])
+    return problems
+
+
+def _heads(frame: pd.DataFrame) -> Iterator[tuple[int, int]]:
+    """The heads in a table; none if it is not about heads."""
+    return zip(frame["layer"], frame["head"], strict=True) if "head" in frame else iter(())
+
+
+def _label(frames: dict[str, pd.DataFrame], folder: Path) -> str:
+    labels = sorted({str(label) for frame in frames.values() for label in frame["model"].unique()})
+    if folder.absolute().name in labels:
+        return folder.absolute().name
+    if len(labels) == 1:
+        return labels[0]
+    raise TableError(f"the tables contain {', '.join(labels)}; use --model to say which of them came from {folder}")
+
+
+def _differences(name: str, stored: pd.DataFrame, derived: pd.DataFrame) -> list[str]:
+    if len(stored) != len(derived):
+        return [f"{name}: expected {len(derived)} rows from the run, got {len(stored)}"]
+    differences = []
+    for column in derived.columns:
+        same = _same(stored[column], derived[column])
+        if not same.all():
+            row = int(np.flatnonzero(~same)[0])
+            where = ", ".join(f"{key} {stored[key].iloc[row]}" for key in ("layer", "head", "pc") if key in stored)
+            differences.append(
+                f"{name}.{column}: {int((~same).sum())} of {len(stored)} rows differ, first at {where}: "
+                f"expected {derived[column].iloc[row]} from the run, got {stored[column].iloc[row]}"
+            )
+    return differences
+
+
+def _same(stored: pd.Series, derived: pd.Series) -> Bool[np.ndarray, "rows"]:
+    """Which values are equal: numbers within the tolerance, also relative to the largest; others exactly."""
+    if pd.api.types.is_float_dtype(derived) or pd.api.types.is_float_dtype(stored):
+        a, b = (values.astype(float).to_numpy() for values in (stored, derived))
+        largest = float(np.nanmax(np.abs(b), initial=0.0))
+        return np.isclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * largest, equal_nan=True)
+    both_missing = stored.isna().to_numpy() & derived.isna().to_numpy()
+    return both_missing | (stored.astype(str).to_numpy() == derived.astype(str).to_numpy())

@@ -1,1 +1,0 @@
-"""Ordered runs with labels."""
