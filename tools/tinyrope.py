@@ -20,8 +20,7 @@ from PIL import Image
 
 from qkscope.data.family import CHECKPOINTS, data, nope_variant, some_texts, tokenizer
 from qkscope.figures.style import PHASES, grid, house_style
-from qkscope.report.sections import frames_of, rotated, with_derived
-from qkscope.report.values import Value, mean_of
+from qkscope.report.values import Value, frames_of, mean_of, rotated, with_derived
 from qkscope.results.study import Entry, Study, build, with_most_windows
 
 ROOT = Path(__file__).parent.parent

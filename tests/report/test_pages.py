@@ -9,10 +9,11 @@ import pytest
 
 from qkscope.errors import TableError
 from qkscope.figures.write import SkippedFigure, write_figures
+from qkscope.report.claims import Claims
 from qkscope.report.explorer import explorer_html
 from qkscope.report.explorerdata import COMPLEMENT_AXES, WIDE, head_frame, metrics, packed, point_words, rows_per_kind
 from qkscope.report.findings import FINDINGS
-from qkscope.report.opening import opening
+from qkscope.report.front import answers
 from qkscope.report.page import as_json
 from qkscope.report.report import GENERATOR, check_pages, head_list, report_html
 from qkscope.results.study import Entry, Study, StudyRun, build
@@ -27,7 +28,7 @@ def whole(tmp_path_factory):
 
 
 def test_the_opening_answers_with_the_numbers_of_the_tables(whole):
-    said = dict(opening(whole))
+    said = dict(answers(Claims(whole)))
     assert len(said) == 11
     assert said["What was measured?"].startswith(
         "440 query heads of 11 models at a window of 131,072 tokens, and 10 checkpoints"
@@ -51,12 +52,12 @@ def test_one_run_of_one_table_answers_what_it_can(tmp_path):
     pd.DataFrame({"layer": [0, 0], "head": [0, 1], "pc": 0, "r_q": [0.9, 0.1], "r_k": [0.8, 0.1]}).to_csv(
         tmp_path / "qk.csv"
     )
-    questions = [question for question, _ in opening(build([Entry(tmp_path)]))]
+    questions = [question for question, _ in answers(Claims(build([Entry(tmp_path)])))]
     assert questions == ["What was measured?", "How positional are these heads?", "What kinds of heads are there?"]
 
 
 def test_every_finding_of_the_study_is_a_section_with_published_values_and_a_caveat(whole):
-    sections = {finding.id: finding.fill(whole) for finding in FINDINGS}
+    sections = {finding.id: finding.fill(Claims(whole)) for finding in FINDINGS}
     assert list(sections) == [
         "share",
         "separability",

@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 
 import qkscope
+import qkscope.report.report as report_module
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.core.rows import Rows
 from qkscope.engine import IN_PROCESS
 from qkscope.files.dataset import write_dataset
 from qkscope.heads import HeadId
+from qkscope.report.claims import Claims
 from qkscope.report.findings import FINDINGS
-from qkscope.report.opening import opening
+from qkscope.report.front import answers
 from qkscope.report.report import report_html
-from qkscope.report.sections import frames_of
-from qkscope.report.values import Value, mean_of
+from qkscope.report.values import Value, frames_of, mean_of
 from qkscope.report.windows import same_weights
 from qkscope.results.analyze import analyze, write_results
 from qkscope.results.job import Job
@@ -157,7 +158,7 @@ def test_the_window_alone_does_not_move_decay(planted):
     one = same_weights(study)
     assert one is not None
     assert (one.label, one.windows) == ("after", [256, 1024])
-    lines = next(finding for finding in FINDINGS if finding.id == "windows").fill(study).lines
+    lines = next(finding for finding in FINDINGS if finding.id == "windows").fill(Claims(study)).lines
     for line, (name, _, values) in zip(lines[1:], one.rows, strict=True):
         assert line.startswith(name)
         assert line.endswith(f"it {values[0].change(values[-1])}.")
@@ -167,7 +168,7 @@ def test_the_window_alone_does_not_move_decay(planted):
 
 def test_one_run_of_one_family_claims_no_comparison(tmp_path):
     study = build([Entry(results(tmp_path, "only", Truth(3.0, 3.0, 1.0), 1.0, 256))])
-    text, said = text_of(study), dict(opening(study))
+    text, said = text_of(study), dict(answers(Claims(study)))
     q, k = mean(study, "only", "rotated", "r_q_a"), mean(study, "only", "rotated", "r_k_a")
     assert q.beside(k) == 0
     assert "Queries and keys follow position about as closely" in text
@@ -192,3 +193,23 @@ def test_runs_of_different_windows_that_were_not_captured_at_one_are_warned_abou
     assert study.uncompared == ["long"]
     assert "long was not captured at 256" in text
     assert "do not compare" in text
+
+
+def test_only_claims_compare():
+    """Front page, sections and cards place claims; what is larger is decided in claims and windows alone."""
+    report = Path(report_module.__file__).parent
+    comparing = {path.name for path in report.glob("*.py") if re.search(r"\.beside\(|\.change\(", path.read_text())}
+    assert comparing == {"claims.py", "windows.py", "values.py"}
+
+
+def test_a_claim_has_its_numbers_and_their_window(planted):
+    _, study = planted
+    claims = Claims(study)
+    assert claims.recency is claims.recency, "computed once"
+    for claim in (claims.recency, claims.share, claims.axes, claims.terms, claims.first_component):
+        assert claim is not None
+        assert claim.window == "window 1,024"
+        assert all(np.isfinite([value.value, value.low, value.high]).all() for value in claim.values.values()), claim
+    assert claims.extension is not None
+    assert claims.extension.window == ", both at a window of 256 tokens"
+    assert set(claims.extension.values) == {"before", "after"}

@@ -19,9 +19,10 @@ def say_findings(study: Study, *, quiet: bool = False) -> None:
     """What the report's first screen says, in two lines."""
     if quiet:
         return
+    from qkscope.report.claims import Claims
     from qkscope.report.front import front
 
-    first = front(study)
+    first = front(Claims(study))
     numbers = "; ".join(f"{tile.number} {tile.label}" for tile in first.tiles)
     for line in (first.sentence, f"{first.of}: {numbers}." if first.tiles else ""):
         if line:

@@ -70,7 +70,9 @@ def say_audit(data: pd.DataFrame) -> list[str]:
             continue
         sentences.append(
             f"For {name} the published formula gives {ratio:.2g} times the exact linear share in the median head of "
-            f"{', '.join(heads['model'].unique()[:2])}{' and others' if heads['model'].nunique() > 2 else ''}."
+            f"{', '.join(heads['model'].unique()[:2])}{' and others' if heads['model'].nunique() > 2 else ''}; the "
+            f"exact one is the larger in {(heads[f'posvar_{kind}'] > heads[f'posvar_{kind}_published']).mean():.0%} of "
+            "heads."
         )
     return sentences
 

@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from qkscope.analyses.components import TAXONOMY
+from qkscope.report.claims import details
 from qkscope.report.sections import Finding, Measure
-from qkscope.report.sentences import (
-    axes_lines,
-    axes_title,
-    bias_lines,
-    complement_lines,
-    distance_title,
-    separability_lines,
-    share_lines,
-    simpson_lines,
-    training_lines,
-)
 from qkscope.report.windows import same_weights_lines
 
 _FIRST = Measure("explained_variance", "PC0's share of variance", "qk", percent=True)
@@ -39,7 +29,10 @@ FINDINGS = (
             Measure("posvar_k_published", "keys, published formula", "heads", percent=True),
             _FIRST,
         ),
-        share_lines,
+        lambda claims: [
+            *details(claims.formula),
+            *claims.published_lines(("posvar_q_published", "queries"), ("posvar_k_published", "keys")),
+        ],
     ),
     Finding(
         "separability",
@@ -54,7 +47,9 @@ FINDINGS = (
             Measure("lda_accuracy_gaussian", "accuracy of a line, were they Gaussian", "heads", percent=True),
             Measure("lda_accuracy", "on documents it was not fitted to", "heads", percent=True),
         ),
-        separability_lines,
+        lambda claims: claims.published_lines(
+            ("fisher_pc0", "Fisher ratio about"), ("separation_pc0", "separation about")
+        ),
     ),
     Finding(
         "amplification",
@@ -83,7 +78,7 @@ FINDINGS = (
     ),
     Finding(
         "axes",
-        axes_title,
+        lambda claims: claims.axes.headline,
         "PC0 is where queries and keys vary most; axis a is where their position drift is. Which class follows "
         "position more closely can differ between the two.",
         "Axis a is fitted to the position covariance, so a correlation along it is high by construction; compare it "
@@ -96,7 +91,7 @@ FINDINGS = (
             Measure("r_q_a", "r_q on a", "rotated"),
             Measure("r_k_a", "r_k on a", "rotated"),
         ),
-        axes_lines,
+        lambda claims: details(claims.axes_order),
     ),
     Finding(
         "bias",
@@ -120,7 +115,7 @@ FINDINGS = (
             Measure("bias_full_window", "per window, all dimensions", "rotated"),
             Measure("bias_causal_window", "per window, causal pairs", "rotated"),
         ),
-        bias_lines,
+        lambda claims: details(claims.recency, claims.published_line),
     ),
     Finding(
         "windows",
@@ -130,7 +125,7 @@ FINDINGS = (
         "comparisons between windows are fair: the same window for every run, and decay.",
         ("audit/02_same_weights",),
         (),
-        same_weights_lines,
+        lambda claims: same_weights_lines(claims.same_weights),
     ),
     Finding(
         "plane",
@@ -160,7 +155,13 @@ FINDINGS = (
             Measure("residual_r_q", "queries' drift left within the class", "rotated"),
             Measure("residual_r_k", "keys'", "rotated"),
         ),
-        complement_lines,
+        lambda claims: [
+            *details(claims.rings, claims.residual_drift),
+            *claims.published_lines(
+                ("active_planes_of_30", "active planes"),
+                ("active_planes_complement_variance", "share of the complement"),
+            ),
+        ],
     ),
     Finding(
         "planes",
@@ -172,7 +173,7 @@ FINDINGS = (
     ),
     Finding(
         "distance",
-        distance_title,
+        lambda claims: claims.distance.headline,
         "Undo the rotation, average queries and keys, and rotate back: that predicts the mean score at every distance. "
         "The linear drift in the plane of a and b is its first-order part.",
         "R² is over bins of distance, equally weighted. A straight line over log distance with two free parameters "
@@ -269,7 +270,7 @@ FINDINGS = (
         "differ.",
         ("qk-rotation/07_bias_vs_separation",),
         (),
-        simpson_lines,
+        lambda claims: claims.family_lines(),
     ),
     Finding(
         "training",
@@ -288,6 +289,6 @@ FINDINGS = (
             "qk-rotation/10_bias_decomposition",
         ),
         (),
-        training_lines,
+        lambda claims: claims.training_lines(),
     ),
 )

@@ -21,11 +21,11 @@ from qkscope.figures.figure import NotApplicable, checkpoints
 from qkscope.figures.hero import HERO
 from qkscope.figures.write import SkippedFigure, Written, write_figures
 from qkscope.files.atomic import write_together
+from qkscope.report.claims import Claims
 from qkscope.report.explorer import explorer_html
 from qkscope.report.explorerdata import LISTED, head_frame, metrics, numbers
 from qkscope.report.findings import FINDINGS
-from qkscope.report.front import front
-from qkscope.report.opening import interval_note, opening
+from qkscope.report.front import answers, front, interval_note
 from qkscope.report.page import data_url, render
 from qkscope.report.sections import Section
 from qkscope.report.values import UNSURE_KEY_HEADS, is_published
@@ -45,7 +45,8 @@ def report_html(
 ) -> str:
     """The whole page; ``explorer`` is the explorer's file name, if there is one."""
     hero = next((figure for figure in written if figure.name == HERO.name), None)
-    first = front(study)
+    claims = Claims(study)
+    first = front(claims)
     pictures = {
         figure.name: {"title": figure.title, "shows": figure.shows, "says": figure.says, "png": data_url(figure.png)}
         | dict(zip(("width", "height"), _on_page(figure.png), strict=True))
@@ -53,7 +54,7 @@ def report_html(
     }
     thumbnails = {figure.name: data_url(_small(figure.png)) for figure in written if figure.name in first.figures}
     missing = {figure.name: {"title": figure.title, "reason": figure.reason} for figure in left_out}
-    sections = [finding.fill(study) for finding in FINDINGS]
+    sections = [finding.fill(claims) for finding in FINDINGS]
     sections = [s for s in sections if s.rows or s.lines or any(name in pictures for name in s.figures)]
     return render(
         "report.html.j2",
@@ -63,8 +64,8 @@ def report_html(
         hero=None if hero is None else pictures[hero.name],
         thumbnails=thumbnails,
         measured="effects_together" in study.tables,
-        opening=opening(study),
-        interval_note=interval_note(study),
+        opening=answers(claims),
+        interval_note=interval_note(claims),
         sections=sections,
         pictures=pictures,
         missing=missing,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from qkscope.analyses.components import TAXONOMY
-from qkscope.figures.figure import discordant, is_checkpoint, with_window
-from qkscope.report.values import mean_of, over_what, published, shown
+from qkscope.figures.figure import is_checkpoint
+from qkscope.report.claims import Claims
+from qkscope.report.values import frames_of, mean_of, over_what, published, shown
 from qkscope.results.study import Study, StudyRun
 
 
@@ -84,22 +84,22 @@ class Finding:
     """A finding of the study: the texts of a section that do not depend on the data."""
 
     id: str
-    title: str | Callable[[Study], str]
-    """A title that compares is computed."""
+    title: str | Callable[[Claims], str]
+    """A title that compares is the headline of a claim."""
     about: str
     caveat: str
     figures: tuple[str, ...]
     measures: tuple[Measure, ...] = ()
-    lines: Callable[[Study], list[str]] = lambda _study: []
+    lines: Callable[[Claims], list[str]] = lambda _claims: []
 
-    def fill(self, study: Study) -> Section:
-        """The section for this study."""
-        frames = frames_of(study)
+    def fill(self, claims: Claims) -> Section:
+        """Return the section for a study."""
+        study, frames = claims.study, claims.frames
         measures = [m for m in self.measures if (frame := frames[m.table]) is not None and m.column in frame]
         rows = [row for run in study.runs for row in _rows(study, run, measures)]
-        title = self.title if isinstance(self.title, str) else self.title(study)
+        title = self.title if isinstance(self.title, str) else self.title(claims)
         return Section(
-            self.id, title, self.about, measures, rows if measures else [], self.lines(study), self.caveat,
+            self.id, title, self.about, measures, rows if measures else [], self.lines(claims), self.caveat,
             list(self.figures),
         )  # fmt: skip
 
@@ -127,19 +127,6 @@ def _cells(study: Study, label: str, measures: list[Measure]) -> list[Cell | Non
     return [_cell(study, label, frames[m.table], m) for m in measures]
 
 
-def frames_of(study: Study) -> dict[str, pd.DataFrame | None]:
-    """The tables that measures refer to, with columns that follow from them."""
-    return {"qk": with_derived(study), "heads": heads(study), "rotated": rotated(study)}
-
-
-def heads(study: Study) -> pd.DataFrame | None:
-    """The table of heads, with whether the mean score falls with distance."""
-    frame = study.tables.get("heads")
-    if frame is None or "decay" not in frame:
-        return frame
-    return frame.assign(decays=(frame["decay"] > 0).astype(float).where(frame["decay"].notna()))
-
-
 def _cell(study: Study, label: str, frame: pd.DataFrame | None, measure: Measure) -> Cell | None:
     if frame is None or measure.column not in frame:
         return None
@@ -148,25 +135,3 @@ def _cell(study: Study, label: str, frame: pd.DataFrame | None, measure: Measure
         return None
     number, interval = shown(value.value, measure.percent), value.interval(measure.percent)
     return Cell(number, interval, value.over, published(label, measure.column, measure.percent))
-
-
-def with_derived(study: Study) -> pd.DataFrame | None:
-    """Component 0 with |r_k|, whether it is discordant, and one column per class."""
-    first = study.pc0
-    if first is None:
-        return None
-    classes = {kind: (first["taxonomy"] == kind).astype(float) for kind in TAXONOMY}
-    return first.assign(abs_r_k=first["r_k"].abs(), discordant=discordant(first), **classes)
-
-
-def rotated(study: Study) -> pd.DataFrame | None:
-    """The rotation model's table with whether the bias and the mean query on a are positive."""
-    frame = study.tables.get("rotated")
-    if frame is None:
-        return None
-    if "bias_strength" in frame:
-        frame = frame if "bias_window" in frame else with_window(study, frame)
-        frame = frame.assign(positive=(frame["bias_strength"] > 0).astype(float).where(frame["bias_strength"].notna()))
-    if "mu_q_a" in frame:
-        frame = frame.assign(mu_q_a_positive=(frame["mu_q_a"] > 0).astype(float).where(frame["mu_q_a"].notna()))
-    return frame

@@ -15,6 +15,7 @@ import pandas as pd
 
 from qkscope.analyses.acrossheads import clusters, mean_over_heads
 from qkscope.analyses.components import TAXONOMY
+from qkscope.figures.figure import discordant, with_window
 from qkscope.results.study import Study
 
 DOCUMENTS, KEY_HEADS, COUNTED = "documents", "key heads", "counted heads"
@@ -136,6 +137,41 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def frames_of(study: Study) -> dict[str, pd.DataFrame | None]:
+    """The tables that measures refer to, with columns that follow from them."""
+    return {"qk": with_derived(study), "heads": heads(study), "rotated": rotated(study)}
+
+
+def heads(study: Study) -> pd.DataFrame | None:
+    """The table of heads, with whether the mean score falls with distance."""
+    frame = study.tables.get("heads")
+    if frame is None or "decay" not in frame:
+        return frame
+    return frame.assign(decays=(frame["decay"] > 0).astype(float).where(frame["decay"].notna()))
+
+
+def with_derived(study: Study) -> pd.DataFrame | None:
+    """Component 0 with |r_k|, whether it is discordant, and one column per class."""
+    first = study.pc0
+    if first is None:
+        return None
+    classes = {kind: (first["taxonomy"] == kind).astype(float) for kind in TAXONOMY}
+    return first.assign(abs_r_k=first["r_k"].abs(), discordant=discordant(first), **classes)
+
+
+def rotated(study: Study) -> pd.DataFrame | None:
+    """The rotation model's table with whether the bias and the mean query on a are positive."""
+    frame = study.tables.get("rotated")
+    if frame is None:
+        return None
+    if "bias_strength" in frame:
+        frame = frame if "bias_window" in frame else with_window(study, frame)
+        frame = frame.assign(positive=(frame["bias_strength"] > 0).astype(float).where(frame["bias_strength"].notna()))
+    if "mu_q_a" in frame:
+        frame = frame.assign(mu_q_a_positive=(frame["mu_q_a"] > 0).astype(float).where(frame["mu_q_a"].notna()))
+    return frame
 
 
 COLUMNS = {

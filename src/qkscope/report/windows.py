@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qkscope.report.sections import frames_of
-from qkscope.report.values import SHARES_OF_HEADS, Value, mean_of
+from qkscope.report.values import SHARES_OF_HEADS, Value, frames_of, mean_of
 from qkscope.results.schema import TABLES
 from qkscope.results.study import Study, with_most_windows
 
@@ -52,9 +52,8 @@ def same_weights(study: Study) -> OneModel | None:
     return OneModel(label, windows, rows) if rows else None
 
 
-def same_weights_lines(study: Study) -> list[str]:
-    """What of one model moves with the window, and what does not."""
-    one = same_weights(study)
+def same_weights_lines(one: OneModel | None) -> list[str]:
+    """Return what of one model moves with the window, and what does not."""
     if one is None:
         return []
     lines = [
@@ -115,13 +114,13 @@ def _ranges(study: Study) -> str:
     return "" if len(ends) < 2 else f" (here it is over distances up to {int(ends[0]):,} to {int(ends[-1]):,}, by run)"
 
 
-def changes(study: Study, columns: list[tuple[str, str]], before: str, after: str) -> list[str]:
-    """How means change from one run to another at one window, in words that follow the intervals."""
+def changes(study: Study, columns: Sequence[tuple[str, str]], before: str, after: str) -> list[tuple[str, str]]:
+    """Return each column and how its mean changes from one run to another at one window, by the intervals."""
     lines = []
     for column, table in columns:
         ends = comparison(study, column, table, before, after)
         if ends is not None:
             percent = in_percent(column)
             shown = f"{ends[0].text(percent)} → {ends[1].text(percent)}"
-            lines.append(f"{column}: {shown}; it {ends[0].change(ends[1])}.")
+            lines.append((column, f"{column}: {shown}; it {ends[0].change(ends[1])}."))
     return lines

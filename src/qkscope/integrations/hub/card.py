@@ -12,9 +12,9 @@ from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.hero import HERO
 from qkscope.figures.write import rendered
-from qkscope.report.front import opening_sentence
-from qkscope.report.sections import Measure, frames_of
-from qkscope.report.values import mean_of, over_what
+from qkscope.report.claims import Claims
+from qkscope.report.sections import Measure
+from qkscope.report.values import frames_of, mean_of, over_what
 from qkscope.results.schema import ABOUT
 from qkscope.results.study import Study
 
@@ -85,7 +85,7 @@ def picture(study: Study) -> bytes | None:
 def card_text(facts: CardFacts, study: Study, *, pictured: bool) -> str:
     """README.md."""
     title = f"{facts.title}: position and content in every attention head"
-    sentence = opening_sentence(study)[0]
+    sentence = Claims(study).first.headline
     parts = [
         f"---\n{yaml.safe_dump(_metadata(facts, title), sort_keys=False, allow_unicode=True)}---",
         f"# {_plain(title)}",

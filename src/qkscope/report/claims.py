@@ -1,0 +1,590 @@
+"""Claims: each statement of the report, computed once with its numbers, their window and its wordings.
+
+The first screen, the answers below it, sections, the card of a push and the last lines of commands place claims. None
+of them computes a number or decides which of two is larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pandas as pd
+
+from qkscope.analyses.acrossheads import correlation
+from qkscope.analyses.components import TAXONOMY
+from qkscope.figures.bias import prepare_separation
+from qkscope.figures.figure import NotApplicable, before_and_after, checkpoints, models
+from qkscope.heads import TERMS
+from qkscope.report.values import DOCUMENTS, Value, figures, frames_of, mean_of, pooled, published, shown
+from qkscope.report.windows import OneModel, at_which_windows, changes, comparison, in_percent, same_weights
+from qkscope.results.study import Study
+
+SAME = 0.1
+"""A curve whose fall per doubling moved by less than this share is said to be unchanged."""
+LINE_CHANGED = 0.5
+"""A change of the published slope of at least this share is set against that of the curve."""
+STAND_OUT = 3
+"""Heads named for each extreme."""
+FIRST_PAGE = (("decay", "heads"), ("position_share_q", "heads"), ("r_q", "qk"), ("position-dominated", "qk"),
+              ("bias_window", "rotated"))  # fmt: skip
+"""Columns that the first page follows over training, with their tables."""
+FOLLOWED = (("decay", "heads"), ("position_share_q", "heads"), ("position_share_k", "heads"), ("r_q", "qk"),
+            ("r_k", "qk"), ("abs_r_k", "qk"), ("explained_variance", "qk"), ("position-dominated", "qk"),
+            ("r_k_a", "rotated"), ("mu_q_a", "rotated"), ("alpha_k_window", "rotated"), ("bias_window", "rotated"),
+            ("plane_var_fraction", "rotated"))  # fmt: skip
+"""Columns that the section on training follows."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, the numbers it rests on, and how it is worded where."""
+
+    headline: str
+    """As a title, or as the sentence of a finding."""
+    detail: str = ""
+    """As an answer or in a section: with intervals."""
+    values: Mapping[str, Value] = field(default_factory=dict)
+    """Its numbers with their intervals, by column."""
+    order: int = 0
+    """What decides between its wordings: 1, −1, or 0 where the intervals do not tell."""
+    sure: str = ""
+    """How sure it is, in words."""
+    window: str = ""
+    """At which window its numbers were measured, in words."""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Every claim about a study; None where its tables do not have the numbers.
+
+    A claim is about the models that are compared or, if all runs are checkpoints, about the last one.
+    """
+
+    study: Study
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The runs that claims are about."""
+        return [run.label for run in models(self.study)]
+
+    @cached_property
+    def frames(self) -> dict[str, pd.DataFrame | None]:
+        """The tables with the columns that follow from them."""
+        return frames_of(self.study)
+
+    @cached_property
+    def window(self) -> str:
+        """The window of these runs, in words; empty if it is not known."""
+        windows = sorted({run.window for run in models(self.study) if run.window})
+        if not windows:
+            return ""
+        ends = dict.fromkeys([windows[0], windows[-1]])
+        return f"window {' to '.join(f'{window:,}' for window in ends)}"
+
+    def mean(self, table: str, column: str) -> Value | None:
+        """Return the mean of a column over all heads."""
+        return mean_of(self.study, self.labels, self.frames[table], column)
+
+    def _means(self, table: str, *columns: str) -> dict[str, Value]:
+        return {column: value for column in columns if (value := self.mean(table, column)) is not None}
+
+    @property
+    def _pooled(self) -> str:
+        return "" if len(self.labels) == 1 else f" (over all heads of {len(self.labels)} models)"
+
+    # ---- the first sentence ------------------------------------------------------------------------
+
+    @cached_property
+    def first(self) -> Claim:
+        """The strongest true statement: what an extension or training did, or else how far position goes."""
+        return self.extension or self.training or self.state
+
+    @cached_property
+    def extension(self) -> Claim | None:
+        """What a longer window did to the distance curve, at one window or over the same distances."""
+        ends = self._before_and_after("decay", "heads")
+        if ends is None:
+            return None
+        before, after, (first, last) = ends
+        windows = [self.study.run(label).window for label in (before, after)]
+        if windows[0] == windows[1] or None in windows or first.value <= 0:
+            return None
+        change = last.value / first.value - 1
+        steeper = "steeper" if change > 0 else "flatter"
+        course = "left the recency curve where it was"
+        if abs(change) >= SAME:
+            course = f"made the recency curve {abs(change):.0%} {steeper}"
+        line, numbers = self._published_slope(before, after)
+        return Claim(
+            f"Extending the context from {windows[0]:,} to {windows[1]:,} tokens {course}{line}.",
+            f"The mean score falls by {shown(first.value)} logits with every doubling of the distance before and "
+            f"{shown(last.value)} after ({change:+.0%}){numbers}.",
+            {before: first, after: last},
+            last.beside(first),
+            window=at_which_windows(self.study, before, after),
+        )
+
+    def _published_slope(self, before: str, after: str) -> tuple[str, str]:
+        """Return what the published slope per token says instead, each run at its own window; empty if the same."""
+        ends = [mean_of(self.study, [label], self.frames["rotated"], "bias_strength") for label in (before, after)]
+        if ends[0] is None or ends[1] is None or ends[0].value <= 0:
+            return "", ""
+        change = ends[1].value / ends[0].value - 1
+        if abs(change) < LINE_CHANGED:
+            return "", ""
+        return (
+            f", though the published slope per token {'rose' if change > 0 else 'fell'} by {abs(change):.0%}",
+            f"; the published slope mu_q_a · alpha_k, in q·k per token, each at its own window, went from "
+            f"{shown(ends[0].value)} to {shown(ends[1].value)}",
+        )
+
+    @cached_property
+    def training(self) -> Claim | None:
+        """What training did to the part that position determines."""
+        ends = self._before_and_after("position_share", "heads")
+        if ends is None:
+            return None
+        before, after, (first, last) = ends
+        order = last.beside(first)
+        course = {1: "grew", -1: "shrank", 0: "did not change beyond its intervals"}[order]
+        return Claim(
+            f"Through training the part of queries and keys that position alone determines {course}.",
+            f"{before}: {shown(first.value, True)} of the variance; {after}: {shown(last.value, True)}.",
+            {before: first, after: last},
+            order,
+            window=at_which_windows(self.study, before, after),
+        )
+
+    def _before_and_after(self, column: str, table: str) -> tuple[str, str, tuple[Value, Value]] | None:
+        try:
+            before, after = before_and_after(self.study)
+        except NotApplicable:
+            return None
+        ends = comparison(self.study, column, table, before, after)
+        return None if ends is None else (before, after, ends)
+
+    @cached_property
+    def state(self) -> Claim:
+        """How many heads favour near keys, and how much of the vectors is position."""
+        values = self._means("heads", "decays", "position_share")
+        parts = []
+        if "decays" in values:
+            parts.append(f"{values['decays'].value:.0%} of heads score near keys higher than far ones")
+        if "position_share" in values:
+            share = f"{values['position_share'].value:.0%}"
+            parts.append(f"position alone determines {share} of the variance of queries and keys")
+        if not parts:
+            values = self._means("qk", "r_q")
+            parts = [
+                f"along their first component queries follow position with a correlation of {shown(value.value)}"
+                for value in values.values()
+            ]
+        sentence = ", and ".join(parts)
+        return Claim(f"{sentence[:1].upper()}{sentence[1:]}." if parts else "", values=values, window=self.window)
+
+    # ---- the score ---------------------------------------------------------------------------------
+
+    @cached_property
+    def recency(self) -> Claim | None:
+        """Which way the mean score goes with distance, and by how much."""
+        values = self._means("heads", "decay", "decays")
+        decay = values.get("decay")
+        if decay is None:
+            return None
+        order = 1 if decay.low > 0 else -1 if decay.high < 0 else 0
+        way = {1: "falls", -1: "rises", 0: "may fall or rise"}[order]
+        sure = f"the interval {decay.interval()} holds 0"
+        if order:
+            sure = f"the interval is {decay.interval()}, over {decay.over}"
+        course = {
+            1: f"falls by {decay.text()} logits",
+            -1: f"rises by {decay.negative().text()} logits",
+            0: f"falls by {decay.text()} logits, which may be none,",
+        }[order]
+        return Claim(
+            f"The mean score {way} by {shown(abs(decay.value))} logits with every doubling of the distance.",
+            f"{values['decays'].text(percent=True)} of heads favour near keys: with every doubling of the distance the "
+            f"mean score {course} on average over heads{self._pooled}.",
+            values,
+            order,
+            sure,
+            self.window,
+        )
+
+    @cached_property
+    def published_line(self) -> Claim | None:
+        """Which way heads lean by the published line, beside the published shares."""
+        values = self._means("rotated", "positive", "bias_window", "mu_q_a_positive")
+        if "positive" not in values:
+            return None
+        size = (
+            f", by {values['bias_window'].text()} in q·k over the window on average" if "bias_window" in values else ""
+        )
+        mean_query = ""
+        if "mu_q_a_positive" in values:
+            mean_query = (
+                f"; mu_q_a is positive in {values['mu_q_a_positive'].text(percent=True)} "
+                f"(published {pooled('mu_q_a_positive_share'):.1%})"
+            )
+        sentence = (
+            f"By the published line {values['positive'].text(percent=True)} of heads favour later keys (published "
+        )
+        sentence += f"{pooled('positive_bias_share'):.1%} over 11 models){size}{mean_query}."
+        return Claim(sentence, sentence, values, window=self.window)
+
+    @cached_property
+    def terms(self) -> Claim | None:
+        """Which of the four terms varies most in scores."""
+        values = {term: value for term in TERMS if (value := self.mean("heads", f"score_{term}")) is not None}
+        if len(values) < len(TERMS):
+            return None
+        largest = sorted(values, key=lambda term: -values[term].value)
+        order = values[largest[0]].beside(values[largest[1]])
+        listed = ", ".join(f"{term} {shown(values[term].value, True)}" for term in largest)
+        first = f"What varies in scores is {largest[0]} and {largest[1]} about alike"
+        sure = "their intervals overlap"
+        if order:
+            first = f"The largest part of what varies in scores is {largest[0]}"
+            sure = "the first is larger than the second beyond the intervals"
+        return Claim(f"{first}: {listed}.", "", values, order, sure, self.window)
+
+    @cached_property
+    def score_share(self) -> Claim | None:
+        """How much of the variance of scores the distance determines."""
+        for column in ("position_share_of_score", "score_position"):
+            value = self.mean("heads", column)
+            if value is not None:
+                sentence = (
+                    f"The distance between tokens determines {value.text(percent=True)} of the variance of scores."
+                )
+                return Claim(sentence, sentence, {column: value}, window=self.window)
+        return None
+
+    @cached_property
+    def loss(self) -> Claim | None:
+        """How much the loss rises without each term of all heads' scores."""
+        table = self.study.tables.get("effects_together")
+        if table is None:
+            return None
+        measured = table[(table["over"] == "all") & table["change"].isin(TERMS) & table["model"].isin(self.labels)]
+        values = {
+            str(row["change"]): Value(row["delta_nll"], row["delta_nll_low"], row["delta_nll_high"], DOCUMENTS)
+            for _, row in measured[measured["model"] == measured["model"].iloc[-1:].max()].iterrows()
+        }
+        if not values:
+            return None
+        largest = sorted(values, key=lambda term: -values[term].value)
+        listed = ", ".join(f"without {term} {values[term].value:+.2f}" for term in largest)
+        return Claim(
+            f"The loss depends most on {largest[0]}, in nats per token: {listed}.",
+            "",
+            values,
+            values[largest[0]].beside(values[largest[1]]) if len(largest) > 1 else 0,
+            "measured by taking the term away in all heads, on texts that the means were not made from",
+        )
+
+    @cached_property
+    def distance(self) -> Claim:
+        """How closely means predict the distance curve."""
+        values = self._means("heads", "distance_worst")
+        if not values:
+            return Claim("The distance curve and what means say of it")
+        worst = values["distance_worst"]
+        return Claim(f"Means predict the distance curve to within {worst.value:.2g} logits", values=values)
+
+    # ---- queries and keys --------------------------------------------------------------------------
+
+    @cached_property
+    def share(self) -> Claim | None:
+        """How much of queries and keys position determines, and the linear part of it."""
+        columns = ("position_share", "position_share_q", "position_share_k", "posvar_q", "posvar_k")
+        values = self._means("heads", *columns)
+        sentences = []
+        if {"position_share_q", "position_share_k"} <= set(values):
+            sentences.append(
+                f"Position alone determines {values['position_share_q'].text(percent=True)} of the queries' variance "
+                f"and {values['position_share_k'].text(percent=True)} of the keys'."
+            )
+        if {"posvar_q", "posvar_k"} <= set(values):
+            part = "Its linear part, the drift, is" if sentences else "Linear in position are"
+            linear = [values[column].text(percent=True) for column in ("posvar_q", "posvar_k")]
+            sentences.append(f"{part} {linear[0]} and {linear[1]}.")
+        if not sentences:
+            return None
+        return Claim(sentences[0], " ".join(sentences), values, window=self.window)
+
+    @cached_property
+    def formula(self) -> Claim | None:
+        """How far the published formula of positional variance is from the exact share."""
+        values = self._means("heads", "posvar_q", "posvar_q_published", "posvar_q_pc0_share", "posvar_k_pc0_share")
+        if not {"posvar_q", "posvar_q_published"} <= set(values):
+            return None
+        exact, by_formula = values["posvar_q"], values["posvar_q_published"]
+        order = by_formula.beside(exact)
+        headline = f"The published formula and the exact one agree: {shown(by_formula.value, True)} of queries."
+        if order:
+            headline = (
+                f"The published formula gives {'more' if order > 0 else 'less'} positional variance than there is: "
+                f"{shown(by_formula.value, True)} of queries where {shown(exact.value, True)} is linear in position."
+            )
+        detail = ""
+        if {"posvar_q_pc0_share", "posvar_k_pc0_share"} <= set(values):
+            parts = [
+                f"{values[name].value:.0%} of the {kind} (published {pooled(name):.0%})"
+                for name, kind in (("posvar_q_pc0_share", "queries'"), ("posvar_k_pc0_share", "keys'"))
+            ]
+            detail = f"Of the published sum over components, PC0 alone makes {' and '.join(parts)}."
+        sure = "beyond their intervals" if order else "their intervals overlap"
+        return Claim(headline, detail, values, order, sure, self.window)
+
+    @cached_property
+    def first_component(self) -> Claim | None:
+        """How closely queries and keys follow position along PC0."""
+        values = self._means("qk", "r_q", "abs_r_k", "explained_variance")
+        if not {"r_q", "abs_r_k"} <= set(values):
+            return None
+        sentence = (
+            f"On PC0 queries correlate with position at {values['r_q'].text()}, keys at {values['abs_r_k'].text()} "
+        )
+        sentence += "(absolute)."
+        if "explained_variance" in values:
+            sentence += f" PC0 holds {values['explained_variance'].text(percent=True)} of the variance."
+        return Claim(sentence, sentence, values, window=self.window)
+
+    @cached_property
+    def classes(self) -> Claim | None:
+        """The published classes of heads, the most frequent first."""
+        values = {kind: value for kind, value in self._means("qk", *TAXONOMY).items() if value.value > 0}
+        if not values:
+            return None
+        largest = sorted(values, key=lambda kind: -values[kind].value)
+        sentence = ", ".join(f"{values[kind].text(percent=True)} {kind}" for kind in largest) + "."
+        return Claim(sentence, sentence, values, window=self.window)
+
+    @cached_property
+    def axes(self) -> Claim:
+        """Whether queries or keys follow position more closely along axis a, where the intervals tell."""
+        values = self._means("rotated", "r_q_a", "r_k_a")
+        if len(values) < 2:
+            return Claim("Queries and keys along the axis of drift")
+        q, k = values["r_q_a"], values["r_k_a"]
+        order = k.beside(q)
+        who = {1: "Keys", -1: "Queries", 0: "Neither, beyond the intervals"}[order]
+        headline = {
+            1: "Keys follow position more closely than queries",
+            -1: "Queries follow position more closely than keys",
+            0: "Queries and keys follow position about as closely",
+        }[order]
+        return Claim(
+            headline,
+            f"{who}: correlations along the drift axis are r_q_a {q.text()}, r_k_a {k.text()}.",
+            values,
+            order,
+            "beyond their intervals" if order else "their intervals overlap",
+            self.window,
+        )
+
+    @cached_property
+    def axes_order(self) -> Claim | None:
+        """Whether the order of queries and keys is the same on PC0 and on axis a."""
+        values = self._means("qk", "r_q", "abs_r_k") | dict(self.axes.values)
+        if len(values) < 4:
+            return None
+        orders = values["r_q"].beside(values["abs_r_k"]), values["r_q_a"].beside(values["r_k_a"])
+        turn = "The order is the same on both axes" if orders[0] == orders[1] else "The order reverses"
+        if 0 in orders:
+            turn = "The order on the two axes cannot be told from these intervals"
+        numbers = f"on PC0 r_q {values['r_q'].text()} against |r_k| {values['abs_r_k'].text()}, "
+        numbers += f"on axis a r_q_a {values['r_q_a'].text()} against r_k_a {values['r_k_a'].text()}"
+        return Claim(turn, f"{turn}: {numbers}{self._pooled}.", values, orders[0] * orders[1], window=self.window)
+
+    @cached_property
+    def separation(self) -> Claim | None:
+        """How far queries and keys are apart."""
+        values = self._means("heads", "lda_accuracy_gaussian") | self._means("rotated", "plane_var_fraction")
+        if "lda_accuracy_gaussian" not in values:
+            return None
+        accuracy = values["lda_accuracy_gaussian"].text(percent=True)
+        sentence = f"Were both clouds Gaussian, a line on PC0 and PC1 would tell {accuracy} of them apart."
+        if "plane_var_fraction" in values:
+            plane = values["plane_var_fraction"].text(percent=True)
+            sentence += f" The plane of drift and separation holds {plane} of the variance."
+        return Claim(sentence, sentence, values, window=self.window)
+
+    @cached_property
+    def rings(self) -> Claim | None:
+        """How many planes turn with position, and how much of the variance that is."""
+        values = self._means("heads", "active_planes", "strong_planes", "turning_share")
+        if "active_planes" not in values:
+            return None
+        closely = size = ""
+        if "strong_planes" in values:
+            closely = f", {values['strong_planes'].text()} of them closely (|r| of 0.3 or more)"
+        if "turning_share" in values:
+            size = f" What turns is {values['turning_share'].text(percent=True)} of the variance off a and b."
+        sentence = (
+            f"Rotation: {values['active_planes'].text()} of at most 30 planes turn with position beyond chance, a "
+        )
+        sentence += f"count that grows with the number of documents{closely}.{size}"
+        return Claim(sentence, sentence, values, window=self.window)
+
+    @cached_property
+    def residual_drift(self) -> Claim | None:
+        """How closely the strongest direction off a and b still follows position within a class."""
+        rows = self._rows("rotated", "residual_r_q", "residual_r_k")
+        if rows is None:
+            return None
+        medians = [Value(float(rows[column].median())) for column in ("residual_r_q", "residual_r_k")]
+        sentence = (
+            "Within a class some directions off a and b do drift: along the strongest, |r| with position is "
+            f"{medians[0].value:.2f} for queries and {medians[1].value:.2f} for keys in the median head."
+        )
+        return Claim(sentence, sentence, dict(zip(("residual_r_q", "residual_r_k"), medians, strict=True)))
+
+    @cached_property
+    def outstanding(self) -> Claim | None:
+        """The heads with the largest and smallest bias, and with the least positional variance."""
+        parts = []
+        bias = self._rows("rotated", "bias_window")
+        if bias is not None:
+            parts.append("strongest bias: " + self._names(bias.nlargest(STAND_OUT, "bias_window"), "bias_window"))
+            if (bias["bias_window"] < 0).any():
+                least = bias.nsmallest(STAND_OUT, "bias_window")
+                parts.append("most against it: " + self._names(least, "bias_window"))
+        overhead = self._rows("heads", "positional_overhead")
+        if overhead is not None:
+            least = overhead.nsmallest(STAND_OUT, "positional_overhead")
+            parts.append("least positional variance: " + self._names(least, "positional_overhead"))
+        if not parts:
+            return None
+        sentence = "; ".join(parts) + "."
+        return Claim(sentence, sentence, window=self.window)
+
+    def _rows(self, table: str, *columns: str) -> pd.DataFrame | None:
+        frame = self.frames[table]
+        if frame is None or not set(columns) <= set(frame):
+            return None
+        rows = frame[frame["model"].isin(self.labels)].dropna(subset=list(columns))
+        return None if rows.empty else rows
+
+    def _names(self, rows: pd.DataFrame, column: str) -> str:
+        of = [f" of {model}" if len(self.labels) > 1 else "" for model in rows["model"]]
+        places = zip(rows["layer"], rows["head"], of, rows[column], strict=True)
+        return ", ".join(f"l{layer:02d}h{head:02d}{whose} ({value:.3g})" for layer, head, whose, value in places)
+
+    # ---- several runs ------------------------------------------------------------------------------
+
+    @cached_property
+    def same_weights(self) -> OneModel | None:
+        """The numbers of one model at several windows."""
+        return same_weights(self.study)
+
+    @cached_property
+    def windows(self) -> Claim | None:
+        """What the window alone does to the numbers of one model."""
+        one = self.same_weights
+        if one is None:
+            return None
+        ends = {column: (name.split(":")[0], values[0], values[-1]) for name, column, values in one.rows}
+        chosen = [ends[column] for column in ("bias_strength", "bias_window", "decay") if column in ends]
+        moved = [
+            f"{name} {last.value / first.value - 1:+.0%}"
+            for name, first, last in chosen
+            if first.value * last.value > 0
+        ]
+        if not moved:
+            return None
+        beyond = [name for name, first, last in chosen if last.beside(first)]
+        return Claim(
+            f"The same weights, looked at over {one.windows[-1]:,} instead of {one.windows[0]:,} tokens, have: "
+            f"{', '.join(moved)}.",
+            values={column: last for column, (_, _, last) in ends.items()},
+            order=int(bool(beyond)),
+            sure=f"{one.label}; beyond the intervals: {', '.join(beyond) or 'none'}",
+        )
+
+    @cached_property
+    def changed(self) -> Claim | None:
+        """What changed over training, in the columns of the first page."""
+        try:
+            before, after = before_and_after(self.study)
+        except NotApplicable:
+            return None
+        told = changes(self.study, FIRST_PAGE, before, after)
+        if not told:
+            return None
+        at = at_which_windows(self.study, before, after)
+        sentence = f"From {before} to {after}{at}: " + " ".join(line for _, line in told)
+        return Claim(sentence, sentence, window=at)
+
+    def training_lines(self) -> list[str]:
+        """Return how means change from the first checkpoint to the last, and from the first window to the last."""
+        try:
+            runs = checkpoints(self.study)
+        except NotApplicable:
+            return []
+        lines = self._changes(runs[0].label, runs[-1].label)
+        shorter = [run.label for run in runs if run.window == runs[0].window]
+        if len(shorter) not in (1, len(runs)):
+            lines += self._changes(shorter[-1], runs[-1].label)
+            lines += self._own_windows(shorter[-1], runs[-1].label)
+        return lines
+
+    def _changes(self, before: str, after: str) -> list[str]:
+        told = []
+        for column, line in changes(self.study, FOLLOWED, before, after):
+            ends = [published(label, column, in_percent(column)) for label in (before, after)]
+            told.append(f"{line} (published {ends[0]} → {ends[1]})" if all(ends) else line)
+        at = at_which_windows(self.study, before, after)
+        return [f"Means over heads from {before} to {after}{at}:", *told] if told else []
+
+    def _own_windows(self, before: str, after: str) -> list[str]:
+        """Return the change of the published lines at each run's own window: not a comparison of like with like."""
+        windows = [self.study.run(label).window for label in (before, after)]
+        told = []
+        for column, name in (("bias_strength", "per token"), ("bias_window", "per window")):
+            ends = [mean_of(self.study, [label], self.frames["rotated"], column) for label in (before, after)]
+            if ends[0] is not None and ends[1] is not None:
+                told.append(f"{name} the bias {ends[0].change(ends[1])} ({ends[0].text()} → {ends[1].text()})")
+        if not told or None in windows or windows[0] == windows[1]:
+            return []
+        return [
+            f"At their own windows ({windows[0]:,} and {windows[1]:,}), by a line fitted to a curve that is close to "
+            f"logarithmic: {'; '.join(told)}. Neither says whether the head changed."
+        ]
+
+    def family_lines(self) -> list[str]:
+        """Return how bias and separation go together over all heads, and family by family."""
+        try:
+            data = prepare_separation(self.study)
+        except NotApplicable:
+            return []
+        over_all = correlation(data["separation_strength"], data["bias_strength"])
+        lines = [f"Over all {len(data):,} heads: r = {over_all:+.2f}."]
+        if data["family"].nunique() < 2:
+            return lines
+        published_r = pooled("bias_separation_r")
+        for family, heads in data.groupby("family", sort=False):
+            r = correlation(heads["separation_strength"], heads["bias_strength"])
+            beside = f" (published {published_r[family]:+.2f})" if family in published_r else ""
+            lines.append(f"{str(family) or 'No family'}: r = {r:+.2f}{beside}, {len(heads):,} heads.")
+        return lines
+
+    def published_lines(self, *columns: tuple[str, str]) -> list[str]:
+        """Return published values over all models, if the study contains at least two of those models."""
+        if sum(label.lower() in figures()["models"] for label in self.labels) < 2:
+            return []
+        values = [f"{text} {_range(value)}" for name, text in columns if (value := pooled(name)) is not None]
+        return [f"Published over 11 models and 3,239 heads: {', '.join(values)}."]
+
+
+def _range(value: float | list[float]) -> str:
+    """Return a published value, or the range over models that a pair of values means."""
+    return " to ".join(shown(end) for end in value) + " by model" if isinstance(value, list) else shown(value)
+
+
+def details(*claims: Claim | None) -> list[str]:
+    """Return the detailed wording of the claims that can be made."""
+    return [claim.detail for claim in claims if claim is not None and claim.detail]
