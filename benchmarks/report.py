@@ -18,11 +18,12 @@ from tests.browser.chromium import launch
 from tests.studies import make_passage, published_shape, write_model
 
 from qkscope.capture.corpus import PASSAGE_TOKENS
+from qkscope.config import StudyRunConfig
 from qkscope.figures.write import write_figures
 from qkscope.report.explorer import explorer_html
 from qkscope.report.report import report_html
 from qkscope.results.side import PASSAGES_FILE, passages_bytes
-from qkscope.results.study import Entry, build
+from qkscope.results.study import build
 
 CLICKS = 30
 
@@ -55,7 +56,7 @@ def explorer(folder: Path) -> None:
     heads = pd.read_parquet(results / "heads.parquet")[["model", "layer", "head"]]
     passage = make_passage(heads, np.random.default_rng(0), [f" token {i}" for i in range(PASSAGE_TOKENS)])
     (results / PASSAGES_FILE).write_bytes(passages_bytes(results, passage))
-    study = build([Entry(results)])
+    study = build([StudyRunConfig(path=results)])
     started = time.perf_counter()
     page = explorer_html(study)
     path = folder / "explorer.html"

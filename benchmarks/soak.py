@@ -131,8 +131,8 @@ def markdown(samples: list[Sample]) -> str:
 def tables(run: Path, folder: Path) -> float:
     """Seconds to analyse the run, in this process."""
     start = time.perf_counter()
-    outcomes = analyze([Job(open_run(str(run)))], place=IN_PROCESS)
-    write_results(folder, outcomes, wall_seconds=0.0)
+    results = analyze([Job(open_run(str(run)))], place=IN_PROCESS)
+    write_results(folder, results, wall_seconds=0.0)
     return time.perf_counter() - start
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY, taxonomy
+from qkscope.config import StudyRunConfig
 from qkscope.results.side import passages_bytes, points_bytes
-from qkscope.results.study import Entry, Study, build
+from qkscope.results.study import Study, build
 
 MODELS = {
     "qwen3-0.6b": ("Qwen3", 28), "qwen3-1.7b": ("Qwen3", 28), "qwen3-4b": ("Qwen3", 36), "qwen3-8b": ("Qwen3", 36),
@@ -176,10 +177,10 @@ def published_shape(folder: Path, heads: int = 300, points: int = 4) -> Study:
         write_model(
             folder / model, model, family=family, layers=layers, heads=heads, window=131072, seed=i, points=points
         )
-        entries.append(Entry(folder / model))
+        entries.append(StudyRunConfig(path=folder / model))
     for i, (name, phase, window) in enumerate(CHECKPOINTS):
         write_model(
             folder / name, name, family="SmolLM3", layers=36, heads=heads, window=window, seed=100 + i, nope=True
         )
-        entries.append(Entry(folder / name, phase=phase, step=float(name.split("-")[-1]), window=window))
+        entries.append(StudyRunConfig(path=folder / name, phase=phase, step=float(name.split("-")[-1]), window=window))
     return build(entries, "The published study's shape")

@@ -18,7 +18,7 @@ from tests.helpers import small_dataset
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qkscope"
-MOST_MODULES = 9
+MOST_MODULES = 10
 DECLARED = {"qkscope.analyses", "qkscope.analyses.options"}
 """What the command line reads of analyses: their options."""
 MOST_STEPS, MOST_UPWARD = 40, 12

@@ -18,10 +18,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
+from qkscope.config import StudyRunConfig
 from qkscope.data.family import CHECKPOINTS, data, nope_variant, some_texts, tokenizer
 from qkscope.figures.style import PHASES, grid, house_style
 from qkscope.report.values import Value, frames_of, mean_of, rotated, with_derived
-from qkscope.results.study import Entry, Study, build, with_most_windows
+from qkscope.results.study import Study, build, with_most_windows
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -79,8 +80,11 @@ def main() -> None:
     print("\n## From the end of pre-training to the end, both at a window of 1,024\n\n" + changes(study.compared))
     past = extra(output, "pretrain-step-3000-at-4096", CHECKPOINTS[5].folder, 4096)
     nope = extra(output, "nope-variant", nope_variant(), 8192)
-    print("\n## Past the window, and without rotary encoding\n\n" + table(build([Entry(past), Entry(nope)])))
-    print("\n" + by_layer(build([Entry(nope)])))
+    print(
+        "\n## Past the window, and without rotary encoding\n\n"
+        + table(build([StudyRunConfig(path=past), StudyRunConfig(path=nope)]))
+    )
+    print("\n" + by_layer(build([StudyRunConfig(path=nope)])))
     record = json.loads((data() / "record.json").read_text())
     print("\n## Held-out loss (nats per token)\n\n" + losses(record))
     if options.pictures:
@@ -93,7 +97,7 @@ def family_study(results: Path) -> Study:
     own, others = [], []
     for folder in sorted(results.iterdir()):
         name, _, window = folder.name[3:].partition("-at-")
-        entry = Entry(folder, label=name, phase=points[name].phase, step=float(points[name].step))
+        entry = StudyRunConfig(path=folder, label=name, phase=points[name].phase, step=float(points[name].step))
         (others if window else own).append(entry)
     return build(own, others=[build([entry]) for entry in others])
 

@@ -15,7 +15,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from qkscope.analyses.options import AnalysisOptions, PcaOptions, RotationOptions
 from qkscope.errors import ConfigError
 from qkscope.options import with_keywords
+from qkscope.progress import progress as show_progress
 from qkscope.runs.selection import Selection
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from qkscope.analyses.options import PointOptions
     from qkscope.capture.corpus import Corpus
-    from qkscope.capture.options import CaptureOptions, Progress
+    from qkscope.capture.options import CaptureOptions
     from qkscope.cause.choice import Cut
     from qkscope.cause.effects import EffectOptions
     from qkscope.runs.run import Run
@@ -107,7 +107,7 @@ def capture_corpus(
     label = name or Path(str(plain.config.name_or_path or type(plain).__name__)).name
     place = Path(tempfile.mkdtemp(prefix="qkscope-")) if folder is None else Path(folder)
     try:
-        with _Bar(bar) as on_progress:
+        with show_progress("capturing", "tokens", delay=2.0, shown=bar) as on_progress:
             capture(source, corpus, place, chosen, corpus.about(label), ExecutionOptions(on_progress=on_progress))
         run = open_run(place, model=label)
     except BaseException:
@@ -117,25 +117,6 @@ def capture_corpus(
     if folder is None:  # copies of a run share its source
         weakref.finalize(run.source, shutil.rmtree, place, ignore_errors=True)
     return run
-
-
-class _Bar(AbstractContextManager["Callable[[Progress], None]"]):
-    """A bar of tokens in a notebook or a terminal, if it takes longer than two seconds."""
-
-    def __init__(self, shown: bool) -> None:
-        from tqdm.auto import tqdm
-
-        self.bar = tqdm(desc="capturing", unit=" tokens", delay=2, disable=not shown, leave=False)
-
-    def __enter__(self) -> Callable[[Progress], None]:
-        def on_progress(now: Progress) -> None:
-            self.bar.total = now.tokens_in_all
-            self.bar.update(now.tokens - self.bar.n)
-
-        return on_progress
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
 
 
 # ---- from a run to tables and pages ------------------------------------------------------------------------------
@@ -204,8 +185,8 @@ def _table(run: Run, analysis: str, name: str, workers: int, options: AnalysisOp
     from qkscope.results.analyze import analyze as analyze_jobs
     from qkscope.results.job import Job
 
-    (outcome,) = analyze_jobs([Job(run, options=options)], [analysis], place=ExecutionTarget(workers), strict=True)
-    return outcome.tables.frames[name]
+    (result,) = analyze_jobs([Job(run, options=options)], [analysis], place=ExecutionTarget(workers), strict=True)
+    return result.tables.frames[name]
 
 
 @with_keywords(Selection, AnalysisOptions)
@@ -240,12 +221,12 @@ def analyze(
         check_results_folder(Path(folder))
     started = time.monotonic()
     names = [analysis.name for analysis in named(ANALYSES_BY_NAME if only is None else only)]
-    outcomes = analyze_jobs(jobs, names, place=ExecutionTarget(workers), strict=strict)
-    for failure in (failure for outcome in outcomes for failure in outcome.failures):
+    results = analyze_jobs(jobs, names, place=ExecutionTarget(workers), strict=strict)
+    for failure in (failure for result in results for failure in result.failures):
         _log.warning("left out: %s", failure)
     if folder is not None:
-        write_results(Path(folder), outcomes, wall_seconds=time.monotonic() - started)
-    frames = [outcome.tables.frames for outcome in outcomes]
+        write_results(Path(folder), results, wall_seconds=time.monotonic() - started)
+    frames = [result.tables.frames for result in results]
     return {
         name: pd.concat([of_run[name] for of_run in frames], ignore_index=True) for name in frames[0] if name != "axes"
     }
@@ -259,9 +240,9 @@ def write_report(
     Runs are labelled by their models, or by the keys of a dict. More than one worker needs a script that guards its
     main part, as always with processes.
     """
-    from qkscope.config import StudyRunConfig
+    from qkscope.config import StudyConfig, StudyRunConfig
     from qkscope.files.atomic import check_writable
-    from qkscope.report.gather import Sources, gather
+    from qkscope.report.gather import gather
     from qkscope.report.report import EXPLORER, REPORT, TABLES_FOLDER, check_pages, write_pages
     from qkscope.runs.run import Run
 
@@ -272,8 +253,8 @@ def write_report(
     named = given if isinstance(given, Mapping) else {run.model: run for run in given}
     if not named or len(named) < len(given):
         raise ConfigError("expected runs of different models, or a dict of labels and runs")
-    items = tuple(StudyRunConfig(path=str(run.source), label=label) for label, run in named.items())
-    study = gather(Sources(items, title), place / TABLES_FOLDER, workers=workers)
+    entries = [StudyRunConfig(path=str(run.source), label=label) for label, run in named.items()]
+    study = gather(StudyConfig(runs=entries, title=title), place / TABLES_FOLDER, workers=workers)
     write_pages(study, place, command="qkscope.write_report", workers=workers)
     return place / REPORT
 

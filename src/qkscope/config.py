@@ -23,10 +23,14 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _text(path: object) -> object:
+    return str(path) if isinstance(path, Path) else path
+
+
 class StudyRunConfig(StrictModel):
     """One run of a study, or all models of a results folder."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[str, BeforeValidator(_text), Field(min_length=1)]
     """Results folder, captured run or dataset; relative to the study file."""
     revision: str | None = None
     """Branch, tag or commit, for a dataset on the Hub."""

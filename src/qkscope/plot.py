@@ -90,8 +90,8 @@ def heads_study(
         raise ConfigError(f"{job.run.model} has no head l{layer:02d}h{head:02d}; its query heads are {there}")
     options = replace(job.options, points=points, intervals=intervals)
     job = replace(job, selection=Selection(exactly=frozenset(heads)), options=options)
-    (outcome,) = analyze([job], analyses, place=IN_PROCESS, strict=True)
-    return Study((StudyRun(job.run.model, job.run.family, window=job.run.source.window),), outcome.tables.frames)
+    (result,) = analyze([job], analyses, place=IN_PROCESS, strict=True)
+    return Study((StudyRun(job.run.model, job.run.family, window=job.run.source.window),), result.tables.frames)
 
 
 def components_figure(

@@ -14,10 +14,11 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from qkscope.config import StudyRunConfig
 from qkscope.heads import TERMS
 from qkscope.report.explorerdata import packed_passage
 from qkscope.report.report import write_pages
-from qkscope.results.study import Entry, build
+from qkscope.results.study import build
 from tests.browser.chromium import PROGRAM, launch
 from tests.studies import PASSAGE, write_model
 
@@ -36,10 +37,10 @@ def pages(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     write_model(folder / "base", "base", family="A", layers=8, heads=64, points=64, nope=True)
     write_model(folder / "tuned", "tuned", family="B", layers=8, heads=64, points=6, seed=5)
-    entries = [Entry(folder / "base"), Entry(folder / "tuned", label=HOSTILE)]
+    entries = [StudyRunConfig(path=folder / "base"), StudyRunConfig(path=folder / "tuned", label=HOSTILE)]
     for i, (phase, window) in enumerate((("short", 1024), ("short", 1024), ("long", 4096))):
         write_model(folder / f"c{i}", f"step-{i}", family="A", layers=8, heads=64, window=window, seed=i)
-        entries.append(Entry(folder / f"c{i}", phase=phase, step=float(i)))
+        entries.append(StudyRunConfig(path=folder / f"c{i}", phase=phase, step=float(i)))
     write_pages(build(entries, "Browser test"), folder / "report", command="qkscope report study.yaml")
     return folder / "report"
 

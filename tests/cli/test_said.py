@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import logging
 import re
@@ -12,63 +11,71 @@ import pytest
 from typer.testing import CliRunner
 
 import qkscope
-from qkscope.cli.captureprogress import documents_done
-from qkscope.cli.common import counted, log, set_up_logging
+from qkscope.cli.common import log, set_up_logging
 from qkscope.cli.ending import clickable, say_findings
 from qkscope.cli.main import app
+from qkscope.config import StudyRunConfig
 from qkscope.errors import QkscopeError
-from qkscope.results.study import Entry, build
+from qkscope.progress import in_view, progress
+from qkscope.results.study import build
 from tests.studies import write_model
 
 
 @pytest.fixture
-def terminal(monkeypatch):
-    """A terminal that keeps what is written to it."""
-    import rich.console
-
-    text, real, clock = io.StringIO(), rich.console.Console, itertools.count(0.0, 7.0)
-    monkeypatch.setattr("qkscope.cli.common.bars", lambda: True)
-    monkeypatch.setattr("qkscope.cli.captureprogress.bars", lambda: True)
-    monkeypatch.setattr(
-        "rich.console.Console", lambda **_: real(file=text, force_terminal=True, get_time=lambda: next(clock))
-    )
-    return text
-
-
-def _last_line(terminal: io.StringIO) -> str:
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
-    return [line for line in re.split(r"[\r\n]+", plain) if line.strip()][-1]
+def terminal(monkeypatch, capsys):
+    """A terminal where every look at the clock finds it seven seconds later; returns the lines written to it."""
+    clock = itertools.count(0.0, 7.0)
+    monkeypatch.setattr("qkscope.progress.in_view", lambda: True)
+    monkeypatch.setattr("tqdm.std.time", lambda: next(clock))
+    return lambda: [line for line in re.split(r"[\r\n]+", capsys.readouterr().err) if line.strip()]
 
 
 def test_a_finished_bar_shows_how_long_it_took(terminal):
-    with counted("figures") as on_done:
-        on_done(1, 2)
-        on_done(2, 2)
-    assert "2/2" in _last_line(terminal)
-    assert re.search(r"0:00:(0[1-9]|[1-5]\d)|0:0[1-9]", _last_line(terminal)), _last_line(terminal)
+    with progress("figures") as on_progress:
+        on_progress(1, 2)
+        on_progress(2, 2)
+    last = terminal()[-1]
+    assert last.startswith("figures: 100%")
+    assert re.search(r"2/2 \[01:03<00:00, +0\.0\d figures/s\]", last), last
 
 
-def test_a_finished_capture_shows_how_long_it_took(terminal):
-    from qkscope.capture.options import Progress
+def test_a_capture_counts_tokens_and_names_documents(terminal):
+    with progress("capturing", "tokens") as on_progress:
+        on_progress(50, 100, "1 of 2 documents")
+        on_progress(100, 100, "2 of 2 documents")
+    last = terminal()[-1]
+    assert last.startswith("capturing: 100%")
+    assert last.endswith("tokens/s, 2 of 2 documents]")
 
-    with documents_done() as on_progress:
-        on_progress(Progress(1, 2, 50, 100, 0))
-        on_progress(Progress(2, 2, 100, 100, 0))
-    assert "documents 2/2" in _last_line(terminal)
-    assert re.search(r"0:00:(0[1-9]|[1-5]\d)|0:0[1-9]", _last_line(terminal)), _last_line(terminal)
+
+def test_messages_stand_above_the_bar(terminal):
+    set_up_logging(quiet=False, verbose=False)
+    with progress("heads") as on_progress:
+        on_progress(0, 2)
+        log.error("failed: l00h01")
+        on_progress(2, 2)
+    log.handlers.clear()
+    assert "failed: l00h01" in terminal()
 
 
 def test_the_time_left_counts_neither_loading_nor_earlier_attempts(monkeypatch, caplog):
-    from qkscope.capture.options import Progress
-
     now = [0.0]
-    monkeypatch.setattr("qkscope.cli.captureprogress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("qkscope.progress.time.monotonic", lambda: now[0])
     monkeypatch.setattr(log, "propagate", True)
-    with caplog.at_level("INFO", logger="qkscope"), documents_done() as on_progress:
+    with caplog.at_level("INFO", logger="qkscope"), progress("capturing", "tokens") as on_progress:
         for seconds, done in ((600.0, 5), (610.0, 6), (620.0, 7)):  # ten minutes of loading, then 10 s a document
             now[0] = seconds
-            on_progress(Progress(done, 10, 100 * done, 1000, 400))
-    assert "7 of 10 documents, 10 tokens/s, 30 s left" in caplog.text
+            on_progress(100 * done, 1000, f"{done} of 10 documents")
+    assert "7 of 10 documents, 10.0 tokens/s, 30 s left" in caplog.text
+
+
+def test_only_errors_means_no_bar(monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(log, "level", logging.WARNING)
+    assert in_view()
+    monkeypatch.setattr(log, "level", logging.ERROR)
+    log.manager._clear_cache()
+    assert not in_view()
 
 
 def test_help_names_options_whole_on_a_narrow_terminal(monkeypatch):
@@ -97,7 +104,7 @@ def test_the_hub_that_does_not_answer_is_told_once(capsys):
 
 
 def test_the_end_is_two_lines_and_paths_are_links_on_a_terminal(tmp_path, capsys, monkeypatch):
-    study = build([Entry(write_model(tmp_path / "m", "m", layers=2, heads=4))])
+    study = build([StudyRunConfig(path=write_model(tmp_path / "m", "m", layers=2, heads=4))])
     say_findings(study)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
@@ -119,7 +126,7 @@ def test_a_bug_is_one_line_with_its_own_code_and_a_file(tmp_path, monkeypatch, e
         raise error
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("qkscope.report.gather.sources", fails)
+    monkeypatch.setattr("qkscope.report.gather.study_config", fails)
     done = CliRunner().invoke(app, ["report", "x", "-o", str(tmp_path / "report")])
     assert done.exit_code == 3
     (line,) = done.output.splitlines()
@@ -140,7 +147,7 @@ def test_a_bug_with_nowhere_to_write_it_is_still_one_line(tmp_path, monkeypatch)
         raise ZeroDivisionError
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    monkeypatch.setattr("qkscope.report.gather.sources", fails)
+    monkeypatch.setattr("qkscope.report.gather.study_config", fails)
     done = CliRunner().invoke(app, ["report", "x", "-o", str(tmp_path / "report")])
     assert done.exit_code == 3
     said = "error: ZeroDivisionError, which qkscope did not foresee (no reason given)"

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from qkscope.cli.main import app
-from qkscope.report.gather import gather, sources
+from qkscope.report.gather import gather, study_config
 from tests.capture.conftest import WORDS, save
 from tests.capture.families import families
 
@@ -44,7 +44,7 @@ def test_every_run_is_captured_at_its_window_and_at_that_of_the_comparison(study
     }
     assert runs == {"short": 64, "long": 128, "long-at-64": 64}
     assert "is there" in capture(study).output
-    found = gather(sources([str(study)]), study.parent / "tables", points=False, workers=1)
+    found = gather(study_config([str(study)]), study.parent / "tables", points=False, workers=1)
     assert found.labels == ["short", "long"]
     assert found.compare_at == 64
     assert not found.uncompared

@@ -4,12 +4,13 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from qkscope.config import StudyRunConfig
 from qkscope.errors import TableError
 from qkscope.figures.catalogue import CATALOGUE, FIGURES_BY_NAME, PUBLISHED
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style, plain, shortened
 from qkscope.figures.write import png_and_svg, save, write_figures
-from qkscope.results.study import Entry, build
+from qkscope.results.study import build
 from tests.studies import published_shape, write_model
 
 
@@ -80,7 +81,7 @@ def test_drawing_again_gives_the_same_bytes(drawn, whole, name):
 
 
 def test_one_model_of_one_head_draws_what_applies(tmp_path):
-    study = build([Entry(write_model(tmp_path / "m", "m", layers=1, heads=1, points=1))])
+    study = build([StudyRunConfig(path=write_model(tmp_path / "m", "m", layers=1, heads=1, points=1))])
     written, left_out = write_figures(study, tmp_path / "figures", workers=1)
     assert len(written) == 16
     reasons = {one.reason for one in left_out if one.name.startswith("qk-")}
@@ -93,7 +94,7 @@ def test_one_model_of_one_head_draws_what_applies(tmp_path):
 def test_somebody_elses_columns_draw_what_they_allow(tmp_path):
     frame = pd.DataFrame({"model": "m", "layer": [0, 1], "head": 0, "pc": 0, "r_q": [0.5, 0.6], "r_k": [-0.4, 0.2]})
     frame.to_csv(tmp_path / "qk.csv", index=False)
-    written, left_out = write_figures(build([Entry(tmp_path)]), tmp_path / "figures", workers=1)
+    written, left_out = write_figures(build([StudyRunConfig(path=tmp_path)]), tmp_path / "figures", workers=1)
     assert [one.name for one in written] == [
         "qk-pca/01_pc_roles",
         "qk-pca/02_rq_vs_rk_scatter",
@@ -107,8 +108,8 @@ def test_somebody_elses_columns_draw_what_they_allow(tmp_path):
 def test_labels_are_text_however_odd(tmp_path):
     odd = r"$\frac{1}{0}$ <img src=x onerror=alert(1)> " + "x" * 60
     entries = [
-        Entry(
-            write_model(tmp_path / str(i), "m", layers=4, heads=8, points=4, seed=i),
+        StudyRunConfig(
+            path=write_model(tmp_path / str(i), "m", layers=4, heads=8, points=4, seed=i),
             label=f"{odd}{i}",
             family=odd,
             phase=odd if i else None,

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from qkscope.config import StudyRunConfig
 from qkscope.errors import TableError
 from qkscope.figures.write import SkippedFigure, write_figures
 from qkscope.report.claims import Claims
@@ -16,7 +17,7 @@ from qkscope.report.findings import FINDINGS
 from qkscope.report.front import answers
 from qkscope.report.page import as_json
 from qkscope.report.report import GENERATOR, check_pages, head_list, report_html
-from qkscope.results.study import Entry, Study, StudyRun, build
+from qkscope.results.study import Study, StudyRun, build
 from tests.studies import make_points, published_shape, write_model
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\"'&{{7*7}}"
@@ -52,7 +53,7 @@ def test_one_run_of_one_table_answers_what_it_can(tmp_path):
     pd.DataFrame({"layer": [0, 0], "head": [0, 1], "pc": 0, "r_q": [0.9, 0.1], "r_k": [0.8, 0.1]}).to_csv(
         tmp_path / "qk.csv"
     )
-    questions = [question for question, _ in answers(Claims(build([Entry(tmp_path)])))]
+    questions = [question for question, _ in answers(Claims(build([StudyRunConfig(path=tmp_path)])))]
     assert questions == ["What was measured?", "How positional are these heads?", "What kinds of heads are there?"]
 
 
@@ -98,7 +99,11 @@ def test_the_page_is_one_file_that_asks_for_nothing(whole):
 def test_everything_the_user_named_is_text(tmp_path):
     write_model(tmp_path / "m", "m", layers=4, heads=8, points=4)
     study = build(
-        [Entry(tmp_path / "m", label=HOSTILE, family=HOSTILE, phase=HOSTILE), Entry(tmp_path / "m", phase="p")], HOSTILE
+        [
+            StudyRunConfig(path=tmp_path / "m", label=HOSTILE, family=HOSTILE, phase=HOSTILE),
+            StudyRunConfig(path=tmp_path / "m", phase="p"),
+        ],
+        HOSTILE,
     )
     for page in (report_html(study, [], [], command=HOSTILE), explorer_html(study)):
         plotly = page.index("plotly.js v") if "plotly.js v" in page else len(page)
@@ -205,12 +210,12 @@ def test_a_page_of_many_heads_stays_within_its_budget():
 
 
 def test_a_thousand_heads_fit_into_forty_megabytes(tmp_path):
-    study = build([Entry(write_model(tmp_path, "m", layers=25, heads=100, points=100))])
+    study = build([StudyRunConfig(path=write_model(tmp_path, "m", layers=25, heads=100, points=100))])
     assert len(explorer_html(study).encode()) - 5e6 < 35e6 / 10
 
 
 def test_figures_are_part_of_the_page(tmp_path):
-    study = build([Entry(write_model(tmp_path / "m", "m", layers=2, heads=4))])
+    study = build([StudyRunConfig(path=write_model(tmp_path / "m", "m", layers=2, heads=4))])
     written, left_out = write_figures(study, tmp_path / "figures", workers=1)
     page = report_html(study, written, left_out)
     cards = page.split('<section id="opening"')[0].count("data:image/png;base64,")

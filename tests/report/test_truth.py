@@ -18,6 +18,7 @@ import pytest
 import qkscope
 import qkscope.report.report as report_module
 from qkscope.analyses.options import AnalysisOptions
+from qkscope.config import StudyRunConfig
 from qkscope.core.rows import Rows
 from qkscope.engine import IN_PROCESS
 from qkscope.files.dataset import write_dataset
@@ -30,7 +31,7 @@ from qkscope.report.values import Value, frames_of, mean_of
 from qkscope.report.windows import same_weights
 from qkscope.results.analyze import analyze, write_results
 from qkscope.results.job import Job
-from qkscope.results.study import Entry, Study, build
+from qkscope.results.study import Study, build
 
 THETA = 5000.0 ** (-np.arange(6) / 6)
 D = 12
@@ -67,18 +68,18 @@ def results(folder: Path, label: str, truth: Truth, factor: float, window: int) 
         heads += [(HeadId(0, number, "q"), q), (HeadId(0, number, "k"), k)]
     rope = {"frequencies": THETA.tolist()}
     data = write_dataset(folder / f"{label}-{window}-data", heads, q_per_kv=1, window=window, rope=rope)
-    outcomes = analyze(
+    computed = analyze(
         [Job(qkscope.open(data, model=label), options=AnalysisOptions(decay_range=128))], place=IN_PROCESS
     )
-    write_results(folder / f"{label}-{window}", outcomes, wall_seconds=0.0)
+    write_results(folder / f"{label}-{window}", computed, wall_seconds=0.0)
     return folder / f"{label}-{window}"
 
 
 def study_of(folder: Path, truth: Truth) -> Study:
     """Two checkpoints, the second with a longer window and also captured at the shorter one."""
-    before = Entry(results(folder, "before", truth, 1.0, 256), phase="short", step=1.0)
-    after = Entry(results(folder, "after", truth, truth.later, 1024), phase="long", step=2.0)
-    there = build([Entry(results(folder, "after", truth, truth.later, 256), phase="long", step=2.0)])
+    before = StudyRunConfig(path=results(folder, "before", truth, 1.0, 256), phase="short", step=1.0)
+    after = StudyRunConfig(path=results(folder, "after", truth, truth.later, 1024), phase="long", step=2.0)
+    there = build([StudyRunConfig(path=results(folder, "after", truth, truth.later, 256), phase="long", step=2.0)])
     return build([before, after], others=[there])
 
 
@@ -167,7 +168,7 @@ def test_the_window_alone_does_not_move_decay(planted):
 
 
 def test_one_run_of_one_family_claims_no_comparison(tmp_path):
-    study = build([Entry(results(tmp_path, "only", Truth(3.0, 3.0, 1.0), 1.0, 256))])
+    study = build([StudyRunConfig(path=results(tmp_path, "only", Truth(3.0, 3.0, 1.0), 1.0, 256))])
     text, said = text_of(study), dict(answers(Claims(study)))
     q, k = mean(study, "only", "rotated", "r_q_a"), mean(study, "only", "rotated", "r_k_a")
     assert q.beside(k) == 0
@@ -187,7 +188,10 @@ def test_one_run_of_one_family_claims_no_comparison(tmp_path):
 def test_runs_of_different_windows_that_were_not_captured_at_one_are_warned_about(tmp_path):
     truth = Truth(3.0, 4.0, 1.0)
     study = build(
-        [Entry(results(tmp_path, "short", truth, 1.0, 256)), Entry(results(tmp_path, "long", truth, 1.0, 512))]
+        [
+            StudyRunConfig(path=results(tmp_path, "short", truth, 1.0, 256)),
+            StudyRunConfig(path=results(tmp_path, "long", truth, 1.0, 512)),
+        ]
     )
     text = text_of(study)
     assert study.uncompared == ["long"]

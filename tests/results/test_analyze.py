@@ -1,4 +1,4 @@
-"""Jobs, tasks and outcomes: what no command line reaches."""
+"""Jobs, tasks and results: what no command line reaches."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_heads_of_different_dimensions_stand_in_one_table(tmp_path):
         planted = plant(d, n=300, documents=8, window=512, seed=number)
         heads += [(HeadId(0, number, "q"), planted.q), (HeadId(0, number, "k"), planted.k)]
     run = open_run(write_dataset(tmp_path / "data", heads, q_per_kv=1))
-    outcomes = analyze([Job(run)], place=IN_PROCESS)
-    write_results(tmp_path / "out", outcomes, wall_seconds=0.0)
+    results = analyze([Job(run)], place=IN_PROCESS)
+    write_results(tmp_path / "out", results, wall_seconds=0.0)
     axes = read_axes(tmp_path / "out")
     assert axes is not None
     assert axes.groupby("head")["axis"].first().map(len).tolist() == [6, 10]
@@ -45,9 +45,9 @@ def test_heads_of_different_dimensions_stand_in_one_table(tmp_path):
 def test_planes_alone_can_be_paired_by_token(tmp_path):
     run = open_run(small_dataset(tmp_path / "data", layers=1))
     job = Job(run, options=AnalysisOptions(rotation=RotationOptions(pairing="token")))
-    (outcome,) = analyze([job], ["planes"], place=IN_PROCESS)
-    assert not outcome.failures
-    assert np.isfinite(outcome.tables.frames["planes"]["var_share"]).all()
+    (result,) = analyze([job], ["planes"], place=IN_PROCESS)
+    assert not result.failures
+    assert np.isfinite(result.tables.frames["planes"]["var_share"]).all()
 
 
 @pytest.mark.parametrize("where", ["load", "tabulate"])
@@ -62,8 +62,8 @@ def test_a_head_that_does_not_fit_into_memory_costs_no_other(tmp_path, monkeypat
         return original(*given)
 
     monkeypatch.setattr(*((DatasetSource, "load") if where == "load" else (task, "tabulate")), too_much)
-    (outcome,) = analyze([Job(run)], ["rotation"], place=IN_PROCESS)
+    (result,) = analyze([Job(run)], ["rotation"], place=IN_PROCESS)
     lost = [2, 3] if where == "load" else [2]  # heads that read one key head are read together
-    assert [failure.error.head.head for failure in outcome.failures] == lost
-    assert all("out of memory" in str(failure) for failure in outcome.failures)
-    assert set(outcome.tables.frames["rotated"]["head"]) == {0, 1, 2, 3} - set(lost)
+    assert [failure.error.head.head for failure in result.failures] == lost
+    assert all("out of memory" in str(failure) for failure in result.failures)
+    assert set(result.tables.frames["rotated"]["head"]) == {0, 1, 2, 3} - set(lost)

@@ -9,6 +9,7 @@ from scipy.stats import spearmanr
 
 import qkscope
 from qkscope.analyses.options import AnalysisOptions
+from qkscope.config import StudyRunConfig
 from qkscope.engine import IN_PROCESS
 from qkscope.errors import TableError
 from qkscope.report.explorerdata import head_frame
@@ -19,7 +20,7 @@ from qkscope.results.folder import check_results_folder
 from qkscope.results.frames import read_table
 from qkscope.results.job import Job
 from qkscope.results.side import read_axes
-from qkscope.results.study import Entry, build
+from qkscope.results.study import build
 from tests.helpers import small_dataset
 
 
@@ -27,8 +28,8 @@ from tests.helpers import small_dataset
 def folder(tmp_path_factory):
     base = tmp_path_factory.mktemp("results")
     runs = [qkscope.open(small_dataset(base / name, n=800), model=name, family="f") for name in ("one", "two")]
-    outcomes = analyze([Job(run) for run in runs], place=IN_PROCESS)
-    write_results(base / "tables", outcomes, wall_seconds=1.0)
+    results = analyze([Job(run) for run in runs], place=IN_PROCESS)
+    write_results(base / "tables", results, wall_seconds=1.0)
     return base / "tables"
 
 
@@ -47,7 +48,7 @@ def test_a_run_is_one_row_with_means_medians_and_the_intervals_of_the_summary(fo
 
 
 def test_a_study_has_the_same_row_with_its_phase(folder):
-    study = build([Entry(folder, model="two", label="late", phase="second", step=5.0)])
+    study = build([StudyRunConfig(path=folder, model="two", label="late", phase="second", step=5.0)])
     row, before = runs_table(study).iloc[0], read_table(folder, "runs").iloc[1]
     assert (row["model"], row["phase"], row["step"]) == ("late", "second", 5.0)
     for name in ("ap_overall_mean", "ap_overall_low", "bias_full_window_high", "n_tokens", "n_heads", "r_q_median"):
@@ -107,7 +108,7 @@ def test_plasticity_alone_makes_a_row_of_the_run_and_heads_to_look_at(tmp_path):
     row = read_table(tmp_path / "out", "runs").iloc[0]
     assert row["n_heads"] == 8
     assert row["ap_overall_mean"] > 0
-    study = build([Entry(tmp_path / "out")])
+    study = build([StudyRunConfig(path=tmp_path / "out")])
     assert runs_table(study).iloc[0]["n_heads"] == 8
     assert len(head_frame(study)) == 8
 

@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from qkscope.config import StudyRunConfig
 from qkscope.errors import TableError
 from qkscope.results.reader import is_results, read_folder
-from qkscope.results.study import Entry, build
+from qkscope.results.study import build
 from tests.studies import write_model
 
 
@@ -19,7 +20,7 @@ def foreign(folder, **columns):
 
 
 def test_somebody_elses_table_is_enough(tmp_path):
-    study = build([Entry(foreign(tmp_path / "theirs"), family="F")])
+    study = build([StudyRunConfig(path=foreign(tmp_path / "theirs"), family="F")])
     assert study.labels == ["theirs"]
     assert study.pc0["taxonomy"].tolist() == ["position-dominated", "content-focused", "mixed"]
     assert study.pc0["family"].unique().tolist() == ["F"]
@@ -29,23 +30,23 @@ def test_somebody_elses_table_is_enough(tmp_path):
 
 def test_a_folder_stands_for_all_its_models_in_order_or_for_the_one_that_is_named(tmp_path):
     folder = foreign(tmp_path, model=["b", "b", "a"])
-    assert build([Entry(folder)]).labels == ["b", "a"]
-    named = build([Entry(folder, model="a", label="A", phase="p", step=3.0, window=99)])
+    assert build([StudyRunConfig(path=folder)]).labels == ["b", "a"]
+    named = build([StudyRunConfig(path=folder, model="a", label="A", phase="p", step=3.0, window=99)])
     assert [(run.label, run.phase, run.step, run.window) for run in named.runs] == [("A", "p", 3.0, 99)]
     assert named.pc0["model"].tolist() == ["A"]
 
 
 def test_the_family_of_the_tables_is_kept_unless_the_study_says_otherwise(tmp_path):
     write_model(tmp_path / "m", "m", family="theirs", heads=4, layers=2)
-    assert build([Entry(tmp_path / "m")]).families == ["theirs"]
-    assert build([Entry(tmp_path / "m", family="ours")]).families == ["ours"]
-    assert build([Entry(tmp_path / "m", family="ours")]).pc0["family"].unique().tolist() == ["ours"]
+    assert build([StudyRunConfig(path=tmp_path / "m")]).families == ["theirs"]
+    assert build([StudyRunConfig(path=tmp_path / "m", family="ours")]).families == ["ours"]
+    assert build([StudyRunConfig(path=tmp_path / "m", family="ours")]).pc0["family"].unique().tolist() == ["ours"]
 
 
 def test_layers_without_rotary_encoding_come_from_the_tables_or_from_the_study(tmp_path):
     write_model(tmp_path / "m", "m", heads=16, layers=8, nope=True)
-    assert build([Entry(tmp_path / "m")]).nope == {"m": frozenset({3, 7})}
-    assert build([Entry(tmp_path / "m", nope_layers=frozenset({1}))]).nope == {"m": frozenset({1})}
+    assert build([StudyRunConfig(path=tmp_path / "m")]).nope == {"m": frozenset({3, 7})}
+    assert build([StudyRunConfig(path=tmp_path / "m", nope_layers=frozenset({1}))]).nope == {"m": frozenset({1})}
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -58,7 +59,7 @@ def test_truth_values_read_alike_from_csv_and_parquet(tmp_path, suffix):
     )
     nope = read_folder(tmp_path).tables["rotated"]["nope"]
     np.testing.assert_array_equal(nope, [1.0, 0.0, np.nan])
-    assert build([Entry(tmp_path)]).nope == {"m": frozenset({0})}
+    assert build([StudyRunConfig(path=tmp_path)]).nope == {"m": frozenset({0})}
 
 
 def test_headlines_come_from_the_summary_and_odd_summaries_are_ignored(tmp_path):
@@ -67,7 +68,7 @@ def test_headlines_come_from_the_summary_and_odd_summaries_are_ignored(tmp_path)
         "models": {"m": {"pca": {"headline": {"r_q": {"mean": 0.5, "low": 0.4, "high": 0.6}, "odd": 3}}, "family": "x"}}
     }
     (folder / "summary.json").write_text(json.dumps(said))
-    assert build([Entry(folder)]).runs[0].headline == {"r_q": {"mean": 0.5, "low": 0.4, "high": 0.6}}
+    assert build([StudyRunConfig(path=folder)]).runs[0].headline == {"r_q": {"mean": 0.5, "low": 0.4, "high": 0.6}}
     for broken in (
         "[]",
         "{",
@@ -76,7 +77,7 @@ def test_headlines_come_from_the_summary_and_odd_summaries_are_ignored(tmp_path)
         '{"models": {"m": {"pca": {"headline": {"r_q": {"mean": "x"}}}}}}',
     ):
         (folder / "summary.json").write_text(broken)
-        assert build([Entry(folder)]).runs[0].headline == {}
+        assert build([StudyRunConfig(path=folder)]).runs[0].headline == {}
 
 
 def test_what_is_wrong_is_said_with_the_file(tmp_path):
@@ -94,9 +95,9 @@ def test_what_is_wrong_is_said_with_the_file(tmp_path):
     with pytest.raises(TableError, match=r"qk.parquet cannot be read as a table"):
         read_folder(tmp_path / "c")
     with pytest.raises(TableError, match=r"has no model 'z'; it has b"):
-        build([Entry(foreign(tmp_path / "d", model="b"), model="z")])
+        build([StudyRunConfig(path=foreign(tmp_path / "d", model="b"), model="z")])
     with pytest.raises(TableError, match=r"two runs of the study have the label 'b'"):
-        build([Entry(tmp_path / "d"), Entry(foreign(tmp_path / "e", model="b"))])
+        build([StudyRunConfig(path=tmp_path / "d"), StudyRunConfig(path=foreign(tmp_path / "e", model="b"))])
     assert not is_results(tmp_path)
     assert is_results(tmp_path / "d")
 

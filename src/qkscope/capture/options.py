@@ -16,6 +16,7 @@ from qkscope.core.layermoments import UNDONE_COV
 from qkscope.engine.target import IN_PROCESS, ExecutionTarget
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.options import MOST_TOKENS, N_BUCKETS, Indices, from_values, option, out_of_range, parse_indices
+from qkscope.progress import OnProgress
 
 
 def need_torch(instead: str = "") -> None:
@@ -200,18 +201,6 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a capture is."""
-
-    documents: int
-    documents_in_all: int
-    tokens: int
-    tokens_in_all: int
-    tokens_before: int = 0
-    """Of these, measured by an earlier attempt."""
-
-
-@dataclass(frozen=True)
 class ExecutionOptions:
     """How a capture is done; nothing here changes a byte of what comes of it, except what is left out."""
 
@@ -230,7 +219,8 @@ class ExecutionOptions:
         False, "Leave out documents that do not fit into memory, rather than stop.", in_config=False
     )
     resume: bool = option(True, "Resume what is in the folder, or begin again.", in_config=False)
-    on_progress: Callable[[Progress], None] | None = None
+    on_progress: OnProgress | None = None
+    """Called with the tokens measured, all tokens, and how many documents these are."""
     on_writing: Callable[[int, int], None] | None = None
     """Told how far the writing of the finished run is."""
 

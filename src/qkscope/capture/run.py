@@ -18,7 +18,7 @@ from qkscope.capture.corpus import Corpus, DocumentTokens, check_documents
 from qkscope.capture.gate import gate_tokens
 from qkscope.capture.images import ImageInputs
 from qkscope.capture.model import check_tokens, resolved_device
-from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions, Progress
+from qkscope.capture.options import CaptureOptions, ExecutionOptions, ModelOptions
 from qkscope.capture.replica import Replica
 from qkscope.capture.sampling import KeptVectors, numbered_tokens, sample_tokens, write_kept
 from qkscope.capture.serve import ServingEngine
@@ -211,7 +211,6 @@ class _Job:
     """Number and vectors of the shard that completed the run, which are not on disk."""
     _tokens: int = field(default=0, init=False)
     _documents: int = field(default=0, init=False)
-    _before: int = field(default=0, init=False)
     _saving: Future[None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -230,7 +229,6 @@ class _Job:
         for number in self.shards:
             if number in done:
                 self._count(self._examples(number))
-        self._before = self._tokens
         pending = [self._shard(number, kept) for number in self.shards if number not in done]
         with ThreadPoolExecutor(1) as saver:
             for index, sums in measure(pending):
@@ -255,8 +253,8 @@ class _Job:
 
     def _report_progress(self, documents: int, tokens: int) -> None:
         if self.execution.on_progress is not None:
-            now = Progress(documents, len(self._job_ids), tokens, self._tokens_in_all, self._before)
-            self.execution.on_progress(now)
+            note = f"{documents} of {len(self._job_ids)} documents"
+            self.execution.on_progress(tokens, self._tokens_in_all, note)
 
     def _count(self, examples: list[int]) -> None:
         self._documents += len(examples)

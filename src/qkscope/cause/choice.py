@@ -202,14 +202,14 @@ def heads_to_cut(run: Run, window: int, by: str, workers: int) -> tuple[pd.DataF
 
 def reach_tables(run: Run, workers: int | None = 1, on_done: OnDone | None = None) -> dict[str, pd.DataFrame]:
     """The tables ``position`` and ``reach``, without intervals; a head that cannot be analysed raises."""
-    (outcome,) = analyze(
+    (result,) = analyze(
         [Job(run, options=AnalysisOptions(intervals=False))],
         ["position", "reach"],
         place=ExecutionTarget(workers),
         strict=True,
         on_done=on_done,
     )
-    frames = outcome.tables.frames
+    frames = result.tables.frames
     if frames["reach"].empty:
         raise ConfigError(f"nothing is known about the reach of {run.source}: no layer has a rotary encoding")
     return {name: frames[name] for name in ("position", "reach")}

@@ -19,9 +19,9 @@ from qkscope.cli.common import (
     Verbose,
     WorkersOption,
     errors_as_lines,
+    heads_done,
     parse_points,
     prepare,
-    progress,
     set_up_logging,
     write_and_exit_code,
 )
@@ -99,6 +99,6 @@ def analyze_command(
         ]
         jobs = [Job.from_options(run, "analyze", values, parse_points(points, run)) for run in runs]
         prepare(jobs, output)
-        with progress() as on_done:
-            outcomes = analyze_jobs(jobs, analyses, place=place, strict=strict, on_done=on_done)
-        raise typer.Exit(write_and_exit_code(output, outcomes, started))
+        with heads_done() as on_done:
+            results = analyze_jobs(jobs, analyses, place=place, strict=strict, on_done=on_done)
+        raise typer.Exit(write_and_exit_code(output, results, started))

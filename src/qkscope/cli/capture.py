@@ -20,11 +20,11 @@ from qkscope.capture.options import (
     load_capture_config,
     need_torch,
 )
-from qkscope.cli.captureprogress import documents_done
-from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, Verbose, bars, errors_as_lines, log, set_up_logging
+from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, Verbose, errors_as_lines, log, set_up_logging
 from qkscope.cli.options import with_options
 from qkscope.errors import ConfigError
 from qkscope.options import defaults, from_values
+from qkscope.progress import in_view, progress
 
 _PLANNED = (
     "model", "texts", "field", "max_docs", "window", "buckets", "sample", "seed", "layers", "heads", "dtype", "device",
@@ -102,7 +102,7 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
     from qkscope.capture.run import capture
     from qkscope.files.inprogress import check_capture_folder
 
-    if not bars():
+    if not in_view():
         load_quietly()
     check_capture_folder(output)
     started = time.monotonic()
@@ -113,7 +113,7 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
     execution.place(resolved_device(model.device))  # what cannot be had is said before texts are read
     corpus = Corpus.read(from_values(TextOptions, values), model)
     about = corpus.about(_label(model.model), model.revision, model.config_overrides)
-    with documents_done() as on_progress:
+    with progress("capturing", "tokens") as on_progress:
         execution = replace(execution, on_progress=on_progress)
         source = replace(model, threads=execution.threads(model.threads))
         folder = capture(source, corpus, output, options, about, execution)

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,17 +22,18 @@ import typer
 from qkscope._version import __version__
 from qkscope.errors import ConfigError, QkscopeError
 from qkscope.options import parse_indices
+from qkscope.progress import progress
 
 if TYPE_CHECKING:
     from qkscope.analyses.options import PointOptions
     from qkscope.results.analyze import OnDone
-    from qkscope.results.job import Failure, Job, Outcome
+    from qkscope.results.job import Job
+    from qkscope.results.summary import Failure, ModelResults
     from qkscope.runs.run import Run
 
 log = logging.getLogger("qkscope")
 
 SOME_HEADS_FAILED, NOTHING_DONE, UNFORESEEN = 1, 2, 3
-SECONDS_BETWEEN_LINES = 5.0
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """All but tab and newline; also those that turn the direction of text."""
 
@@ -193,64 +194,15 @@ def parse_points(text: str | None, run: Run) -> PointOptions | None:
     return PointOptions(chosen)
 
 
-def bars() -> bool:
-    """Whether progress is shown as a bar: on a terminal, unless --quiet."""
-    return sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
-
-
 @contextmanager
-def progress(what: str = "heads") -> Iterator[OnDone]:
-    """A bar with heads/s and time left on a terminal, a line every few seconds in a log; failures at once."""
-    if bars():
-        with _bar(what) as on_done:
-            yield on_done
-    else:
-        yield _lines(what)
-
-
-def _lines(what: str) -> Callable[[int, int, list[Failure]], None]:
-    start = last = time.monotonic()
-
-    def on_done(done: int, total: int, failures: list[Failure]) -> None:
-        nonlocal last
-        log_failures(failures)
-        log.debug("%d of %d %s", done, total, what)
-        now = time.monotonic()
-        if done and now - last > SECONDS_BETWEEN_LINES:
-            last, rate = now, done / (now - start)
-            log.info("%d of %d %s, %.1f per s, %.0f s left", done, total, what, rate, (total - done) / rate)
-
-    return on_done
-
-
-@contextmanager
-def counted(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Progress of anything else that is counted."""
-    with progress(what) as on_done:
-        yield lambda done, total: on_done(done, total, [])
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int, list[Failure]], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    rate = TextColumn("{task.fields[rate]:.1f} per s")
-    bar = Progress(
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        rate,
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
-    )
-    start = time.monotonic()
-    with bar:
-        task = bar.add_task(what, total=None, rate=0.0)
+def heads_done() -> Iterator[OnDone]:
+    """Show how many heads are analysed; heads that fail are logged at once."""
+    with progress("heads") as on_progress:
 
         def on_done(done: int, total: int, failures: list[Failure]) -> None:
-            log_failures(failures)
-            bar.update(task, completed=done, total=total, rate=done / (time.monotonic() - start))
+            for failure in failures:
+                log.error("failed: %s", failure)
+            on_progress(done, total)
 
         yield on_done
 
@@ -266,18 +218,14 @@ def prepare(jobs: Sequence[Job], folder: Path) -> None:
         log.debug("%s: from %s", run.model, run.source)
 
 
-def log_failures(failures: list[Failure]) -> None:
-    """One line per head that failed."""
-    for failure in failures:
-        log.error("failed: %s", failure)
-
-
-def write_and_exit_code(folder: Path, outcomes: list[Outcome], started: float) -> int:
+def write_and_exit_code(folder: Path, results: list[ModelResults], started: float) -> int:
     """Write the results, log where they are and return the exit code."""
     from qkscope.results.analyze import write_results
 
-    written = write_results(folder, outcomes, wall_seconds=time.monotonic() - started)
-    n_heads, failed = (sum(counts) for counts in zip(*((o.n_heads, o.n_failed) for o in outcomes), strict=True))
+    written = write_results(folder, results, wall_seconds=time.monotonic() - started)
+    n_heads, failed = (
+        sum(counts) for counts in zip(*((result.n_heads, result.n_failed) for result in results), strict=True)
+    )
     log.info("%d of %d heads in %.1f s", n_heads - failed, n_heads, time.monotonic() - started)
     for path in written:
         log.info("wrote %s", path)

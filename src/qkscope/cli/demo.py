@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkscope.capture.options import need_torch
-from qkscope.cli.captureprogress import documents_done
-from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, progress, set_up_logging
+from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
 from qkscope.cli.ending import clickable, say_findings, show
 from qkscope.cli.report import OpenPage
+from qkscope.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,9 +60,9 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
     """Capture the checkpoints one after the other, then analyse them together."""
     need_torch("; without it: qkscope demo --planted")
     from qkscope.capture.model import load_quietly
-    from qkscope.config import StudyRunConfig
+    from qkscope.config import StudyConfig, StudyRunConfig
     from qkscope.data.family import FAMILY_TITLE, other_windows
-    from qkscope.report.gather import Sources, at_window, gather
+    from qkscope.report.gather import at_window, gather
 
     load_quietly()  # each checkpoint loads at once
     chosen = chosen_checkpoints(fast)
@@ -76,8 +76,10 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
             _capture(replace(checkpoint, window=window), Path(there), 1024 if fast else 2048)
         said = {"label": checkpoint.name, "family": "tinyrope", "phase": checkpoint.phase, "step": checkpoint.step}
         items.append(StudyRunConfig(path=str(folder), **said))  # type: ignore[arg-type]
-    with progress() as on_done:
-        study = gather(Sources(tuple(items), FAMILY_TITLE), output / "results", workers=workers, on_done=on_done)
+    with heads_done() as on_done:
+        study = gather(
+            StudyConfig(runs=items, title=FAMILY_TITLE), output / "results", workers=workers, on_done=on_done
+        )
     return _with_effects(study, output, chosen, passes=0 if fast else 16)
 
 
@@ -107,7 +109,7 @@ def _with_effects(study: Study, output: Path, chosen: Sequence[Checkpoint], pass
     log.info("taking terms away from the scores of %s, window %d", last.name, window)
     source = _source(last)
     run = Path(at_window(str(output / "runs" / last.name), window))
-    with counted("passes") as on_done:
+    with progress("passes") as on_done:
         frames = effects(
             load_model(source), run, _corpus(source, other_texts(last.documents)).ids,
             options=EffectOptions(passes, measure=0), window=window, label=last.name,
@@ -140,25 +142,25 @@ def _capture(checkpoint: Checkpoint, output: Path, sample: int) -> Path:
     source = _source(checkpoint)
     corpus = _corpus(source, some_texts(checkpoint.documents))
     options = CaptureOptions(window=checkpoint.window, sample=sample)
-    with documents_done() as on_progress:
+    with progress("capturing", "tokens") as on_progress:
         execution = ExecutionOptions(on_progress=on_progress)
         return capture(source, corpus, output, options, corpus.about(checkpoint.name), execution)
 
 
 def _planted(output: Path, workers: int | None) -> Study:
-    from qkscope.config import StudyRunConfig
+    from qkscope.config import StudyConfig, StudyRunConfig
     from qkscope.data.planted import PLANTED_TITLE, write_demo_dataset
-    from qkscope.report.gather import Sources, gather
+    from qkscope.report.gather import gather
 
     log.info("planting a dataset of 48 query heads in %s", output / "dataset")
     dataset = write_demo_dataset(output / "dataset")
-    items = (StudyRunConfig(path=str(dataset), label="planted heads"),)
-    with progress() as on_done:
-        return gather(Sources(items, PLANTED_TITLE), output / "results", workers=workers, on_done=on_done)
+    runs = [StudyRunConfig(path=str(dataset), label="planted heads")]
+    with heads_done() as on_done:
+        return gather(StudyConfig(runs=runs, title=PLANTED_TITLE), output / "results", workers=workers, on_done=on_done)
 
 
 def _report(study: Study, folder: Path, workers: int | None) -> None:
     from qkscope.report.report import write_pages
 
-    with counted("figures") as on_figures:
+    with progress("figures") as on_figures:
         write_pages(study, folder, command="qkscope demo", workers=workers, on_figures=on_figures)

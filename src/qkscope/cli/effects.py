@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkscope.capture.options import ModelOptions, TextOptions, need_torch
-from qkscope.cli.common import Quiet, Verbose, bars, counted, errors_as_lines, log, set_up_logging
+from qkscope.cli.common import Quiet, Verbose, errors_as_lines, log, set_up_logging
 from qkscope.cli.options import with_options
 from qkscope.errors import ConfigError
 from qkscope.options import from_values
+from qkscope.progress import in_view, progress
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +56,7 @@ def effects_command(
         options = EffectOptions(passes, measure, gamma, batch, seed)
         job = EffectsJob(locked, documents, options, output / "in-progress", parsed_heads(heads), chosen)
         started = time.monotonic()
-        with counted("passes") as on_done:
+        with progress("passes") as on_done:
             frames = effect_tables(
                 job, label or run.absolute().name, on_progress=lambda done, in_all: on_done(round(done), round(in_all))
             )
@@ -86,7 +87,7 @@ def loaded(
     from qkscope.files.runfolder import RunFolder
 
     folder = RunFolder.open(run)
-    if not bars():
+    if not in_view():
         load_quietly()
     options = from_values(ModelOptions, values)
     corpus = Corpus.read(from_values(TextOptions, values), options)

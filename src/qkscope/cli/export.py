@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, set_up_logging
+from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, log, set_up_logging
+from qkscope.progress import progress
 
 
 def export_command(
@@ -29,7 +30,7 @@ def export_command(
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("no file was written"):
-        with counted("heads" if to == "duo-attention" else "layers") as on_done:
+        with progress("heads" if to == "duo-attention" else "layers") as on_done:
             written = export_run(run, to, output, by=by, recent=recent, workers=workers, on_done=on_done)
         for path in written:
             log.info("wrote %s", path)

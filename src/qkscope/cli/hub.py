@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, log, progress, set_up_logging
+from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
 from qkscope.cli.ending import clickable
 from qkscope.cli.options import with_options
 from qkscope.integrations.hub import PushOptions
@@ -31,7 +31,7 @@ def push_command(
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines(_RESUMES):
         options = from_values(PushOptions, values)
-        with progress() as on_heads:
+        with heads_done() as on_heads:
             address = pushing.push(source, repo, options, workers=workers, on_heads=on_heads)
         typer.echo(address)
 

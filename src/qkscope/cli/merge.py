@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from qkscope.cli.capture import report_outcome
-from qkscope.cli.common import Quiet, Verbose, counted, errors_as_lines, log, set_up_logging
+from qkscope.cli.common import Quiet, Verbose, errors_as_lines, log, set_up_logging
+from qkscope.progress import progress
 
 
 def merge_command(
@@ -27,7 +28,7 @@ def merge_command(
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command to resume"):
         check_writable(output)
-        with counted("layers") as on_done:
+        with progress("layers") as on_done:
             missing = merge_shares(folders, output, partial=partial, on_done=on_done)
         if missing:
             log.info("%d shards are still missing", len(missing))

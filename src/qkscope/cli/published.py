@@ -25,8 +25,8 @@ from qkscope.cli.common import (
     WorkersOption,
     chosen_indices,
     errors_as_lines,
+    heads_done,
     prepare,
-    progress,
     set_up_logging,
     write_and_exit_code,
 )
@@ -116,9 +116,9 @@ def _analyze(
             workers, engine, address = engine_options
             count = workers or next((c.workers for c in by_folder[folder] if c.workers != "auto"), None)
             place = ExecutionTarget(count, engine, address)  # type: ignore[arg-type]
-            with progress() as on_done:
-                outcomes = analyze(jobs, [analysis], place=place, strict=strict, on_done=on_done)
-            codes.append(write_and_exit_code(folder, outcomes, started))
+            with heads_done() as on_done:
+                results = analyze(jobs, [analysis], place=place, strict=strict, on_done=on_done)
+            codes.append(write_and_exit_code(folder, results, started))
         raise typer.Exit(max(codes))
 
 

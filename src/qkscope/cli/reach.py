@@ -13,17 +13,17 @@ from qkscope.cli.common import (
     Quiet,
     Verbose,
     WorkersOption,
-    counted,
     errors_as_lines,
+    heads_done,
     log,
     prepare,
-    progress,
     set_up_logging,
     write_and_exit_code,
 )
 from qkscope.cli.effects import AllowOverlap, loaded
 from qkscope.cli.options import with_options
 from qkscope.errors import ConfigError
+from qkscope.progress import progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,12 +100,12 @@ def _tables(run: Path, output: Path, workers: int | None, started: float) -> tup
 
     job = Job.from_options(open_run(run), "reach")
     prepare([job], output)
-    with progress() as on_done:
-        outcomes = analyze([job], ["position", "reach"], place=ExecutionTarget(workers), on_done=on_done)
-    frames = outcomes[0].tables.frames
+    with heads_done() as on_done:
+        results = analyze([job], ["position", "reach"], place=ExecutionTarget(workers), on_done=on_done)
+    frames = results[0].tables.frames
     if frames["reach"].empty:
         raise ConfigError(f"nothing is known about the reach of {run}: give a captured run, or the rotary encoding")
-    code = write_and_exit_code(output, outcomes, started)
+    code = write_and_exit_code(output, results, started)
     return {name: frames[name] for name in ("position", "reach")}, code
 
 
@@ -151,7 +151,7 @@ def _measure(locked: LockedModel, documents: list[torch.Tensor], run: Path, outp
     from qkscope.cause.cuts import cut_table
     from qkscope.results.effects import write_measured
 
-    with counted("passes") as on_done:
+    with progress("passes") as on_done:
         table = cut_table(locked, documents, cuts, run.absolute().name, on_done)
     for path in write_measured(output, {"cuts": table}):
         log.info("wrote %s", path)

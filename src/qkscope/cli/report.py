@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from qkscope.cli.common import Quiet, Verbose, WorkersOption, counted, errors_as_lines, log, progress, set_up_logging
+from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
 from qkscope.cli.ending import clickable, say_findings, show
+from qkscope.progress import progress
 
 Given = Annotated[
     list[str],
@@ -36,7 +37,7 @@ def report_command(
 ) -> None:
     """Draw all figures and write report.html and explorer.html, each one file that opens from disk."""
     from qkscope.files.atomic import check_writable
-    from qkscope.report.gather import gather, sources
+    from qkscope.report.gather import gather, study_config
     from qkscope.report.page import browser, print_page
     from qkscope.report.report import EXPLORER, PDF, REPORT, TABLES_FOLDER, check_pages, write_pages
 
@@ -46,11 +47,12 @@ def report_command(
         check_writable(output)
         check_pages(output / REPORT, output / EXPLORER)
         printer = browser() if pdf else None
-        found = sources(given)
-        with progress() as on_done:
-            study = gather(found, output / TABLES_FOLDER, points=not no_points, workers=workers, on_done=on_done)
+        with heads_done() as on_done:
+            study = gather(
+                study_config(given), output / TABLES_FOLDER, points=not no_points, workers=workers, on_done=on_done
+            )
         log.info("%s: %s", "1 run" if len(study.runs) == 1 else f"{len(study.runs)} runs", ", ".join(study.labels))
-        with counted("figures") as on_figures:
+        with progress("figures") as on_figures:
             skipped = write_pages(study, output, command=_command(), workers=workers, on_figures=on_figures)
         if printer is not None:
             print_page(printer, output / REPORT, output / PDF)
@@ -74,16 +76,15 @@ def view_command(
 ) -> None:
     """Write the interactive explorer of one or more runs, and open it in the browser. It needs no server."""
     from qkscope.files.atomic import check_writable
-    from qkscope.report.gather import gather, sources
+    from qkscope.report.gather import gather, study_config
     from qkscope.report.report import check_pages, write_explorer
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         check_writable(output.parent)
         check_pages(output)
-        found = sources(given)
-        with progress() as on_done:
-            study = gather(found, output.with_suffix(".tables"), workers=workers, on_done=on_done)
+        with heads_done() as on_done:
+            study = gather(study_config(given), output.with_suffix(".tables"), workers=workers, on_done=on_done)
         write_explorer(study, output)
         typer.echo(clickable(output))
         if not no_open:

@@ -6,12 +6,9 @@ cache, which resumes interrupted downloads.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -290,30 +287,3 @@ def _problem(repo: str, error: BaseException) -> str:
         f"cannot reach the Hub for {repo} ({type(error).__name__}: {one_line(error)}); check the network and rerun the "
         "same command, which resumes"
     )
-
-
-_log = logging.getLogger("qkscope")
-_SECONDS_BETWEEN_LINES = 5.0
-OnBytes = Callable[[int], None]
-
-
-@contextmanager
-def transfer(what: str, total: int) -> Iterator[OnBytes]:
-    """A function to call with the number of bytes that arrived: a bar in a terminal or notebook, lines in a log."""
-    from tqdm.auto import tqdm
-
-    quiet = _log.level >= logging.ERROR
-    in_view = sys.stderr.isatty() or "ipykernel" in sys.modules
-    done, last = 0, time.monotonic()
-    options = {"unit": "B", "unit_scale": True, "delay": 2, "leave": False}
-    with tqdm(desc=what, total=total, disable=quiet or not in_view, **options) as bar:
-
-        def on_bytes(count: int) -> None:
-            nonlocal done, last
-            done += count
-            bar.update(count)
-            if not in_view and time.monotonic() - last > _SECONDS_BETWEEN_LINES:
-                last = time.monotonic()
-                _log.info("%s: %.1f of %.1f MB", what, done / 1e6, total / 1e6)
-
-        yield on_bytes

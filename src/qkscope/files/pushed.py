@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from qkscope.errors import DatasetError
 from qkscope.files.checksums import CHECKSUMS, digest
-from qkscope.files.hub import Files, LocalFiles, Located, transfer
+from qkscope.files.hub import Files, LocalFiles, Located
 from qkscope.files.readers import read_text
 from qkscope.files.runfolder import MANIFEST, MOMENTS, PASSAGE_FILE, SAMPLE
+from qkscope.progress import progress
 
 HUB_MARK = "qkscope.json"
 _Name = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
@@ -110,13 +111,15 @@ class Pushed:
 
     def download(self, names: Sequence[str], fetch: Callable[[str], Path]) -> None:
         """Fetch files and compare each with its digest; one that differs is removed, so that it is fetched again."""
-        with transfer("fetching", sum(self.mark.files[name].size for name in names)) as on_bytes:
+        total, fetched = sum(self.mark.files[name].size for name in names), 0
+        with progress("fetching", "B", delay=2.0) as on_progress:
             threads = ThreadPoolExecutor(_AT_ONCE)
             try:
                 tasks = {threads.submit(self._checked, name, fetch): name for name in names}
                 for task in as_completed(tasks):
                     task.result()
-                    on_bytes(self.mark.files[tasks[task]].size)
+                    fetched += self.mark.files[tasks[task]].size
+                    on_progress(fetched, total)
             finally:
                 threads.shutdown(cancel_futures=True)
 

@@ -186,10 +186,10 @@ class TrainingStudy:
 
 def logged(run: Run) -> dict[str, float]:
     """A handful of numbers about a run: means over heads, and the share of each class."""
-    (outcome,) = analyze(
+    (result,) = analyze(
         [Job(run, options=AnalysisOptions(intervals=False))], ["pca", "rotation", "position", "reach"], place=IN_PROCESS
     )
-    tables = outcome.tables.frames
+    tables = result.tables.frames
     found = {
         f"qkscope/{name}": float(np.nanmean(values))
         for table, names in _LOGGED.items()

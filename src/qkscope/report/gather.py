@@ -7,12 +7,12 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from qkscope.analyses.catalogue import ANALYSES_BY_NAME
 from qkscope.analyses.options import PointOptions
-from qkscope.config import StudyRunConfig, load_study_config
+from qkscope.config import StudyConfig, StudyRunConfig, load_study_config
 from qkscope.engine import ExecutionTarget
 from qkscope.errors import ConfigError
 from qkscope.heads import choose_heads
@@ -21,7 +21,7 @@ from qkscope.results.analyze import OnDone, analyze, write_results
 from qkscope.results.folder import copy_tables
 from qkscope.results.job import Job, find_cached_tables
 from qkscope.results.reader import is_results
-from qkscope.results.study import Entry, Study, build
+from qkscope.results.study import Study, build
 from qkscope.runs.run import Run, open_run
 
 RUN_TABLES = "tables"
@@ -30,48 +30,33 @@ _log = logging.getLogger("qkscope")
 
 
 @dataclass(frozen=True)
-class Sources:
-    """The sources of a study, in order, and the window at which they are compared."""
+class _Source:
+    """A results folder, or a run that is still to be analysed."""
 
-    items: tuple[StudyRunConfig, ...]
-    title: str = ""
-    compare_at: int | None = None
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """One source: a results folder, or a run that is still to be analysed; and which run of the study it belongs to."""
-
-    item: StudyRunConfig
-    path: Path
+    entry: StudyRunConfig
     run: Run | None
     """None: it has tables already."""
     other: bool = False
-    """Whether it is the same weights at another window."""
-
-    @property
-    def window(self) -> int | None:
-        """Context length, if it is known before the analysis."""
-        return None if self.run is None else self.run.source.window
+    """True if it is the same weights as an earlier source, at another window."""
 
 
-def sources(arguments: Sequence[str]) -> Sources:
-    """A study file, or the runs themselves."""
+def study_config(arguments: Sequence[str]) -> StudyConfig:
+    """Return the study that arguments of a command name: a study file, or the runs themselves."""
     files = [argument for argument in arguments if argument.lower().endswith((".yaml", ".yml"))]
     if files and len(arguments) > 1:
         raise ConfigError(f"give one study file or several runs, not both ({', '.join(arguments)})")
     if not files:
-        return Sources(tuple(StudyRunConfig(path=argument) for argument in arguments))
+        return StudyConfig(runs=[StudyRunConfig(path=argument) for argument in arguments])
     path = Path(files[0])
     config = load_study_config(path)
-    return Sources(tuple(_located(item, path.parent) for item in config.runs), config.title, config.compare_at)
+    return config.model_copy(update={"runs": [_located(entry, path.parent) for entry in config.runs]})
 
 
-def _located(item: StudyRunConfig, folder: Path) -> StudyRunConfig:
-    """Paths in a study file are relative to it; a path that does not exist but could be a Hub id is not changed."""
-    places = [item.path, *item.also]
+def _located(entry: StudyRunConfig, folder: Path) -> StudyRunConfig:
+    """Return an entry of a study file with paths relative to the file; what may be a Hub id is not changed."""
+    places = [entry.path, *entry.also]
     path, *also = (place if _is_hub_id(place, folder) else str(folder / place) for place in places)
-    return item.model_copy(update={"path": path, "also": also})
+    return entry.model_copy(update={"path": path, "also": also})
 
 
 def _is_hub_id(place: str, folder: Path) -> bool:
@@ -84,7 +69,7 @@ def at_window(path: str, window: int) -> str:
 
 
 def gather(
-    given: Sources,
+    config: StudyConfig,
     folder: Path,
     *,
     points: bool = True,
@@ -95,26 +80,25 @@ def gather(
 
     With ``points``, vectors of four heads are kept for the collages, and fewer of every other head for the explorer.
     """
-    opened = [part for item in given.items for part in _opened(item)]
-    folders = {i: folder / _safe(_name(i, part)) for i, part in enumerate(opened) if part.run is not None}
-    reach = _common_range(opened)
-    jobs = {
-        i: Job.from_options(
-            part.run, "report", {"decay_range": reach}, run_points(part.run) if points and not part.other else None
-        )
-        for i, part in enumerate(opened)
-        if part.run is not None
-    }
-    _analyse(jobs, {i: opened[i].path / RUN_TABLES for i in jobs}, folders, ExecutionTarget(workers), on_done)
+    sources = [source for entry in config.runs for source in _sources(entry)]
+    folders, jobs, beside = {}, {}, {}
+    decay_range = _common_range(sources)
+    for i, source in enumerate(sources):
+        if source.run is not None:
+            kept = run_points(source.run) if points and not source.other else None
+            folders[i] = folder / _safe(f"{i:02d}-{source.run.model}")
+            jobs[i] = Job.from_options(source.run, "report", {"decay_range": decay_range}, kept)
+            beside[i] = Path(source.entry.path) / RUN_TABLES
+    _analyse(jobs, beside, folders, ExecutionTarget(workers), on_done)
     entries = [
-        _entry(part.item, part.path)
-        if part.run is None
-        else replace(_entry(part.item, folders[i]), model=part.run.model)
-        for i, part in enumerate(opened)
+        source.entry
+        if source.run is None
+        else source.entry.model_copy(update={"path": str(folders[i]), "model": source.run.model})
+        for i, source in enumerate(sources)
     ]
-    main = [entry for entry, part in zip(entries, opened, strict=True) if not part.other]
-    others = [entry for entry, part in zip(entries, opened, strict=True) if part.other]
-    return build(main, given.title, given.compare_at, [build([entry]) for entry in others])
+    main = [entry for entry, source in zip(entries, sources, strict=True) if not source.other]
+    others = [entry for entry, source in zip(entries, sources, strict=True) if source.other]
+    return build(main, config.title, config.compare_at, [build([entry]) for entry in others])
 
 
 def _analyse(
@@ -135,53 +119,43 @@ def _analyse(
     pictured = {i: jobs[i] for i in known if jobs[i].options.points is not None}
     for some_jobs, analyses in ((unknown, list(ANALYSES_BY_NAME)), (pictured, [])):
         started = time.monotonic()
-        outcomes = analyze(list(some_jobs.values()), analyses, place=place, on_done=on_done) if some_jobs else []
+        results = analyze(list(some_jobs.values()), analyses, place=place, on_done=on_done) if some_jobs else []
         seconds = time.monotonic() - started
-        if len(outcomes) > 2:  # seconds, after the last head is done
-            _log.info("writing the tables of %d runs", len(outcomes))
-        for i, outcome in zip(some_jobs, outcomes, strict=True):
-            write_results(folders[i], [outcome], wall_seconds=seconds)
+        if len(results) > 2:  # seconds, after the last head is done
+            _log.info("writing the tables of %d runs", len(results))
+        for i, result in zip(some_jobs, results, strict=True):
+            write_results(folders[i], [result], wall_seconds=seconds)
 
 
-def _opened(item: StudyRunConfig) -> list[_Opened]:
-    """The source of a run, and those of the same weights at other windows."""
-    beside = Path(item.path)
+def _sources(entry: StudyRunConfig) -> list[_Source]:
+    """Return the source of a run, and those of the same weights at other windows."""
+    beside = Path(entry.path)
     found = sorted(str(path) for path in beside.parent.glob(f"{glob.escape(beside.name)}-at-*") if path.is_dir())
-    also = [*item.also, *(path for path in found if path not in item.also)]
-    first = _one(item, item.path, item.label or item.model)
-    label = item.label or item.model or (None if first.run is None else first.run.model)
-    named = item.model_copy(update={"label": label, "model": None, "window": None})
+    also = [*entry.also, *(path for path in found if path not in entry.also)]
+    first = _source(entry, entry.label or entry.model)
+    label = entry.label or entry.model or (None if first.run is None else first.run.model)
     # Tables are analysed under a label of their own, and shown under that of the run.
-    return [first, *(replace(_one(named, place, Path(place).name), other=True) for place in also)]
+    named = entry.model_copy(update={"label": label, "model": None, "window": None})
+    return [first, *(_source(named.model_copy(update={"path": path}), Path(path).name, other=True) for path in also)]
 
 
-def _one(item: StudyRunConfig, place: str, label: str | None) -> _Opened:
-    path = Path(place)
-    if is_results(path):
-        return _Opened(item, path, None)
-    return _Opened(item, path, open_run(place, item.revision, model=label, family=item.family or ""))
+def _source(entry: StudyRunConfig, label: str | None, *, other: bool = False) -> _Source:
+    if is_results(Path(entry.path)):
+        return _Source(entry, None, other)
+    return _Source(entry, open_run(entry.path, entry.revision, model=label, family=entry.family or ""), other)
 
 
-def _common_range(opened: Sequence[_Opened]) -> int | None:
-    """Half of the smallest window, if windows differ: the range over which decay is compared."""
-    windows = {part.window for part in opened if part.window is not None}
-    return min(windows) // 2 if len(windows) > 1 else None
-
-
-def _name(number: int, part: _Opened) -> str:
-    assert part.run is not None
-    return f"{number:02d}-{part.run.model}"
+def _common_range(sources: Sequence[_Source]) -> int | None:
+    """Return half of the smallest window, if windows differ: the range over which decay is compared."""
+    windows = {source.run.source.window for source in sources if source.run is not None}
+    known = [window for window in windows if window is not None]
+    return min(known) // 2 if len(known) > 1 else None
 
 
 def run_points(run: Run) -> PointOptions:
     """Vectors of four heads for the collages, and fewer of every other head for the explorer."""
     shown = frozenset(choose_heads([(head.layer, head.head) for head in run.heads]))
     return PointOptions(shown, rows=2000, brief_rows=MOST_ROWS, brief_axes=COMPLEMENT_AXES)
-
-
-def _entry(item: StudyRunConfig, folder: Path) -> Entry:
-    nope = None if item.nope_layers is None else frozenset(item.nope_layers)
-    return Entry(folder, item.model, item.label, item.family, item.phase, item.step, item.window, nope)
 
 
 def _safe(name: str) -> str:

@@ -24,7 +24,8 @@ from qkscope.heads import HeadId
 from qkscope.options import N_BUCKETS
 from qkscope.results.folder import write_folder
 from qkscope.results.frames import arranged, empty_table
-from qkscope.results.job import Failure, Job, Outcome, Task, with_points
+from qkscope.results.job import Job, Task, with_points
+from qkscope.results.summary import Failure, ModelResults
 from qkscope.runs.run import Run, with_token_texts
 from qkscope.runs.source import LoadSpec
 
@@ -60,7 +61,7 @@ def _tabulate(task: Task, heads: list[HeadData], analyses: tuple[Analysis, ...])
     """All analyses of the heads at once; if a computation fails, head by head, to find the failing head."""
     run = task.job.run
     try:
-        tables, not_drifting = tabulate(batch_of(run.model, run.family, heads, analyses, task.options), analyses)
+        tables, not_drifting = tabulate(batch_of(run.model, run.family, heads, analyses, task.job.options), analyses)
         return tables, [_no_drift(run, heads[i].head) for i in not_drifting]
     except (np.linalg.LinAlgError, FloatingPointError, MemoryError) as error:
         if len(heads) == 1:
@@ -119,11 +120,12 @@ def analyze(
     place: ExecutionTarget = ExecutionTarget(),  # noqa: B008  frozen
     strict: bool = False,
     on_done: OnDone | None = None,
-) -> list[Outcome]:
+) -> list[ModelResults]:
     """Analyse every selected head of every job; a failed head is reported, or raises if ``strict``."""
     _check(jobs)
-    wanted = named(analyses)
-    tasks = [task for job in jobs for task in _tasks(job, wanted)]
+    wanted = tuple(named(analyses))
+    by_job = [_tasks(job, wanted) for job in jobs]
+    tasks = [task for own_tasks in by_job for task in own_tasks]
     total, done = sum(task.n_heads for task in tasks), 0
     results: dict[int, tuple[Tables, list[Failure]]] = {}
     if on_done is not None:
@@ -135,13 +137,18 @@ def analyze(
             raise result[1][0].error
         if on_done is not None:
             on_done(done, total, result[1])
-    return [_outcome(job, tasks, results, tuple(wanted)) for job in jobs]
+    in_order = iter([results[index] for index in range(len(tasks))])
+    return [
+        _model_results(job, wanted, sum(task.n_heads for task in own_tasks), [next(in_order) for _ in own_tasks])
+        for job, own_tasks in zip(jobs, by_job, strict=True)
+    ]
 
 
-def write_results(folder: Path, outcomes: Sequence[Outcome], *, wall_seconds: float) -> list[Path]:
+def write_results(folder: Path, results: Sequence[ModelResults], *, wall_seconds: float) -> list[Path]:
     """Write tables and summary.json; returns the csv files. A model without any successful head changes nothing."""
-    results = [outcome.results() for outcome in outcomes if outcome.n_failed < outcome.n_heads]
-    return write_folder(folder, results, wall_seconds=wall_seconds)
+    return write_folder(
+        folder, [result for result in results if result.n_failed < result.n_heads], wall_seconds=wall_seconds
+    )
 
 
 def _check(jobs: Sequence[Job]) -> None:
@@ -162,8 +169,9 @@ def _tasks(job: Job, analyses: Sequence[Analysis]) -> list[Task]:
     chosen = job.selection.of(job.run)
     by_key = groupby(chosen, lambda head: head.key_head(job.run.source.q_per_kv))
     names = tuple(analysis.name for analysis in analyses)
-    chance = _chance(job.run, chosen) if any(analysis.chance for analysis in analyses) else None
-    return [Task(job, groups, names, chance) for groups in _batches([tuple(heads) for _, heads in by_key])]
+    if any(analysis.chance for analysis in analyses):
+        job = replace(job, options=replace(job.options, chance=_chance(job.run, chosen)))
+    return [Task(job, groups, names) for groups in _batches([tuple(heads) for _, heads in by_key])]
 
 
 def _batches(groups: list[tuple[HeadId, ...]]) -> Iterator[tuple[tuple[HeadId, ...], ...]]:
@@ -178,15 +186,11 @@ def _batches(groups: list[tuple[HeadId, ...]]) -> Iterator[tuple[tuple[HeadId, .
         yield tuple(batch)
 
 
-def _outcome(
-    job: Job,
-    tasks: list[Task],
-    results: dict[int, tuple[Tables, list[Failure]]],
-    analyses: tuple[Analysis, ...],
-) -> Outcome:
+def _model_results(
+    job: Job, analyses: tuple[Analysis, ...], n_heads: int, parts: list[tuple[Tables, list[Failure]]]
+) -> ModelResults:
     """Combine the results of a job's tasks, in the order of the tasks."""
-    own_results = [results[index] for index, task in enumerate(tasks) if task.job is job]
-    tables = joined([task_tables for task_tables, _ in own_results])
+    tables = joined([task_tables for task_tables, _ in parts])
     computed = dict(tables.frames)
     if HEADS_TABLE.name in computed:
         computed[HEADS_TABLE.name] = with_empty_scalars(computed[HEADS_TABLE.name])
@@ -197,9 +201,18 @@ def _outcome(
     frames |= {name: frame for name, frame in computed.items() if name not in frames}
     if "points" in frames:
         frames["points"] = with_token_texts(frames["points"], job.run.source)
-    n_heads = sum(task.n_heads for task in tasks if task.job is job)
-    failures = [failure for _, failed in own_results for failure in failed]
-    return Outcome(job, analyses, n_heads, Tables({**frames}, tables.replicates), failures)
+    run = job.run
+    return ModelResults(
+        model=run.model,
+        family=run.family,
+        source=run.source.identity() | {"q_per_kv": run.source.q_per_kv},
+        count_extent=lambda: vars(run.source.extent(job.selection.of(run))),
+        config=job.config,
+        analyses=analyses,
+        n_heads=n_heads,
+        failures=[failure for _, failed in parts for failure in failed],
+        tables=Tables({**frames}, tables.replicates),
+    )
 
 
 def _chance(run: Run, heads: list[HeadId]) -> float | None:

@@ -1,9 +1,9 @@
-"""Jobs: a run with its options, the tasks it is split into, their outcome, and tables that are there already."""
+"""Jobs: a run with its options, the tasks it is split into, and tables that exist already."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,14 @@ from qkscope.analyses.analysis import Analysis
 from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES
 from qkscope.analyses.options import AnalysisOptions, PcaOptions, PointOptions, RotationOptions
 from qkscope.analyses.sidetables import PASSAGE_ANALYSIS, POINTS_ANALYSIS
-from qkscope.analyses.tables import Tables
-from qkscope.errors import HeadError, QkscopeError, TableError
+from qkscope.errors import QkscopeError, TableError
 from qkscope.files.readers import UNREADABLE, read_json
 from qkscope.heads import HeadId
 from qkscope.options import defaults, from_record, from_values, record
 from qkscope.results.config import Config
 from qkscope.results.frames import read_table
 from qkscope.results.reader import is_results
-from qkscope.results.summary import SUMMARY, ModelResults
+from qkscope.results.summary import SUMMARY
 from qkscope.runs.run import Run, open_run
 from qkscope.runs.selection import DatasetOptions, Selection
 
@@ -74,49 +73,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A head that could not be analysed, and why."""
-
-    model: str
-    error: HeadError
-
-    def __str__(self) -> str:
-        return f"{self.model} {self.error}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The tables of one job, and the heads that are missing from them."""
-
-    job: Job
-    analyses: tuple[Analysis, ...]
-    n_heads: int
-    tables: Tables
-    failures: list[Failure]
-
-    @property
-    def n_failed(self) -> int:
-        """Heads that are missing from a table."""
-        return len({failure.error.head for failure in self.failures})
-
-    def results(self) -> ModelResults:
-        """What goes into a results folder."""
-        run = self.job.run
-        return ModelResults(
-            model=run.model,
-            family=run.family,
-            source=run.source.identity() | {"q_per_kv": run.source.q_per_kv},
-            extent=vars(run.source.extent(self.job.selection.of(run))),
-            config=self.job.config,
-            analyses=self.analyses,
-            n_heads=self.n_heads,
-            n_failed=self.n_failed,
-            failures=[str(failure.error) for failure in self.failures],
-            tables=self.tables,
-        )
-
-
-@dataclass(frozen=True)
 class Task:
     """The query heads of one or several key heads: the unit of work of a worker."""
 
@@ -125,18 +81,11 @@ class Task:
     """The query heads of each key head; a key head is read once."""
     names: tuple[str, ...]
     """Names of the requested analyses."""
-    chance: float | None
-    """Coherence below which a plane counts as chance, from the tokens of the first head."""
 
     @property
     def n_heads(self) -> int:
         """Number of query heads."""
         return sum(map(len, self.groups))
-
-    @property
-    def options(self) -> AnalysisOptions:
-        """The job's options, as analyses receive them."""
-        return replace(self.job.options, chance=self.chance)
 
 
 def with_points(analyses: tuple[Analysis, ...], job: Job) -> tuple[Analysis, ...]:

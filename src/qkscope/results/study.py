@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY, taxonomy
+from qkscope.config import StudyRunConfig
 from qkscope.errors import TableError
 from qkscope.results.reader import VECTOR_FILES, Folder, read_folder
 from qkscope.results.summary import merged_headline
@@ -129,33 +130,19 @@ class Study:
         return {run.label: run.nope_layers for run in self.runs}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A results folder of a study, which of its models to use, and its labels."""
-
-    folder: Path
-    model: str | None = None
-    label: str | None = None
-    family: str | None = None
-    phase: str | None = None
-    step: float | None = None
-    window: int | None = None
-    nope_layers: frozenset[int] | None = None
-
-
 def build(
-    entries: Sequence[Entry], title: str = "", compare_at: int | None = None, others: Sequence[Study] = ()
+    entries: Sequence[StudyRunConfig], title: str = "", compare_at: int | None = None, others: Sequence[Study] = ()
 ) -> Study:
-    """Read the tables of every entry; an entry without a model means all models of its folder.
+    """Read the results folder of every entry; an entry without a model means all models of its folder.
 
     Each of ``others`` is one of the runs at another window. Runs are compared at ``compare_at``, by default the
     smallest window among them.
     """
-    folders = {entry.folder: read_folder(entry.folder) for entry in entries}
+    folders = {entry.path: read_folder(Path(entry.path)) for entry in entries}
     runs: list[StudyRun] = []
     parts: dict[str, list[pd.DataFrame]] = {}
     for entry in entries:
-        folder = folders[entry.folder]
+        folder = folders[entry.path]
         for model in folder.models if entry.model is None else [entry.model]:
             run, tables = _take(entry, folder, model)
             if run.label in {earlier.label for earlier in runs}:
@@ -211,7 +198,7 @@ def all_runs(studies: Sequence[Study]) -> Study:
     return Study(tuple(run for study in studies for run in study.runs), tables)
 
 
-def _take(entry: Entry, folder: Folder, model: str) -> tuple[StudyRun, dict[str, pd.DataFrame]]:
+def _take(entry: StudyRunConfig, folder: Folder, model: str) -> tuple[StudyRun, dict[str, pd.DataFrame]]:
     """One model's rows under the study's label and family."""
     tables = {name: rows for name, frame in folder.tables.items() if len(rows := frame[frame["model"] == model])}
     if not tables:
@@ -225,7 +212,7 @@ def _take(entry: Entry, folder: Folder, model: str) -> tuple[StudyRun, dict[str,
         phase=entry.phase,
         step=entry.step,
         window=entry.window or _window(tables),
-        nope_layers=layers["nope"] if entry.nope_layers is None else entry.nope_layers,
+        nope_layers=layers["nope"] if entry.nope_layers is None else frozenset(entry.nope_layers),
         sliding_layers=layers["sliding_window"],
         source=str(folder.path),
         headline=merged_headline(folder.summary.get(model)),

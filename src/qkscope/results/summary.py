@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,29 +18,49 @@ from qkscope._version import __version__
 from qkscope.analyses.analysis import Analysis, Table
 from qkscope.analyses.tables import Columns, Tables
 from qkscope.analyses.uncertainty import Scale, jackknife
-from qkscope.errors import TableError
+from qkscope.errors import HeadError, TableError
 from qkscope.files.readers import read_json
 
 SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A head that could not be analysed, and why."""
+
+    model: str
+    error: HeadError
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.error}"
+
+
+@dataclass(frozen=True)
 class ModelResults:
-    """The results of analyses of one model, and what they were computed from."""
+    """The tables of one model, the heads that are missing from them, and what they were computed from."""
 
     model: str
     family: str
     source: Mapping[str, object]
     """Identity of the data that was read."""
-    extent: Mapping[str, Any]
-    """Numbers of documents and tokens, and the mean loss."""
+    count_extent: Callable[[], Mapping[str, Any]]
+    """Returns ``extent``; a dataset reads a head for it."""
     config: Mapping[str, object]
-    """The configuration it came from."""
+    """The command and its options, or the content of a config file."""
     analyses: tuple[Analysis, ...]
     n_heads: int
-    n_failed: int
-    failures: list[str]
+    failures: list[Failure]
     tables: Tables
+
+    @property
+    def n_failed(self) -> int:
+        """Heads that are missing from a table."""
+        return len({failure.error.head for failure in self.failures})
+
+    @cached_property
+    def extent(self) -> Mapping[str, Any]:
+        """Numbers of documents and tokens, and the mean loss."""
+        return self.count_extent()
 
 
 def updated_summary(summary: dict[str, Any], results: Sequence[ModelResults], wall_seconds: float) -> dict[str, Any]:
@@ -58,7 +79,7 @@ def summarize(results: ModelResults, analysis: Analysis) -> dict[str, Any]:
         "config": results.config,
         "heads": results.n_heads,
         "heads_failed": results.n_failed,
-        "failures": results.failures,
+        "failures": [str(failure.error) for failure in results.failures],
         "headline": headline(results.tables, analysis.tables, results.extent.get("n_documents")),
     }
     return entry | (analysis.summary(results.tables.frames) if analysis.summary is not None else {})

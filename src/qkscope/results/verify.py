@@ -74,16 +74,16 @@ def check_tables(folder: Path, tables: Path, model: str | None = None, workers: 
     run = open_run(folder, model=label, family=family)
     heads = frozenset((int(a), int(b)) for frame in of_run.values() for a, b in _heads(frame))
     names = [analysis.name for analysis in analyses]
-    (outcome,) = analyze(
+    (result,) = analyze(
         [Job(run, Selection(exactly=heads), AnalysisOptions(intervals=intervals))],
         names,
         place=ExecutionTarget(workers),
     )
-    problems = [str(failure) for failure in outcome.failures]
+    problems = [str(failure) for failure in result.failures]
     for analysis in analyses:
         for table in analysis.tables:
             if table.name in of_run:
-                problems += _differences(table.name, of_run[table.name], outcome.tables.frames[table.name])
+                problems += _differences(table.name, of_run[table.name], result.tables.frames[table.name])
     return problems
 
 

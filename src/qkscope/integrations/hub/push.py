@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pyarrow.parquet as pq
 
 from qkscope._version import __version__
+from qkscope.config import StudyRunConfig
 from qkscope.engine import ExecutionTarget
 from qkscope.errors import HubError
 from qkscope.files.checksums import CHECKSUMS, checksums_bytes, compare, recorded_digests, run_digest
@@ -35,7 +36,7 @@ from qkscope.results.frames import frame_bytes
 from qkscope.results.job import Job
 from qkscope.results.reader import is_results, read_folder
 from qkscope.results.side import POINTS_FILE, TOKEN
-from qkscope.results.study import Entry, build
+from qkscope.results.study import build
 from qkscope.results.summary import SUMMARY
 from qkscope.runs.run import open_run
 
@@ -215,14 +216,14 @@ def _tables(folder: Path, kind: str, workers: int | None, on_heads: OnDone | Non
         return
     with tempfile.TemporaryDirectory(prefix="qkscope-") as temporary:
         job = Job.from_options(open_run(folder), "analyze")
-        outcomes = analyze([job], place=ExecutionTarget(workers), strict=True, on_done=on_heads)
-        write_results(Path(temporary), outcomes, wall_seconds=0.0)
+        results = analyze([job], place=ExecutionTarget(workers), strict=True, on_done=on_heads)
+        write_results(Path(temporary), results, wall_seconds=0.0)
         yield Path(temporary)
 
 
 def _card(content: Content, tables: Path, prefix: str, repo: str, options: PushOptions) -> list[Upload]:
     """README.md and, if there are numbers to map, its picture."""
-    study = build([Entry(tables)])
+    study = build([StudyRunConfig(path=str(tables))])
     names = [name for name in result_files(tables) if name.endswith(".parquet")]
     drawn = picture(study)
     facts = CardFacts(

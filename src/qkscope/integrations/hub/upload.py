@@ -14,7 +14,8 @@ from typing import Any
 
 from qkscope.errors import HubError
 from qkscope.files.checksums import digest
-from qkscope.files.hub import HUB_ID, TOKEN_REFUSED, HubFiles, one_line, pushing, transfer
+from qkscope.files.hub import HUB_ID, TOKEN_REFUSED, HubFiles, one_line, pushing
+from qkscope.progress import progress
 
 _FILES_PER_COMMIT = 1000
 """Commits of more files may take longer than the Hub waits."""
@@ -146,12 +147,14 @@ def send(branch: Branch, uploads: Sequence[Upload], message: str) -> str:
     surplus = sorted(branch.names - {upload.name for upload in uploads})
     operations: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in surplus]
     commit = branch.commit
-    with pushing(branch.repo), transfer("sending", sum(upload.size for upload in changed)) as on_bytes:
+    total, sent = sum(upload.size for upload in changed), 0
+    with pushing(branch.repo), progress("sending", "B", delay=2.0) as on_progress:
         for group in _groups(changed):
             added = [CommitOperationAdd(upload.name, upload.content) for upload in group]
             api.preupload_lfs_files(branch.repo, added, free_memory=False, **where)
             operations += added
-            on_bytes(sum(upload.size for upload in group))
+            sent += sum(upload.size for upload in group)
+            on_progress(sent, total)
         for first in range(0, len(operations), _FILES_PER_COMMIT):
             part = operations[first : first + _FILES_PER_COMMIT]
             commit = api.create_commit(branch.repo, part, commit_message=message, parent_commit=commit, **where).oid

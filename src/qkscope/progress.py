@@ -1,0 +1,88 @@
+"""Progress of long work: one bar for terminals and notebooks, a line every few seconds in a log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+SECONDS_BETWEEN_LINES = 5.0
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
+_log = logging.getLogger("qkscope")
+
+
+class OnProgress(Protocol):
+    """A function that is told how far something is."""
+
+    def __call__(self, done: float, total: float, note: str = "") -> None:
+        """Take the amount done, the total, and a note that is shown beside them, such as ``3 of 10 documents``."""
+
+
+def in_view() -> bool:
+    """Return True if a bar is drawn: in a terminal or a notebook, unless only errors are logged."""
+    return (sys.stderr.isatty() or "ipykernel" in sys.modules) and _log.isEnabledFor(logging.WARNING)
+
+
+@contextmanager
+def progress(what: str, unit: str = "", *, delay: float = 0.0, shown: bool = True) -> Iterator[OnProgress]:
+    """Show how far something is, with its rate and the time left, while the block runs.
+
+    ``unit`` is what is counted, by default ``what``; bytes ("B") are scaled. Rates count from the first report on, so
+    that neither loading nor an earlier attempt enters them. A bar is drawn after ``delay`` seconds.
+    """
+    if not shown:
+        yield lambda done, total, note="": None  # noqa: ARG005  the names are those of the protocol
+    elif in_view():
+        with _bar(what, unit or what, delay) as on_progress:
+            yield on_progress
+    else:
+        yield _lines(what, unit or what)
+
+
+@contextmanager
+def _bar(what: str, unit: str, delay: float) -> Iterator[OnProgress]:
+    from tqdm.auto import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    style = {"unit": "B", "unit_scale": True} if unit == "B" else {"unit": f" {unit}"}
+    with tqdm(desc=what, bar_format=BAR, delay=delay, leave=not delay, file=sys.stderr, **style) as bar:
+        started = False
+
+        def on_progress(done: float, total: float, note: str = "") -> None:
+            nonlocal started
+            if not started:
+                started = True
+                bar.reset(total)
+                bar.initial = bar.n = done
+            bar.total = total
+            bar.set_postfix_str(note, refresh=False)
+            bar.update(done - bar.n)
+            if done >= total:
+                bar.refresh()
+
+        with logging_redirect_tqdm([_log], tqdm):
+            yield on_progress
+
+
+def _lines(what: str, unit: str) -> OnProgress:
+    last = time.monotonic()
+    first: tuple[float, float] | None = None
+
+    def on_progress(done: float, total: float, note: str = "") -> None:
+        nonlocal first, last
+        now = time.monotonic()
+        first = first or (now, done)
+        _log.debug("%s", note or f"{done:.0f} of {total:.0f} {what}")
+        rate = (done - first[1]) / max(now - first[0], 1e-3)
+        if rate > 0 and now - last > SECONDS_BETWEEN_LINES:
+            last = now
+            amount = note or f"{done:,.0f} of {total:,.0f} {what}"
+            if unit == "B":
+                amount = f"{what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
+            speed = f"{rate / 1e6:.1f} MB/s" if unit == "B" else f"{rate:,.{1 if rate < 100 else 0}f} {unit}/s"
+            _log.info("%s, %s, %.0f s left", amount, speed, (total - done) / rate)
+
+    return on_progress
