@@ -22,7 +22,7 @@ from qkscope.config import StudyRunConfig
 from qkscope.figures.write import write_figures
 from qkscope.report.explorer import explorer_html
 from qkscope.report.report import report_html
-from qkscope.results.side import PASSAGES_FILE, passages_bytes
+from qkscope.results.side import PASSAGES
 from qkscope.results.study import build
 
 CLICKS = 30
@@ -55,7 +55,7 @@ def explorer(folder: Path) -> None:
     results = write_model(folder / "wide", "a thousand heads", layers=25, heads=1000, points=1000)
     heads = pd.read_parquet(results / "heads.parquet")[["model", "layer", "head"]]
     passage = make_passage(heads, np.random.default_rng(0), [f" token {i}" for i in range(PASSAGE_TOKENS)])
-    (results / PASSAGES_FILE).write_bytes(passages_bytes(results, passage))
+    (results / PASSAGES.file).write_bytes(PASSAGES.content(results, passage))
     study = build([StudyRunConfig(path=results)])
     started = time.perf_counter()
     page = explorer_html(study)

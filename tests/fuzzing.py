@@ -37,7 +37,7 @@ from qkscope.heads import HeadId
 from qkscope.results.config import load_config
 from qkscope.results.folder import check_results_folder
 from qkscope.results.reader import read_folder
-from qkscope.results.side import read_axes, read_points
+from qkscope.results.side import AXES, POINTS
 from tests.files.test_manifests import GOOD
 from tests.files.test_parts import MANIFEST, finished_layer
 
@@ -92,8 +92,8 @@ TARGETS: dict[str, Callable[[bytes], object]] = {
     "table parquet": lambda data: read_folder(placed("rotated.parquet", data).parent),
     "own table": lambda data: check_results_folder(placed("heads.parquet", data).parent),
     "summary": lambda data: check_results_folder(placed("summary.json", data).parent),
-    "points": lambda data: read_points(placed("points.parquet", data).parent),
-    "axes": lambda data: read_axes(placed("axes.parquet", data).parent),
+    "points": lambda data: POINTS.read(placed("points.parquet", data).parent),
+    "axes": lambda data: AXES.read(placed("axes.parquet", data).parent),
     "json array": lambda data: read_documents([str(placed("t.json", data))]),
     "json lines": lambda data: read_documents([str(placed("t.jsonl", data))]),
     "texts parquet": lambda data: read_documents([str(placed("t.parquet", data))]),

@@ -10,7 +10,7 @@ import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY, taxonomy
 from qkscope.config import StudyRunConfig
-from qkscope.results.side import passages_bytes, points_bytes
+from qkscope.results.side import PASSAGES, POINTS
 from qkscope.results.study import Study, build
 
 MODELS = {
@@ -102,9 +102,9 @@ def write_model(
     buckets.to_parquet(folder / "plasticity.parquet", index=False)
     pair_rows(model, family, layers, window).to_parquet(folder / "plasticity_pairs.parquet", index=False)
     if points:
-        (folder / "points.parquet").write_bytes(points_bytes(folder, make_points(index.head(points), window, rng)))
+        (folder / "points.parquet").write_bytes(POINTS.content(folder, make_points(index.head(points), window, rng)))
         planes(index.head(points), rng).to_parquet(folder / "planes.parquet", index=False)
-        (folder / "passage.parquet").write_bytes(passages_bytes(folder, make_passage(index.head(points), rng)))
+        (folder / "passage.parquet").write_bytes(PASSAGES.content(folder, make_passage(index.head(points), rng)))
     return folder
 
 

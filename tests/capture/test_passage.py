@@ -21,7 +21,7 @@ from qkscope.cli.main import app
 from qkscope.data.family import CHECKPOINTS, some_texts, tokenizer
 from qkscope.files.runfolder import PASSAGE_FILE
 from qkscope.heads import TERMS
-from qkscope.results.side import PASSAGES_FILE, passages_bytes, read_passages
+from qkscope.results.side import PASSAGES
 from qkscope.runs.run import open_run
 from tests.capture.families import build, families
 from tests.capture.test_run import do
@@ -155,10 +155,10 @@ def test_a_damaged_passage_names_its_file(run, tmp_path, damage):
 def test_tables_of_passages_are_replaced_by_model_and_checked(tmp_path):
     rows = pd.DataFrame({"layer": 0, "head": 0, "q_token": [0, 1, 1], "k_token": [0, 0, 1], "text": list("aab"),
                          "unit": 0.5, **dict.fromkeys(TERMS, 3)})  # fmt: skip
-    (tmp_path / PASSAGES_FILE).write_bytes(passages_bytes(tmp_path, rows.assign(model="a")))
-    (tmp_path / PASSAGES_FILE).write_bytes(passages_bytes(tmp_path, rows.assign(model="b")))
-    (tmp_path / PASSAGES_FILE).write_bytes(passages_bytes(tmp_path, rows.assign(model="a", unit=0.25)))
-    frame = read_passages(tmp_path)
+    (tmp_path / PASSAGES.file).write_bytes(PASSAGES.content(tmp_path, rows.assign(model="a")))
+    (tmp_path / PASSAGES.file).write_bytes(PASSAGES.content(tmp_path, rows.assign(model="b")))
+    (tmp_path / PASSAGES.file).write_bytes(PASSAGES.content(tmp_path, rows.assign(model="a", unit=0.25)))
+    frame = PASSAGES.read(tmp_path)
     assert frame is not None
     assert frame.groupby("model")["unit"].first().to_dict() == {"a": 0.25, "b": 0.5}
     assert len(frame) == 6
@@ -168,6 +168,6 @@ def test_tables_of_passages_are_replaced_by_model_and_checked(tmp_path):
         (rows.assign(model="a", key="x"), "column key must contain numbers"),
         (rows.assign(model="a", q_token=2**20), "below 4096"),
     ):
-        wrong.to_parquet(tmp_path / PASSAGES_FILE)
+        wrong.to_parquet(tmp_path / PASSAGES.file)
         with pytest.raises(Exception, match=said):
-            read_passages(tmp_path)
+            PASSAGES.read(tmp_path)

@@ -51,16 +51,16 @@ def undone(folder: Path, layer: int) -> Moments:
 def test_moments_are_those_of_saved_vectors_turned_back(name, ids, tmp_path):
     folder = do(build(families()[name]), ids, tmp_path / "run", vectors=ALL, **KEEP)
     run, vectors = RunFolder.open(folder), Dataset.open(folder / "vectors")
-    for entry in run.raw["layers"]:
+    for entry in run.manifest.layers:
         turns = layer_rope(entry)
         if turns is None:
-            assert run.layer(entry["layer"], undone=True).undone is None
+            assert run.layer(entry.layer, undone=True).undone is None
             continue
-        rows = vectors.read(HeadId(entry["layer"], 1, "q")).ordered()
+        rows = vectors.read(HeadId(entry.layer, 1, "q")).ordered()
         x, back = rows.x.astype(float), turns.unrotated(rows.x.astype(float), rows.position)
         first, second = turns.pairs.T
         x[:, first], x[:, second] = back.real, back.imag
-        same_moments(undone(folder, entry["layer"])[1], Moments.from_rows(x, rows.position), 2e-5)
+        same_moments(undone(folder, entry.layer)[1], Moments.from_rows(x, rows.position), 2e-5)
 
 
 @pytest.mark.parametrize("how", [{"batch": 3}, {"prefill": 64}, {"documents_per_shard": 3}])

@@ -15,7 +15,7 @@ from qkscope.heads import HeadId
 from qkscope.results import analyze as task
 from qkscope.results.analyze import analysis_names, analyze, write_results
 from qkscope.results.job import Job
-from qkscope.results.side import read_axes
+from qkscope.results.side import AXES
 from qkscope.runs.dataset import DatasetSource
 from qkscope.runs.run import open_run
 from tests.helpers import small_dataset
@@ -36,7 +36,7 @@ def test_heads_of_different_dimensions_stand_in_one_table(tmp_path):
     run = open_run(write_dataset(tmp_path / "data", heads, q_per_kv=1))
     results = analyze([Job(run)], place=IN_PROCESS)
     write_results(tmp_path / "out", results, wall_seconds=0.0)
-    axes = read_axes(tmp_path / "out")
+    axes = AXES.read(tmp_path / "out")
     assert axes is not None
     assert axes.groupby("head")["axis"].first().map(len).tolist() == [6, 10]
     assert pd.read_csv(tmp_path / "out" / "rotated.csv")["head"].tolist() == [0, 1]

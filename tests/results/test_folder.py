@@ -19,7 +19,7 @@ from qkscope.results.derived import plasticity_links
 from qkscope.results.folder import check_results_folder
 from qkscope.results.frames import read_table
 from qkscope.results.job import Job
-from qkscope.results.side import read_axes
+from qkscope.results.side import AXES
 from qkscope.results.study import build
 from tests.helpers import small_dataset
 
@@ -69,7 +69,7 @@ def test_links_are_means_by_class_and_ranks(folder):
 
 
 def test_axes_are_those_of_the_heads_and_of_every_model(folder):
-    axes = read_axes(folder)
+    axes = AXES.read(folder)
     assert set(axes["model"]) == {"one", "two"}
     run = qkscope.open(folder.parent / "one")
     axis = axes[(axes["model"] == "one") & (axes["layer"] == 1) & (axes["head"] == 2)].sort_values("pc")

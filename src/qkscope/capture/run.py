@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from qkscope.capture.assemble import assemble
-from qkscope.capture.corpus import Corpus, DocumentTokens, check_documents
+from qkscope.capture.corpus import Corpus, DocumentTokens, Passage, check_documents
 from qkscope.capture.gate import gate_tokens
 from qkscope.capture.images import ImageInputs
 from qkscope.capture.model import check_tokens, resolved_device
@@ -42,6 +42,8 @@ def manifest(
     tokens: list[DocumentTokens],
     options: CaptureOptions,
     about: dict[str, Any],
+    n_too_short: int,
+    passage: Passage | None,
 ) -> dict[str, Any]:
     """Return the manifest of a capture, run.json; nothing in it depends on the time or speed of the run."""
     listed = [
@@ -63,7 +65,8 @@ def manifest(
         "documents": listed,
         "layers": report.layers,
         "versions": report.versions,
-    }
+        "documents_too_short": n_too_short,
+    } | ({} if passage is None else {PASSAGE_ENTRY: {"tokens": list(passage.cut(report.longest).tokens)}})
 
 
 def _recorded(options: CaptureOptions) -> dict[str, Any]:
@@ -115,12 +118,10 @@ def capture(
         window = options.window or min(longest, report.longest)
         cut_ids, options = [tokens[number].cut(window) for number in usable], replace(options, window=window)
         documents = [corpus.documents[number] for number in usable]
-        run_manifest = manifest(report, documents, cut_ids, options, about)
-        run_manifest["documents_too_short"] = len(corpus.tokens) - len(usable)
-        if passage is not None:
-            run_manifest[PASSAGE_ENTRY] = {"tokens": list(passage.cut(report.longest).tokens)}
+        n_too_short = len(corpus.tokens) - len(usable)
+        run_manifest = manifest(report, documents, cut_ids, options, about, n_too_short, passage)
         names = [document.name for document in documents]
-        _check(run_manifest, names, cut_ids, report)
+        _check(run_manifest, window, names, cut_ids, report)
         state = _begun(folder, run_manifest, execution)
         last = None
         if not state.finished:
@@ -180,15 +181,15 @@ def _usable(documents: list[DocumentTokens], skip_first: int) -> list[int]:
     return usable
 
 
-def _check(run_manifest: dict[str, Any], names: list[str], ids: list[DocumentTokens], report: ModelReport) -> None:
+def _check(
+    run_manifest: dict[str, Any], window: int, names: list[str], ids: list[DocumentTokens], report: ModelReport
+) -> None:
     """Raise an error if the run could not be read again, or documents are not for the model; warn of a long window."""
     error_text = problem(run_manifest)
     if error_text:
         raise CaptureError(f"this capture would not be valid ({error_text}); choose other options")
-    if run_manifest["window"] > report.longest:
-        _log.warning(
-            "the window of %d exceeds the model's max_position_embeddings of %d", run_manifest["window"], report.longest
-        )
+    if window > report.longest:
+        _log.warning("the window of %d exceeds the model's max_position_embeddings of %d", window, report.longest)
     check_tokens([tokens.ids for tokens in ids], report.vocabulary)
     check_documents(names, ids, report)
 

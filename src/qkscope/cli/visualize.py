@@ -138,15 +138,15 @@ def _choose(
 def _study(job: Job, heads: list[tuple[int, int]], analyses: tuple[str, ...], points: PointOptions) -> Study:
     """Tables of the heads; their points are written to points.parquet in the results folder and read back."""
     from qkscope.plot import heads_study
-    from qkscope.results.side import read_points, write_points
+    from qkscope.results.side import POINTS
 
     folder = _folder(job)
     log.info("reading %d heads of %s", len(heads), job.run.source)
     study = heads_study(job, heads, analyses, points)
     if "points" not in study.tables:
         raise TableError(f"{job.run.model}: too few vectors of {heads[0]} for a figure")
-    write_points(folder, study.tables["points"])
-    points_table = read_points(folder)
+    POINTS.write(folder, study.tables["points"])
+    points_table = POINTS.read(folder)
     return study if points_table is None else replace(study, tables=study.tables | {"points": points_table})
 
 

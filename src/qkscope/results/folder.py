@@ -21,22 +21,12 @@ from qkscope.files.atomic import check_writable, finish, locked, remove_leftover
 from qkscope.results.derived import derived_tables
 from qkscope.results.frames import read_table, write_tables
 from qkscope.results.schema import TABLES
-from qkscope.results.side import (
-    AXES_FILE,
-    PASSAGES_FILE,
-    POINTS_FILE,
-    axes_bytes,
-    passages_bytes,
-    points_bytes,
-    read_axes,
-    read_passages,
-    read_points,
-)
+from qkscope.results.side import AXES, SIDE_TABLES
 from qkscope.results.summary import SUMMARY, ModelResults, read_summary, updated_summary
 
 _OURS = re.compile(
     "|".join(re.escape(name) for table in TABLES for name in (f"{table}.csv", f"{table}.parquet"))
-    + "|".join(["", *map(re.escape, (AXES_FILE, POINTS_FILE, PASSAGES_FILE, SUMMARY))])
+    + "|".join(["", *map(re.escape, (*(side.file for side in SIDE_TABLES), SUMMARY))])
 )
 """Names of the files that qkscope writes into a results folder."""
 
@@ -55,9 +45,8 @@ def check_results_folder(folder: Path) -> None:
         if (folder / f"{name}.csv").is_dir() or (folder / f"{name}.parquet").is_dir():
             raise TableError(f"{folder / name}.csv or .parquet is a folder; move it away or write elsewhere")
         read_table(folder, name)
-    read_axes(folder)
-    read_points(folder)
-    read_passages(folder)
+    for side in SIDE_TABLES:
+        side.read(folder)
     read_summary(folder)
 
 
@@ -79,14 +68,14 @@ def write_folder(folder: Path, results: Sequence[ModelResults], *, wall_seconds:
         summary = updated_summary(read_summary(folder), results, wall_seconds)
         frames |= derived_tables(_Tables(folder, frames), summary["models"])
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        return write_tables(folder, frames, {SUMMARY: text.encode()} | _vectors(folder, results))
+        return write_tables(folder, frames, {SUMMARY: text.encode()} | _side_files(folder, results))
 
 
 def copy_tables(source: Path, target: Path) -> None:
     """Copy the tables, axes and summary of a results folder, without points and passages."""
     names = [f"{table}.{suffix}" for table in TABLES for suffix in ("parquet", "csv")]
     contents = {
-        name: (source / name).read_bytes() for name in (*names, AXES_FILE, SUMMARY) if (source / name).is_file()
+        name: (source / name).read_bytes() for name in (*names, AXES.file, SUMMARY) if (source / name).is_file()
     }
     target.mkdir(parents=True, exist_ok=True)
     with locked(target):
@@ -133,14 +122,10 @@ def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: li
     return pd.concat(nonempty, ignore_index=True) if nonempty else new[0]
 
 
-def _vectors(folder: Path, results: Sequence[ModelResults]) -> dict[str, bytes]:
-    """Points, axes and passages, if there are any: they are not tables and have their own files."""
-    files: dict[str, bytes] = {}
-    for name, file, content in (
-        ("points", POINTS_FILE, points_bytes),
-        ("axes", AXES_FILE, axes_bytes),
-        ("passage", PASSAGES_FILE, passages_bytes),
-    ):
-        frames = [result.tables.frames[name] for result in results if name in result.tables.frames]
-        files |= {file: content(folder, pd.concat(frames, ignore_index=True))} if frames else {}
-    return files
+def _side_files(folder: Path, results: Sequence[ModelResults]) -> dict[str, bytes]:
+    """Return the content of the side tables for which there are new rows."""
+    new = {
+        side: [result.tables.frames[side.name] for result in results if side.name in result.tables.frames]
+        for side in SIDE_TABLES
+    }
+    return {side.file: side.content(folder, pd.concat(rows, ignore_index=True)) for side, rows in new.items() if rows}

@@ -17,13 +17,11 @@ from qkscope.errors import TableError
 from qkscope.files.atomic import settle
 from qkscope.files.readers import LARGEST, UNREADABLE, read_frame, read_json, read_text
 from qkscope.results.schema import KEYS, MEASURED, TABLES
-from qkscope.results.side import read_axes, read_passages, read_points
+from qkscope.results.side import SIDE_TABLES
 from qkscope.results.summary import SUMMARY
 
 MOST = 10_000
 """Layers of a model, heads of a layer and other things that are counted, at most, as in a manifest."""
-VECTOR_FILES = ("points", "axes", "passage")
-"""Files of a results folder that are not tables."""
 INDICES = tuple(
     dict.fromkeys(column.name for table in DECLARED_TABLES for column in TABLES[table] if column.unit == "index")
 )
@@ -68,9 +66,8 @@ def read_folder(path: Path) -> Folder:
         raise TableError(
             f"{path} contains none of {', '.join(f'{name}.csv' for name in DECLARED_TABLES)}; analyse a run first"
         )
-    vectors = {"points": read_points(path), "axes": read_axes(path), "passage": read_passages(path)}
-    vector_files = {name: frame for name, frame in vectors.items() if frame is not None}
-    return Folder(path, tables | vector_files, _summary(path))
+    tables |= {side.name: frame for side in SIDE_TABLES if (frame := side.read(path)) is not None}
+    return Folder(path, tables, _summary(path))
 
 
 def _read(path: Path, name: str) -> pd.DataFrame | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from qkscope.analyses.analysis import INDEX, Column
 from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS, described
 from qkscope.analyses.pca import HEADS_TABLE
@@ -29,38 +31,59 @@ def _summed_up() -> dict[str, tuple[str, ...]]:
     return by_table | {HEADS_TABLE.name: (*HEADS_TABLE.in_runs, *from_scalars)}
 
 
+@dataclass(frozen=True)
+class OtherTable:
+    """A table that no analysis computes."""
+
+    about: str
+    """What it is about, in one line."""
+    keys: tuple[str, ...]
+    """Columns that identify a row within its model."""
+    columns: tuple[Column, ...]
+
+
 SUMMED_UP = _summed_up()
-DERIVED: dict[str, list[Column]] = {
-    "plasticity_links": [
-        *_labels("5"),
-        Column(
-            "link", "",
-            "class: mean ap_overall of a class of heads; rank: Spearman's ρ of ap_overall with a column", "5",
-            dtype="text",
+DERIVED = {
+    "plasticity_links": OtherTable(
+        "attention plasticity by class of head, and its rank correlation with other columns",
+        ("link", "name"),
+        (
+            *_labels("5"),
+            Column(
+                "link",
+                "",
+                "class: mean ap_overall of a class of heads; rank: Spearman's ρ of ap_overall with a column",
+                "5",
+                dtype="text",
+            ),
+            Column("name", "", "the class or the column; abs_ leaves out its sign", "5", dtype="text"),
+            Column("n_heads", "heads", "query heads", "5"),
+            Column("value", "share or correlation", "the mean or ρ", "5"),
+            Column("value_low", "as value", "lower end of its 95% interval, by bootstrap over key heads", "5"),
+            Column("value_high", "as value", "upper end of it", "5"),
         ),
-        Column("name", "", "the class or the column; abs_ leaves out its sign", "5", dtype="text"),
-        Column("n_heads", "heads", "query heads", "5"),
-        Column("value", "share or correlation", "the mean or ρ", "5"),
-        Column("value_low", "as value", "lower end of its 95% interval, by bootstrap over key heads", "5"),
-        Column("value_high", "as value", "upper end of it", "5"),
-    ],
-    "runs": [
-        *_labels("7"),
-        Column("phase", "", "part of training, where a study says so", "7", dtype="text"),
-        Column("step", "steps", "training step, where a study says so", "7"),
-        Column("window", "tokens", "context length", "7", dtype="Int64"),
-        Column("n_heads", "heads", "query heads analysed", "7"),
-        Column("n_documents", "documents", "measured; of a dataset, those of its first head", "7", dtype="Int64"),
-        Column("n_tokens", "tokens", "measured; of a dataset, rows of its first query head", "7", dtype="Int64"),
-        Column("loss", "nats per token", "mean loss of the documents, from some tokens of each, if captured", "0"),
-        *(
-            Column(f"{column}_{name}", f"as {column}", meaning.format(column), "7")
-            for columns in SUMMED_UP.values()
-            for column in columns
-            for name, meaning in STATISTICS.items()
+    ),
+    "runs": OtherTable(
+        "one row per run: means over its heads",
+        (),
+        (
+            *_labels("7"),
+            Column("phase", "", "part of training, where a study says so", "7", dtype="text"),
+            Column("step", "steps", "training step, where a study says so", "7"),
+            Column("window", "tokens", "context length", "7", dtype="Int64"),
+            Column("n_heads", "heads", "query heads analysed", "7"),
+            Column("n_documents", "documents", "measured; of a dataset, those of its first head", "7", dtype="Int64"),
+            Column("n_tokens", "tokens", "measured; of a dataset, rows of its first query head", "7", dtype="Int64"),
+            Column("loss", "nats per token", "mean loss of the documents, from some tokens of each, if captured", "0"),
+            *(
+                Column(f"{column}_{name}", f"as {column}", meaning.format(column), "7")
+                for columns in SUMMED_UP.values()
+                for column in columns
+                for name, meaning in STATISTICS.items()
+            ),
         ),
-    ],
-}  # fmt: skip
+    ),
+}
 """Tables derived from others."""
 
 
@@ -77,56 +100,72 @@ _COSTS = [
     *_over_documents("kl", "nats per token", "divergence KL(p‖p') of the changed prediction, if measured", "9"),
     *_over_documents("delta_nll", "nats per token", "measured rise of the loss", "9", signed=True),
 ]
-MEASURED: dict[str, list[Column]] = {
-    "effects": [
-        *INDEX,
-        Column("term", "", "what is taken away: position, key, query or content", "9", dtype="text"),
-        Column("chosen", "", "why it was measured: strongest, random, or empty if it was not", "9", dtype="text"),
-        Column("gamma", "share", "how much of the term is taken away", "9"),
-        *_over_documents("fisher_information", "nats per token", "of a factor on the term, from backward passes", "9"),
-        Column("kl_predicted", "nats per token", "γ²/2 of it: the divergence it predicts", "9"),
-        *_COSTS,
-    ],
-    "effects_together": [
-        *_labels("9"),
-        Column("change", "", "a term taken away in all heads; drift: of the keys; control: as much at random", "9",
-               dtype="text"),
-        Column("over", "", "all tokens, or an octave of their positions", "9", dtype="text"),
-        Column("position", "tokens", "first position of the octave", "9"),
-        Column("n_heads", "heads", "query heads that are changed", "9"),
-        Column("gamma", "share", "how much of a term is taken away; 1 for the drift", "9"),
-        *_COSTS,
-        Column("nll", "nats per token", "the loss without the change", "9"),
-    ],
-    "cuts": [
-        *_labels("10"),
-        Column("order", "", "how key heads are chosen: far, area, lock, measured, reversed, random, all or none", "10",
-               dtype="text"),
-        Column("draw", "index", "which random choice", "10"),
-        Column("text", "", "plain: documents; copy: the second copy of a document", "10", dtype="text"),
-        Column("w", "tokens", "the window that cut heads keep", "10"),
-        Column("share_cut", "share", "of key heads that are cut", "10"),
-        Column("cache_saved", "share", "of the key-value cache at the length of the texts", "10"),
-        *_over_documents("nll", "nats per token", "the loss with the cut", "10"),
-    ],
-}  # fmt: skip
+MEASURED = {
+    "effects": OtherTable(
+        "what each term of each head does to the prediction (qkscope effects)",
+        ("layer", "head", "term"),
+        (
+            *INDEX,
+            Column("term", "", "what is taken away: position, key, query or content", "9", dtype="text"),
+            Column("chosen", "", "why it was measured: strongest, random, or empty if it was not", "9", dtype="text"),
+            Column("gamma", "share", "how much of the term is taken away", "9"),
+            *_over_documents(
+                "fisher_information", "nats per token", "of a factor on the term, from backward passes", "9"
+            ),
+            Column("kl_predicted", "nats per token", "γ²/2 of it: the divergence it predicts", "9"),
+            *_COSTS,
+        ),
+    ),
+    "effects_together": OtherTable(
+        "what a term of all heads together does to the prediction (qkscope effects)",
+        ("change", "over", "position"),
+        (
+            *_labels("9"),
+            Column(
+                "change",
+                "",
+                "a term taken away in all heads; drift: of the keys; control: as much at random",
+                "9",
+                dtype="text",
+            ),
+            Column("over", "", "all tokens, or an octave of their positions", "9", dtype="text"),
+            Column("position", "tokens", "first position of the octave", "9"),
+            Column("n_heads", "heads", "query heads that are changed", "9"),
+            Column("gamma", "share", "how much of a term is taken away; 1 for the drift", "9"),
+            *_COSTS,
+            Column("nll", "nats per token", "the loss without the change", "9"),
+        ),
+    ),
+    "cuts": OtherTable(
+        "what it costs to cut key heads to a window (qkscope reach --measure)",
+        ("text", "order", "share_cut", "draw"),
+        (
+            *_labels("10"),
+            Column(
+                "order",
+                "",
+                "how key heads are chosen: far, area, lock, measured, reversed, random, all or none",
+                "10",
+                dtype="text",
+            ),
+            Column("draw", "index", "which random choice", "10"),
+            Column("text", "", "plain: documents; copy: the second copy of a document", "10", dtype="text"),
+            Column("w", "tokens", "the window that cut heads keep", "10"),
+            Column("share_cut", "share", "of key heads that are cut", "10"),
+            Column("cache_saved", "share", "of the key-value cache at the length of the texts", "10"),
+            *_over_documents("nll", "nats per token", "the loss with the cut", "10"),
+        ),
+    ),
+}
 """Tables of interventions, which other commands than ``analyze`` write."""
-TABLES: dict[str, list[Column]] = {name: described(name) for name in DECLARED_TABLES} | DERIVED | MEASURED
-KEYS: dict[str, list[str]] = {name: table.row_keys for name, table in DECLARED_TABLES.items()} | {
-    "plasticity_links": ["link", "name"],
-    "runs": [],
-    "effects": ["layer", "head", "term"],
-    "effects_together": ["change", "over", "position"],
-    "cuts": ["text", "order", "share_cut", "draw"],
-}
+_OTHERS = DERIVED | MEASURED
+TABLES: dict[str, list[Column]] = {name: described(name) for name in DECLARED_TABLES}
+TABLES |= {name: list(table.columns) for name, table in _OTHERS.items()}
+KEYS: dict[str, list[str]] = {name: table.row_keys for name, table in DECLARED_TABLES.items()}
+KEYS |= {name: list(table.keys) for name, table in _OTHERS.items()}
 """The columns that identify a row within its model; rows are sorted by them."""
-ABOUT = {table.name: analysis.about for analysis in ANALYSES for table in analysis.tables} | {
-    "plasticity_links": "attention plasticity by class of head, and its rank correlation with other columns",
-    "runs": "one row per run: means over its heads",
-    "effects": "what each term of each head does to the prediction (qkscope effects)",
-    "effects_together": "what a term of all heads together does to the prediction (qkscope effects)",
-    "cuts": "what it costs to cut key heads to a window (qkscope reach --measure)",
-}
+ABOUT = {table.name: analysis.about for analysis in ANALYSES for table in analysis.tables}
+ABOUT |= {name: table.about for name, table in _OTHERS.items()}
 """What each table is about: the analysis it belongs to, in one line."""
 TEXTS = frozenset(column.name for columns in TABLES.values() for column in columns if column.dtype == "text")
 """Columns that contain text."""

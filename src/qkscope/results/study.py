@@ -18,7 +18,8 @@ import pandas as pd
 from qkscope.analyses.components import TAXONOMY, taxonomy
 from qkscope.config import StudyRunConfig
 from qkscope.errors import TableError
-from qkscope.results.reader import VECTOR_FILES, Folder, read_folder
+from qkscope.results.reader import Folder, read_folder
+from qkscope.results.side import SIDE_TABLES
 from qkscope.results.summary import merged_headline
 
 
@@ -120,7 +121,7 @@ class Study:
         parts = [
             frame.groupby("model")["layer"].max()
             for name, frame in self.tables.items()
-            if name not in VECTOR_FILES and "layer" in frame
+            if name not in [side.name for side in SIDE_TABLES] and "layer" in frame
         ]
         return {str(label): int(layer) for label, layer in pd.concat(parts).groupby(level=0).max().items()}
 

@@ -35,7 +35,7 @@ from qkscope.results.folder import result_files
 from qkscope.results.frames import frame_bytes
 from qkscope.results.job import Job
 from qkscope.results.reader import is_results, read_folder
-from qkscope.results.side import POINTS_FILE, TOKEN
+from qkscope.results.side import POINTS, TOKEN
 from qkscope.results.study import build
 from qkscope.results.summary import SUMMARY
 from qkscope.runs.run import open_run
@@ -135,12 +135,12 @@ def _origin(entry: Any) -> str:
 
 def table_uploads(tables: Path, prefix: str, *, tokens: bool) -> list[Upload]:
     """The tables of a folder, its points with the text of ``tokens`` or without, a summary that others may see."""
-    names = [name for name in result_files(tables) if name not in (SUMMARY, POINTS_FILE)]
+    names = [name for name in result_files(tables) if name not in (SUMMARY, POINTS.file)]
     uploads = [Upload.of(f"{prefix}{name}", tables / name) for name in names]
-    if (tables / POINTS_FILE).is_file():
-        frame = read_frame(tables / POINTS_FILE)
-        sent = frame_bytes(frame.drop(columns=TOKEN)) if TOKEN in frame and not tokens else tables / POINTS_FILE
-        uploads.append(Upload.of(f"{prefix}{POINTS_FILE}", sent))
+    if (tables / POINTS.file).is_file():
+        frame = read_frame(tables / POINTS.file)
+        sent = frame_bytes(frame.drop(columns=TOKEN)) if TOKEN in frame and not tokens else tables / POINTS.file
+        uploads.append(Upload.of(f"{prefix}{POINTS.file}", sent))
     if (tables / SUMMARY).is_file():
         text = json.dumps(public_summary(read_json(tables / SUMMARY)), indent=2, ensure_ascii=False, allow_nan=False)
         uploads.append(Upload.of(f"{prefix}{SUMMARY}", f"{text}\n".encode()))
