@@ -1,4 +1,4 @@
-"""Whether a long capture of short documents stays as it begins: memory, open files, parts on disk, time per document.
+"""Check whether a long capture of short documents is stable: memory, open files, parts on disk, time per document.
 
     python -m benchmarks.soak                        # 20,000 documents of 16 to 40 tokens, one process
     python -m benchmarks.soak --documents 2000 --profile
@@ -24,7 +24,7 @@ import torch
 import transformers as tf
 
 from qkscope.capture.corpus import Corpus
-from qkscope.capture.options import CaptureOptions, ExecutionOptions, Progress
+from qkscope.capture.options import CaptureOptions, ExecutionOptions
 from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
 from qkscope.engine import IN_PROCESS
@@ -68,10 +68,12 @@ class Watch:
     samples: list[Sample] = field(default_factory=list)
     _start: tuple[float, float] | None = field(default=None, init=False)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, _done: float, _total: float, note: str = "") -> None:
+        """Sample whenever the number of documents in the note ("8 of 320 documents") is a multiple."""
         self._start = self._start or (time.perf_counter(), time.process_time())
-        if progress.documents % self.every == 0:
-            self.samples.append(self._sample(progress.documents))
+        documents = int(note.partition(" ")[0])
+        if documents % self.every == 0:
+            self.samples.append(self._sample(documents))
 
     def _sample(self, documents: int) -> Sample:
         assert self._start is not None
@@ -131,7 +133,7 @@ def markdown(samples: list[Sample]) -> str:
 def tables(run: Path, folder: Path) -> float:
     """Seconds to analyse the run, in this process."""
     start = time.perf_counter()
-    results = analyze([Job(open_run(str(run)))], place=IN_PROCESS)
+    results = analyze([Job(open_run(str(run)))], target=IN_PROCESS)
     write_results(folder, results, wall_seconds=0.0)
     return time.perf_counter() - start
 

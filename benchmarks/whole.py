@@ -29,7 +29,7 @@ from qkscope.capture import measure as measure_module
 from qkscope.capture import run as run_module
 from qkscope.capture.corpus import Corpus
 from qkscope.capture.measure import Measurement
-from qkscope.capture.options import CaptureOptions, ExecutionOptions, Progress
+from qkscope.capture.options import CaptureOptions, ExecutionOptions
 from qkscope.capture.run import capture
 from qkscope.capture.sums.gramsums import warm_up
 from qkscope.capture.texts import Document
@@ -67,7 +67,7 @@ def captured(model: tf.PreTrainedModel, ids: list[np.ndarray], folder: Path, per
     documents = [Document(f"d{number}", str(number)) for number in range(len(ids))]
     marks: list[float] = []
 
-    def mark(_: Progress) -> None:
+    def mark(*_: object) -> None:
         marks.append(time.perf_counter())
 
     start = time.perf_counter()

@@ -16,6 +16,11 @@ def import_everything() -> None:
     import torch
     import transformers  # noqa: F401
 
+    import qkscope.capture.run
+    import qkscope.cli.main
+    import qkscope.report.report
+    import qkscope.results.analyze  # noqa: F401
+
     torch.set_num_threads(1)
 
 

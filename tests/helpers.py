@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analyses.analysis import Table
-from qkscope.analyses.catalogue import named
+from qkscope.analyses.catalogue import analyses_named
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.tabulate import batch_of, tabulate
 from qkscope.core.headdata import HeadData
@@ -60,7 +60,7 @@ def tables_of(
     """The tables of these analyses, of one head or of several."""
     several = [heads] if isinstance(heads, HeadMoments | HeadData) else heads
     data = [one if isinstance(one, HeadData) else head_data(one, i) for i, one in enumerate(several)]
-    analyses = named(names)
+    analyses = analyses_named(names)
     return tabulate(batch_of("m", "f", data, analyses, AnalysisOptions(**options)), analyses)[0].frames
 
 
@@ -87,3 +87,8 @@ def small_dataset(
         return found
 
     return write_dataset(folder, heads(), q_per_kv=q_per_kv, **options)  # type: ignore[arg-type]
+
+
+def n_documents(note: str) -> int:
+    """The number of documents that a capture reports as done, from a note such as ``3 of 10 documents``."""
+    return int(note.partition(" ")[0])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +21,7 @@ from tests.helpers import small_dataset
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "qkscope"
+PAGE = ROOT / "docs" / "architecture.md"
 MOST_MODULES = 10
 DECLARED = {"qkscope.analyses", "qkscope.analyses.options"}
 """What the command line reads of analyses: their options."""
@@ -102,7 +106,7 @@ def test_the_way_of_a_head_is_short_and_goes_down(walked):
 
 
 def test_the_page_shows_the_way_as_it_is(walked):
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = PAGE.read_text()
     for name in ("capture", "analyze"):
         way = walked[walked.index(f"{name}: ") :].split("\n\n")[0].strip()
         assert way in page, "write it again with: python -m tools.walk --write"
@@ -112,3 +116,35 @@ def test_levels_are_those_of_the_contract():
     assert max(walk.levels().values()) + 1 == 9
     rooms = {path.name.removesuffix(".py") for path in SOURCE.iterdir() if path.suffix in ("", ".py")}
     assert rooms - {"__pycache__", "py.typed", "__init__", "__main__", "_version"} == set(walk.levels())
+    rows = re.findall(r"^\| ([1-9]) \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
+    assert {room: int(level) - 1 for level, names in rows for room in re.findall(r"`(\w+)`", names)} == walk.levels()
+
+
+def test_the_page_names_files_and_functions_that_exist():
+    page = PAGE.read_text().partition("## Where to look")[2].partition("<!-- walk -->")[0]
+    source = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    named = set(re.findall(r"`([\w.]+(?:/[\w.]+)*)`", page))
+    files = {name for name in named if name.endswith(".py")}
+    assert [name for name in sorted(files) if not any(SOURCE.rglob(name))] == []
+    functions = {name for name in named if re.fullmatch(r"_?[a-z]+(_[a-z]+)+|[A-Z][a-z]+[A-Z]\w+", name)}
+    assert {"open_run", "do_task", "AnalysisResult"} <= functions
+    assert [name for name in sorted(functions) if not re.search(rf"\b(def|class) {name}\b", source)] == []
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "tools", "examples"])
+def test_what_no_test_runs_imports_names_that_exist(folder):
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("qkscope", "benchmarks", "tools")):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    found = hasattr(module, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}")
+                    assert found, f"{path}: {node.module} has no {alias.name}"
+
+
+def test_docstrings_open_with_what_a_thing_is():
+    openers = re.compile(r"(What|Whether|How|Those|There|Its|As many)\b|…")
+    defined = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [(path, node) for path in SOURCE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    documented = [(path, ast.get_docstring(node) or "") for path, node in nodes if isinstance(node, defined)]
+    assert [(path.name, text.partition("\n")[0]) for path, text in documented if openers.match(text)] == []

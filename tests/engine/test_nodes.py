@@ -88,7 +88,7 @@ def title(process: int) -> bytes:
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
-    """What a condition gives as soon as it holds, while a process runs."""
+    """Return the value of a condition as soon as it is true, while a process runs."""
     until = time.monotonic() + PATIENCE
     while not (given := condition()):
         assert process.poll() is None, process.communicate()
@@ -140,7 +140,7 @@ def analyzing(run: Path, folder: Path, *more: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(place) -> Path:
-    """From one process."""
+    """The result of one process."""
     threads = torch.get_num_threads()
     try:
         done = CliRunner().invoke(app, capturing(place, place / "run"), catch_exceptions=False)
@@ -228,7 +228,7 @@ with pool(square, ExecutionTarget(2, "ray"), 2) as actors:
 
 @pytest.mark.usefixtures("nodes")
 def test_without_an_address_a_cluster_that_runs_here_is_left_alone():
-    """In a process of its own, as every driver here: this one has started the cluster."""
+    """Run the driver in a separate process, like every driver here: this process has started the cluster."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", OWN_CLUSTER], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

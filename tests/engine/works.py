@@ -53,7 +53,7 @@ def fails(item: int) -> int:
 
 @dataclass(frozen=True)
 class Dies:
-    """Is killed when it comes to an item for the first ``times`` times, in the middle of a large answer if so told."""
+    """Work that is killed at an item the first ``times`` times, in the middle of a large answer if requested."""
 
     folder: Path
     item: int
@@ -73,7 +73,7 @@ class Dies:
 
 @dataclass(frozen=True)
 class Waits:
-    """Says which process it is, and then takes its time."""
+    """Work that records its process in a file name and then takes its time."""
 
     folder: Path
 
@@ -85,7 +85,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class DiesOnArrival:
-    """Kills the first worker it comes to, before that can say that it is there."""
+    """Work that kills the first worker that it comes to, before this worker can report that it is ready."""
 
     folder: Path
 
