@@ -28,7 +28,7 @@ from benchmarks import dataset, growth, results, tables
 
 
 def described() -> dict[str, Any]:
-    """What it runs on."""
+    """The machine and the versions."""
     cpuinfo = Path("/proc/cpuinfo")
     models = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
     return {

@@ -1,4 +1,4 @@
-"""What watching and reducing costs on top of the forward pass it watches, and how exact it is.
+"""The cost of watching and reducing on top of the forward pass, and the accuracy of the moments.
 
     python -m benchmarks.capture                                            # CPU: 135M Llama shape, 2,048 tokens
     python -m benchmarks.capture --device cuda --shape 3b --dtype bfloat16 --tokens 8192 32768 131072

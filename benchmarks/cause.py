@@ -1,4 +1,4 @@
-"""How far estimates and descriptions of heads agree with what taking terms away does; the numbers of docs/cause.md.
+"""Agreement of estimates and descriptions of heads with effects of removing terms; the numbers of docs/cause.md.
 
     python -m benchmarks.cause EFFECTS_FOLDER [--heads RESULTS_FOLDER]
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.analyses.acrossheads import rank_correlation
-from qkscope.figures.effects import foretold
+from qkscope.figures.effects import description_ranks
 from qkscope.heads import TERMS
 
 DESCRIPTIONS = (
@@ -39,7 +39,7 @@ def of_estimates(effects: pd.DataFrame) -> list[str]:
 def of_descriptions(effects: pd.DataFrame, heads: pd.DataFrame) -> list[str]:
     """Rank correlation of each description with the estimated effect of each term, over all heads."""
     lines = ["| description | " + " | ".join(TERMS) + " |", "|---" * 5 + "|"]
-    for name, rows in foretold(heads, effects, DESCRIPTIONS).groupby("description", sort=False):
+    for name, rows in description_ranks(heads, effects, DESCRIPTIONS).groupby("description", sort=False):
         cells = [_said(row) for row in rows.to_dict("records")]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return lines

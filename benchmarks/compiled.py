@@ -1,4 +1,4 @@
-"""What a capture costs beside a compiled forward: watched models run as they were written.
+"""The cost of a capture compared with a compiled forward pass: watched models run uncompiled.
 
     python -m benchmarks.compiled                                # CPU, 135M shape, 2,048 tokens
     python -m benchmarks.compiled --device cuda --tokens 8192    # one GPU, Llama-3.2-3B shape, bf16

@@ -1,4 +1,4 @@
-"""How often 95% intervals hold the truth, on planted heads with random document effects, from strong to weak drift.
+"""Coverage of 95% intervals on planted heads with random document effects, from strong to weak drift.
 
 python -m benchmarks.coverage --heads 400
 
@@ -57,7 +57,7 @@ DRIFTS = {"no drift": 0.0, "slight": 0.15, "moderate": 0.6, "clear": 1.2, "stron
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often intervals hold the truth at one level of drift."""
+    """Coverage of the intervals at one level of drift."""
 
     held: dict[str, float]
     """By column, over all heads."""

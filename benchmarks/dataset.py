@@ -67,7 +67,7 @@ def read_only(dataset: Dataset, group: Sequence[HeadId]) -> int:
 
 
 def plain(dataset: Dataset, group: Sequence[HeadId]) -> list[dict[str, float]]:
-    """What one writes in a notebook."""
+    """The plain computation, as in a notebook."""
     return [_plain_head(dataset, head) for head in group]
 
 
@@ -125,11 +125,11 @@ def measure(folder: Path, workers: int = 2, repeats: int = 5, plain_groups: int 
     ways: dict[str, tuple[Callable[[], object], int]] = {
         "read only": (lambda: by_groups(partial(read_only, dataset), groups, workers), n_heads),
         "read + both analyses": (
-            lambda: analyze([Job(run, options=PLAIN)], BOTH, place=ExecutionTarget(workers)),
+            lambda: analyze([Job(run, options=PLAIN)], BOTH, target=ExecutionTarget(workers)),
             n_heads,
         ),
         "read + both analyses + intervals": (
-            lambda: analyze([Job(run)], BOTH, place=ExecutionTarget(workers)),
+            lambda: analyze([Job(run)], BOTH, target=ExecutionTarget(workers)),
             n_heads,
         ),
         "plain": (lambda: by_groups(partial(plain, dataset), few, workers), sum(map(len, few))),

@@ -1,4 +1,4 @@
-"""What an estimate of all heads and terms costs: time of its backward passes beside as many forward passes, and memory.
+"""Cost of an estimate of all heads and terms: time of its backward passes, compared with forward passes, and memory.
 
     python -m benchmarks.effectcost --device cpu --tokens 512
     python -m benchmarks.effectcost --device cuda --tokens 2048
@@ -22,7 +22,7 @@ from qkscope.capture.corpus import Corpus
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
-from qkscope.cause.fisher import fisher_draws, weights_held
+from qkscope.cause.fisher import fisher_draws, frozen_weights
 from qkscope.cause.lockedmodel import LockedModel
 
 DRAWS = 4
@@ -74,7 +74,7 @@ def main() -> None:
                 model(input_ids=document, use_cache=False)
 
         def backward() -> None:
-            with weights_held(model):
+            with frozen_weights(model):
                 inputs = model.get_input_embeddings()(document).requires_grad_()
                 logits = model(inputs_embeds=inputs, use_cache=False).logits.float()
                 loss = torch.nn.functional.cross_entropy(logits[0], document[0])

@@ -1,4 +1,4 @@
-"""How time and memory grow with heads, rows, d and documents: dataset → PCA and rotation tables with intervals.
+"""Growth of time and memory with heads, rows, d and documents: dataset → PCA and rotation tables with intervals.
 
     python -m benchmarks.growth --figure docs/images/growth.png
 
@@ -29,7 +29,7 @@ AXES = {
 PROBE = """
 import re, sys, time
 import qkscope
-from qkscope.engine import HERE
+from qkscope.engine import IN_PROCESS
 from qkscope.results.job import Job
 from qkscope.results.analyze import analyze
 run = qkscope.open(sys.argv[1], model="bench")
@@ -37,7 +37,7 @@ def peak():  # of this very process; getrusage counts its parent's
     return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) / 1024
 before = peak()
 start = time.perf_counter()
-analyze([Job(run)], ("pca", "rotation"), place=HERE)
+analyze([Job(run)], ("pca", "rotation"), target=IN_PROCESS)
 print(time.perf_counter() - start, peak(), before)
 """
 

@@ -1,4 +1,4 @@
-"""How often the 95% interval of a mean over heads, from 8 documents, holds the mean from all 32.
+"""Coverage of the 95% interval of a mean over heads: from 8 documents, for the mean from all 32.
 
 python -m benchmarks.meancoverage
 """
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from tests.helpers import one_head
 
-from qkscope.analyses.catalogue import named
+from qkscope.analyses.catalogue import analyses_named
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.tabulate import batch_of, tabulate
 from qkscope.core.headdata import HeadData
@@ -35,7 +35,7 @@ _Hits = dict[str, list[tuple[bool, bool]]]
 
 
 def coverage_of_means(subsets: int = SUBSETS, workers: int = 2) -> dict[str, tuple[float, float]]:
-    """How often the interval of each mean holds: as it is, and without the widening for few documents.
+    """Coverage of the interval of each mean: as it is, and without the widening for few documents.
 
     The heads are those of the last bundled checkpoint, on all bundled texts at a window of 1,024.
     """
@@ -86,7 +86,7 @@ def _means_of(dataset: Dataset, heads: _Vectors, chosen: np.ndarray) -> tuple[_M
         assert rope is not None
         rotary = HeadRotary(rope, undone_sums(q, rope), undone_sums(k, rope))
         data.append(HeadData(head, key, one_head(q, k, 1024), rotary=rotary))
-    analyses = named(["pca", "rotation", "position"])
+    analyses = analyses_named(["pca", "rotation", "position"])
     tables = tabulate(batch_of("m", "f", data, analyses, AnalysisOptions()), analyses)[0]
     declared = [table for analysis in analyses for table in analysis.tables]
     return headline(tables, declared, len(chosen)), headline(tables, declared)

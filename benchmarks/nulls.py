@@ -1,4 +1,4 @@
-"""How often noise without any drift passes for drift: three ways to draw positions that content does not know.
+"""How often noise without drift passes for drift: three ways to draw positions that do not depend on content.
 
 python -m benchmarks.nulls --heads 200
 """

@@ -1,4 +1,4 @@
-"""How far standard errors from fast replicates are from those of full decompositions.
+"""Compare standard errors from fast replicates with those of full decompositions.
 
     python -m benchmarks.replicates --heads 24
 

@@ -1,4 +1,4 @@
-"""How long the figures, the report and the explorer of a study of the published size take, and how large they get.
+"""Time and size of the figures, the report and the explorer of a study of the published size.
 
 11 models × 300 heads and 10 checkpoints × 300 heads of made-up numbers; then an explorer of 1,000 heads with points
 and a passage of 64 tokens each, and, where Chromium is installed, how long a head's panel takes to open in it.

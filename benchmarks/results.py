@@ -66,17 +66,17 @@ def _whole(shape: str, found: list[dict[str, Any]], aims: dict[int, str]) -> lis
 
 def markdown(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:
     """The table."""
-    lines = ["| work | against | measured | aim |", "|---|---|---|---|"]
+    lines = ["| work | against | measured | target |", "|---|---|---|---|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows(cpu, gpu))])
 
 
 def machine(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:
-    """What it was measured on, in words."""
+    """The machine of the measurements, in words."""
     m = cpu["machine"]
     here = f"{m['cores']} cores of {m['processor']}, {m['memory_gib']} GiB, Python {m['python']}, numpy {m['numpy']}"
     return f"{here}, torch {m['torch']}; GPU: {gpu['machine']}"
 
 
 def load() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The results last written."""
+    """Read the latest results."""
     return json.loads(CPU.read_text()), json.loads(GPU.read_text())

@@ -1,4 +1,4 @@
-"""How much each head copies: attention on repeated random tokens, as a list that ``qkscope reach --against`` reads.
+"""Copying by each head: attention on repeated random tokens, as a list that ``qkscope reach --against`` reads.
 
     python -m benchmarks.retrieval MODEL -o retrieval.json
 

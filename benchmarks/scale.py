@@ -1,6 +1,6 @@
-"""How far one machine, one driver and many jobs go: bytes of a part, how fast parts are written and merged here, and
-what follows for a cluster. On paper but for the speeds of this machine's disk and cores and the GPU's tokens per
-second, which benchmarks/gpu.py measured.
+"""Limits of one machine, one driver and many jobs: bytes of a part, speed of writing and merging parts here, and the
+estimate for a cluster. Measured are only the speeds of this machine's disk and cores and the GPU's tokens per second,
+the latter by benchmarks/gpu.py.
 
     python -m benchmarks.scale
     python -m benchmarks.scale --gpus 10000 --tokens-per-second 62500 --layers 28
@@ -27,7 +27,7 @@ from qkscope.files.parts import PartMetadata, Parts, Span
 N_Q, N_K, D = 24, 8, 128
 """Llama-3.2-3B: query heads, key heads, length of a vector."""
 LAYERS_HERE = 4
-"""Layers of the part that is written here; a whole one would take minutes."""
+"""Layers of the part that is written here; a complete part would take minutes."""
 
 
 def layer(seed: int) -> LayerMoments:

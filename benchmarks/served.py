@@ -1,4 +1,4 @@
-"""A model captured by itself and inside vLLM: how far moments, loss and two columns differ.
+"""Compare a capture by transformers with one inside vLLM: differences of moments, loss and two columns.
 
     make vllm                                                                     # installs vLLM into .venv-vllm
     PYTHONPATH=src .venv-vllm/bin/python -m benchmarks.served MODEL TEXTS [--window 512]
@@ -21,7 +21,7 @@ from qkscope.runs.run import Run
 
 
 def alone(model: str, texts: list[str], window: int) -> Run:
-    """Captured by itself, before vLLM changes classes of transformers."""
+    """Capture with transformers, before vLLM changes classes of transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -30,7 +30,7 @@ def alone(model: str, texts: list[str], window: int) -> Run:
 
 
 def served(model: str, texts: list[str], window: int) -> Run:
-    """Captured inside vLLM, four documents at a time."""
+    """Capture inside vLLM, four documents at a time."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     import vllm
 

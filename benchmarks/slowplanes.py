@@ -1,4 +1,4 @@
-"""Whether the slow RoPE planes of copying heads carry what they copy: without them, without others, in other heads.
+"""Test whether slow RoPE planes of copying heads carry what they copy: without these, without others, in other heads.
 
     python -m benchmarks.slowplanes MODEL [--heads retrieval.json] [--share 0.25] [--draws 8]
 
@@ -41,7 +41,7 @@ def second_copy(model: PreTrainedModel, changed: Any) -> np.ndarray:
 
 
 def slowest(model: PreTrainedModel, heads: list[LayerHead], share: float, *, fast: bool = False) -> Any:
-    """A share of the planes of these heads, those of the lowest frequencies (or the highest)."""
+    """Return a share of the planes of these heads, those of the lowest frequencies (or the highest)."""
     layers, chosen = describe(model), {}
     for layer, head in heads:
         rope = layers[layer].rope

@@ -1,4 +1,4 @@
-"""Where the time of one head goes, from its file to its rows: each step by itself, on one core.
+"""The time of each step of one head, from its file to its rows, measured separately on one core.
 
 python -m benchmarks.steps
 """
@@ -77,15 +77,15 @@ def measure(folder: Path) -> dict[str, float]:
         "axes a and b": milliseconds(lambda: rotation_model(q, k, whole_basis=False)),
         "coordinates on two components, a and b": milliseconds(lambda: Coordinates.of(vectors, axes)),
         "`bias_causal`": of_group(causal_bias),
-        "ω": milliseconds(lambda: circles([on.some(slice(2, 4))] * 2, vectors, window)) / 2,
+        "ω": milliseconds(lambda: circles([on.select(slice(2, 4))] * 2, vectors, window)) / 2,
         "`lda_accuracy`": of_group(
-            lambda pair: lda_accuracy(one.moments.q, one.moments.k, pair, pcs.axes[:2], on.some(slice(2)))
+            lambda pair: lda_accuracy(one.moments.q, one.moments.k, pair, pcs.axes[:2], on.select(slice(2)))
         ),
         "`null_r95`": of_group(lambda pair: null_r95(pair, pooled)),
     }
     bare, full = (
         milliseconds(
-            lambda on=on: analyze([Job(run, options=AnalysisOptions(intervals=on))], BOTH, place=IN_PROCESS), 5
+            lambda on=on: analyze([Job(run, options=AnalysisOptions(intervals=on))], BOTH, target=IN_PROCESS), 5
         )
         / HEADS
         for on in (False, True)

@@ -78,7 +78,7 @@ def _layer(q: list[Rows], k: list[Rows]) -> LayerMoments:
 
 def _tables(run: qkscope.Run, *, intervals: bool, heads: frozenset[int] | None = None) -> dict[str, pd.DataFrame]:
     job = Job(run, Selection(heads=heads), AnalysisOptions(intervals=intervals))
-    frames = analyze([job], BOTH, place=IN_PROCESS)[0].tables.frames  # told that there is no sample
+    frames = analyze([job], BOTH, target=IN_PROCESS)[0].tables.frames  # told that there is no sample
     assert len(frames["rotated"]) == len(job.selection.of(run))
     assert frames["rotated"]["alpha_k_se"].notna().all() == intervals
     return frames

@@ -274,7 +274,7 @@ HEADS = [
     head(
         "a small file that fills the memory",
         bomb("data/l00h01q/data.parquet", "position"),
-        "the file cannot be read as parquet (it unpacks to 0.5 GiB from … bytes; if that is meant, set QKSCOPE_MOST_GIB to more); download or capture it again [{place}/data/l00h01q/data.parquet]",
+        "the file cannot be read as parquet (it unpacks to 0.5 GiB from … bytes; if that is expected, set QKSCOPE_MOST_GIB higher); download or capture it again [{place}/data/l00h01q/data.parquet]",
     ),
     head(
         "a file without rows",
@@ -743,7 +743,7 @@ RUNS = [
         "options that a captured run fixes",
         nothing,
         (*RUN, "--window", "99"),
-        "{place}/run is a captured run, whose window cannot be changed; leave that option out",
+        "{place}/run is a captured run, whose window was fixed at capture; remove that option",
     ),
 ]
 OPTIONS = [
@@ -856,7 +856,7 @@ OPTIONS = [
         "a small table that fills the memory",
         bomb("out/rotated.parquet", "model"),
         ANALYZE,
-        "{place}/out/rotated.parquet was not written by this version (it unpacks to 0.5 GiB from … bytes; if that is meant, set QKSCOPE_MOST_GIB to more); move it away or write elsewhere",
+        "{place}/out/rotated.parquet was not written by this version (it unpacks to 0.5 GiB from … bytes; if that is expected, set QKSCOPE_MOST_GIB higher); move it away or write elsewhere",
     ),
     error(
         "a table with a layer that no model has",
@@ -1040,7 +1040,7 @@ CAPTURES = [
         "weights in a pickle that holds more than tensors",
         pickled,
         CAPTURE,
-        "{place}/model cannot be loaded (a file of its weights holds more than tensors, which is not loaded; convert it to safetensors)",
+        "{place}/model cannot be loaded (a weights file contains objects other than tensors and is not loaded; convert it to safetensors)",
     ),
     error(
         "a tokenizer whose template asks for a token that it does not have",
@@ -1072,7 +1072,7 @@ CAPTURES = [
         "a small file of texts that fills the memory",
         bomb("texts/b.parquet", "text"),
         CAPTURE,
-        "{place}/texts/b.parquet cannot be read (it unpacks to 0.5 GiB from … bytes; if that is meant, set QKSCOPE_MOST_GIB to more); leave it out",
+        "{place}/texts/b.parquet cannot be read (it unpacks to 0.5 GiB from … bytes; if that is expected, set QKSCOPE_MOST_GIB higher); leave it out",
     ),
     error(
         "a text of more than a GiB",
@@ -1114,7 +1114,7 @@ CAPTURES = [
         "an adapter that does not say of which model",
         lambda p: [(p / "model" / "config.json").unlink(), content("model/adapter_config.json", "{}")(p)],
         CAPTURE,
-        "{place}/model is an adapter, but its adapter_config.json does not say of which model",
+        "{place}/model is an adapter, but its adapter_config.json does not name its base model",
     ),
     error(
         "a JSON line nested without end",
@@ -1283,7 +1283,7 @@ CAPTURES = [
         "more jobs than shards",
         nothing,
         (*CAPTURE, "--shard", "2/99"),
-        "these documents make one shard, too few for 99 jobs; use 1 or fewer",
+        "only 1 shard for 99 jobs; use one job, or a smaller --documents-per-shard",
     ),
     error(
         "a folder with other files",
@@ -1393,7 +1393,7 @@ EXPORTS = [
         "a run of some layers, for a format of whole models",
         nothing,
         ("export", "{place}/run", "--to", "mha2mla", "-o", "{place}/out"),
-        "{place}/run lacks layer 2, and this format is of whole models; capture all heads",
+        "{place}/run lacks layer 2, and this format needs the whole model; capture all heads",
     ),
     error(
         "a run without the covariance before the rotation",
@@ -1435,7 +1435,7 @@ EXPORTS = [
         "a score for a format without one",
         nothing,
         ("export", "{place}/run", "--to", "triattention", "--by", "far", "-o", "{place}/out"),
-        "a score and a window are choices of duo-attention; leave them out with triattention",
+        "a score and a window apply only to duo-attention; remove them for triattention",
     ),
     error(
         "a folder where a file is to be written",
@@ -1476,7 +1476,7 @@ HUB = [
         "a push of a run without checksums",
         lambda p: (p / "run" / "checksums.json").unlink(),
         PUSH,
-        "{place}/run has no checksums.json, so nobody could tell whether it is intact; capture the run again",
+        "{place}/run has no checksums.json, so it cannot be verified; capture the run again",
     ),
     error(
         "a push of an unfinished capture",

@@ -100,7 +100,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def sound(target: Path, before: dict[str, bytes], expected: dict[str, bytes], what: str) -> bool:
-    """Whether tables or pages are all old or all new, once a reader has settled the folder."""
+    """Return whether all tables or pages are old or all are new, after a reader has settled the folder."""
     if what not in ("analyze", "report") or not target.exists():
         return True
     for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
@@ -114,7 +114,7 @@ def sound(target: Path, before: dict[str, bytes], expected: dict[str, bytes], wh
 
 
 def is_state(folder: Path, inside: str, found: set[str], state: dict[str, bytes]) -> bool:
-    """Whether the files that were found are those that a whole set has in this folder."""
+    """Return whether these files are those that a complete set has in this folder."""
     names = {name.removeprefix(inside) for name in state if str(Path(name).parent) == (inside.rstrip("/") or ".")}
     return found == names and all(_content(folder / name) == hash(state[inside + name]) for name in names)
 

@@ -67,7 +67,7 @@ def main(what: str, times: int, *places: str) -> int:
 
 
 def has_ended(process: int) -> bool:
-    """Whether a child has ended, which on a busy machine it may have before its writing was seen."""
+    """Return whether a child has ended; on a busy machine this may happen before its writing was seen."""
     return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -81,7 +81,7 @@ COMMANDS = {
 
 
 def state(folder: Path, what: str) -> str:
-    """How far a killed command had come."""
+    """Describe the progress of a killed command."""
     if not folder.exists():
         return "nothing written"
     if what == "analyze":

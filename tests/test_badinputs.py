@@ -21,7 +21,6 @@ from tests.helpers import small_dataset
 
 HAS_TORCH = find_spec("torch") is not None
 CASES = {case.what: case for cases in SECTIONS.values() for case in cases}
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
 
 @pytest.fixture(scope="module")

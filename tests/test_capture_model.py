@@ -14,8 +14,6 @@ from qkscope.capture.options import CaptureOptions
 from qkscope.errors import CaptureError, ConfigError
 from tests.capture.families import build, families, torch
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
-
 
 @pytest.fixture(scope="module")
 def ids() -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""What the documents say is what the code does."""
+"""The documents agree with the code."""
 
 import doctest
 import json
@@ -51,7 +51,7 @@ def pages() -> list[Path]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may end in: headings as GitHub spells them."""
+    """Return the anchors of a page: its headings as GitHub spells them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -101,7 +101,7 @@ def test_the_first_snippet_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch
 
 
 def test_the_second_snippet_of_the_readme_runs_on_a_run_of_its_models_shape(tmp_path, monkeypatch):
-    """With random weights and fewer layers in place of the model that the README captures."""
+    """Use random weights and fewer layers in place of the model that the README captures."""
     transformers = pytest.importorskip("transformers")
     shape = {"num_hidden_layers": 6, "num_attention_heads": 9, "num_key_value_heads": 3}  # the heads of SmolLM2-135M
     config = transformers.LlamaConfig(hidden_size=72, intermediate_size=72, vocab_size=64, **shape)

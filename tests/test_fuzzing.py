@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import TARGETS, check, seeds
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # pandas' opinion of a table
-
 
 def noted(change: Callable[[dict[str, Any]], object]) -> bytes:
     """A table whose notes by pandas, which say what its columns are, were changed."""

@@ -46,7 +46,7 @@ def compute(folder: Path) -> Path:
     dataset = write_dataset(folder / "data", heads, q_per_kv=2, window=WINDOW, rope={"theta": 100.0})
     for head, rows in heads:
         widen(dataset / str(head) / "data.parquet", rows)
-    results = analyze([Job(open_run(dataset, model="golden", family="planted"))], place=IN_PROCESS)
+    results = analyze([Job(open_run(dataset, model="golden", family="planted"))], target=IN_PROCESS)
     write_results(folder / "tables", results, wall_seconds=0.0)
     return folder / "tables"
 

@@ -1,4 +1,4 @@
-"""What the source may not do: run what a file says."""
+"""The source must not run what a file says."""
 
 from __future__ import annotations
 

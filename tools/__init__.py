@@ -1,1 +1,1 @@
-"""Builds what the documents show."""
+"""Scripts that write and check parts of the docs, and check results and distributions."""

@@ -40,7 +40,7 @@ print(qkscope.__file__)
 
 
 def main() -> None:
-    """All checks, in order; the first that fails ends it."""
+    """Run all checks in order, and stop at the first that fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "dist")
     folder = parser.parse_args().folder.resolve()
@@ -96,7 +96,7 @@ class Installation:
         return self.place / "work"
 
     def run(self, program: str, *arguments: object, expected: int = 0) -> str:
-        """What a program of this environment prints; an error if it does not end as expected."""
+        """Return what a program of this environment prints; raise an error if it does not end as expected."""
         shown = " ".join([program, *(" ".join(str(word).split())[:80] for word in arguments)])
         print(f"{self.place.name}: {shown}", flush=True)
         command = [str(self.place / "venv" / "bin" / program), *map(str, arguments)]
@@ -115,12 +115,12 @@ class Installation:
         self.run("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
 
     def check_imported(self, printed: str) -> None:
-        """The qkscope that was used is the installed one."""
+        """Check that the installed qkscope was used."""
         check(f"{self.place}" in printed, f"qkscope was imported from elsewhere: {printed}")
 
 
 def try_without_torch(core: Installation, wheel: Path) -> None:
-    """Tables, figures and reports work, and commands that capture say what to install."""
+    """Check that tables, figures and reports work, and that commands that capture say what to install."""
     shutil.copy(wheel, core.work)
     shutil.copy(NOTEBOOK, core.work)
     core.install("nbclient", "ipykernel", "nbformat")
@@ -136,7 +136,7 @@ def try_without_torch(core: Installation, wheel: Path) -> None:
 
 
 def try_with_torch(full: Installation, wheel: Path) -> None:
-    """A model is captured from Python, and the demo runs."""
+    """Check that a model can be captured from Python, and that the demo runs."""
     pins = CONSTRAINTS.read_text().splitlines()
     full.install(next(pin for pin in pins if pin.startswith("torch==")))  # first and exactly, as in the Makefile
     full.install(f"qkscope[capture] @ {wheel.as_uri()}")

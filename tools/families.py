@@ -1,10 +1,10 @@
-"""Every causal language model and masked encoder of the installed transformers, tiny and random, through a capture.
+"""Try a capture of every causal language model and masked encoder of the installed transformers, tiny and random.
 
 python -m tools.families [NAME …] [--write]    # about ten minutes on two cores; --write writes docs/models.md
 
-A model is built from its config class with everything small. Then: the gate, a capture, and a check of the rotation: on
-a text of one token over and over, queries and keys with the rotation undone must be the same at every position.
-Nothing is known here about any architecture; what cannot be built small this way is listed as such.
+A model is built from its config class with everything small. It goes through the gate, a capture, and a check of the
+rotation: on a text of one repeated token, queries and keys with the rotation undone must be the same at every position.
+This module knows no architecture; models that cannot be built small this way are listed as not built.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
 TOKENS, WINDOW = 120, 128
 UNDONE = 1e-3
-"""Largest difference between positions once the rotation is undone, relative to the vectors (half precision)."""
+"""Largest difference between positions after the rotation is undone, relative to the vectors (half precision)."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one model."""
+    """The outcome of one model."""
 
     name: str
     kind: str
@@ -48,7 +48,7 @@ class Outcome:
     rotary: int = 0
     """Layers with rotary encoding."""
     undone: float | None = None
-    """Largest difference between positions once the rotation is undone."""
+    """Largest difference between positions after the rotation is undone."""
 
 
 def tried(name: str, *, encoder: bool = False) -> Outcome:
@@ -97,7 +97,7 @@ def captured(name: str, model: Any, folder: Path) -> Outcome:
 
 
 def undone_error(folder: Path) -> float | None:
-    """How far keys of layer 0 differ between positions once the rotation is undone, on a text of one token.
+    """Return how far keys of layer 0 differ between positions after the rotation is undone, on a text of one token.
 
     None if it does not rotate; what later layers get can depend on the position in other ways.
     """
@@ -136,7 +136,7 @@ def names() -> tuple[list[str], list[str]]:
 
 
 def page(outcomes: Iterable[Outcome]) -> str:
-    """docs/models.md."""
+    """Return the text of docs/models.md."""
     found = sorted(outcomes, key=lambda outcome: outcome.name)
     groups = {
         kind: [o for o in found if o.kind == kind] for kind in ("supported", "partly", "refused", "not built", "failed")
@@ -145,25 +145,28 @@ def page(outcomes: Iterable[Outcome]) -> str:
     lines = [
         "# Models",
         f"Written by `python -m tools.families --write` with transformers {version}: every causal language model and "
-        "masked encoder class that it lists, built tiny with random weights, through the gate, a capture and a "
-        "check of the rotation. No architecture is named in the code of qkscope.",
-        f"{len(groups['supported'])} supported, {len(groups['partly'])} in part, {len(groups['refused'])} refused, "
-        f"{len(groups['not built'])} not built here, {len(groups['failed'])} failed.",
+        "masked encoder class that it lists is built as a tiny model with random weights and goes through the gate, "
+        "a capture and a check of the rotation. The code of qkscope names no architecture.",
+        f"{len(groups['supported'])} supported, {len(groups['partly'])} partly supported, "
+        f"{len(groups['refused'])} refused, {len(groups['not built'])} not built, {len(groups['failed'])} failed.",
         "## Supported",
-        "Every layer is captured. *rotary*: layers with rotary encoding. *rotation undone*: on one "
-        "token over and over, the largest difference of keys of layer 0 between positions once that is undone, "
-        "relative to them; they are kept in half precision.",
+        "Every layer is captured. *rotary*: layers with rotary encoding. *rotation undone*: on a "
+        "text of one repeated token, the largest difference between keys of layer 0 at different positions after the "
+        "rotation is undone, relative to the keys, which are stored in half precision.",
         "| model type | layers | rotary | rotation undone |\n|---|---|---|---|",
     ]
     lines[-1] += "".join(_row(o) for o in groups["supported"])
-    lines += ["## In part", "| model type | captured | rotary | rotation undone | why in part |\n|---|---|---|---|---|"]
+    lines += [
+        "## Partly supported",
+        "| model type | captured | rotary | rotation undone | reason |\n|---|---|---|---|---|",
+    ]
     lines[-1] += "".join(
         f"\n| `{o.name}` | {o.captured} of {o.layers} | {o.rotary} | {_error(o)} | {_cell(o.why)} |"
         for o in groups["partly"]
     )
-    for title, kind in (("Refused", "refused"), ("Not built here", "not built"), ("Failed", "failed")):
+    for title, kind in (("Refused", "refused"), ("Not built", "not built"), ("Failed", "failed")):
         if groups[kind]:
-            lines += [f"## {title}", "| model type | why |\n|---|---|" + "".join(
+            lines += [f"## {title}", "| model type | reason |\n|---|---|" + "".join(
                 f"\n| `{o.name}` | {_cell(o.why)} |" for o in groups[kind]
             )]  # fmt: skip
     return "\n\n".join(lines) + "\n"
@@ -193,7 +196,7 @@ def _quietly(name: str, encoder: bool) -> Outcome:
 
 
 def main() -> None:
-    """Try all of them, or those that are named."""
+    """Try all models, or the given ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--write", action="store_true")

@@ -1,4 +1,4 @@
-"""Whether the code computes the same bytes as an earlier commit does, on this machine.
+"""Check whether the code computes the same bytes as an earlier commit on this machine.
 
 python -m tools.golden COMMIT
 
@@ -36,7 +36,7 @@ workers: 1
 
 
 def main() -> int:
-    """Compute twice, compare, say what differs."""
+    """Compute twice, compare, and print the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit", help="commit to compare the working tree with")
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def compare(commit: str, folder: Path) -> list[str]:
-    """What differs between the files that the commit writes and those that the working tree writes."""
+    """Return the differences between the files that the commit writes and those that the working tree writes."""
     earlier = exported(commit, folder / "source")
     before, now = (compute(tree, folder) for tree in (earlier, ROOT))
     print(f"{len(now)} files, {sum(map(len, now.values())) / 2**20:.1f} MiB")
@@ -57,7 +57,7 @@ def compare(commit: str, folder: Path) -> list[str]:
 
 
 def compute(tree: Path, folder: Path) -> dict[str, bytes]:
-    """Every file that the code of a source tree writes; always in the same place, which some files name."""
+    """Return every file that the code of a source tree writes; always in the same place, because some files name it."""
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     data = tree / "src" / "qkscope" / "data" / "tinyrope"
@@ -77,7 +77,7 @@ def compute(tree: Path, folder: Path) -> dict[str, bytes]:
 
 
 def commands() -> list[list[str]]:
-    """What is computed, as it would be typed."""
+    """The commands that are run, as they would be typed."""
     first, second = (f"runs/{name}" for name in CHECKPOINTS)
     capture = ["--tokenizer", "tokenizer", "--texts", "texts", "--device", "cpu", "--dtype", "float32"]
     capture += ["--window", str(WINDOW), "--sample", "600", "--documents-per-shard", "2"]
@@ -100,7 +100,7 @@ def commands() -> list[list[str]]:
 
 
 def _run(tree: Path, work: Path, command: list[str]) -> None:
-    """Run a command of a source tree; which function it is stands in its pyproject.toml."""
+    """Run a command of a source tree; its function is named in the tree's pyproject.toml."""
     scripts = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts[command[0]].partition(":")
     code = f"import sys; from {module} import {function}; sys.argv[0] = {command[0]!r}; {function}()"

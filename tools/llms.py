@@ -51,12 +51,12 @@ def llms_text(link: Callable[[str], str | None]) -> str:
 
 
 def introduction() -> str:
-    """What README.md says first."""
+    """Return the first paragraph of README.md."""
     return textwrap.fill((ROOT / "README.md").read_text().split("\n\n")[1].replace("**", ""), 120)
 
 
 def described() -> dict[str, str]:
-    """A line about each page: that of README.md's table, else of ABOUT."""
+    """Return a line about each page: from README.md's table, else from ABOUT."""
     rows = re.findall(r"^\| \[[^]]+\]\(([^)]+)\) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     plain = {path: re.sub(r" \(\[.*?\]\(.*?\)\)", "", text) for path, text in rows}
     return ABOUT | {ELSEWHERE.get(path, path.removeprefix("docs/")): text for path, text in plain.items()}

@@ -1,4 +1,4 @@
-"""Rewrite what README.md and docs take from elsewhere: columns and options from the code, measurements from results.
+"""Rewrite the generated parts of README.md and docs: columns and options from the code, measurements from results.
 
 python -m tools.readme
 """
@@ -19,7 +19,7 @@ PAGES = ("README.md", "docs/capture.md", "docs/columns.md", "docs/formats.md", "
 
 
 def columns_markdown() -> str:
-    """One table per table; columns that come in sets, such as X_se, X_low, X_high, share a line."""
+    """A Markdown table for each table; columns that come in sets, such as X_se, X_low, X_high, share a line."""
     return "\n".join(line for name in TABLES for line in _table(name))
 
 
@@ -69,13 +69,13 @@ def _option(one: OptionSpec) -> str:
 
 
 def speed_markdown() -> str:
-    """What was measured, and on what."""
+    """The measurements, and the machine they are from."""
     found = results.load()
     return f"{results.markdown(*found)}\n\n{results.machine(*found)}.\n"
 
 
 def growth_markdown() -> str:
-    """How time and memory grow."""
+    """The growth of time and memory."""
     return growth.markdown(results.load()[0]["growth"]) + "\n"
 
 
@@ -90,7 +90,7 @@ PARTS = {
 
 
 def updated(text: str) -> str:
-    """The text with every part it has brought up to date."""
+    """Return the text with every generated part brought up to date."""
     for name, write in PARTS.items():
         start, end = f"<!-- {name}: written by tools/readme.py -->", f"<!-- end of {name} -->"
         if start in text:

@@ -1,4 +1,4 @@
-"""The pictures of pages in README and docs, drawn from the demo in Chromium.
+"""Draw the pictures of pages in README and docs from the demo, in Chromium.
 
 python -m tools.screenshots [--demo demo]    # writes docs/images/{report,explorer,text,card}.png
 
@@ -48,7 +48,7 @@ def _opened(page: Page, path: Path, hash_part: str = "") -> Page:
 
 
 def main() -> None:
-    """Draw all of them."""
+    """Draw all pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path, default=ROOT / "demo")
     demo = parser.parse_args().demo

@@ -1,4 +1,4 @@
-"""Whether the benchmarks take as long as at an earlier commit, the two run in turn on this machine.
+"""Compare the time of the benchmarks with that of an earlier commit, the two run in turn on this machine.
 
     python -m tools.sidebyside BEFORE [AFTER] [--rounds 5]
 
@@ -53,7 +53,7 @@ def exported(commit: str, folder: Path) -> Path:
 
 
 def ratios(before: Path, after: Path, command: tuple[str, ...], rounds: int) -> tuple[list[float], list[float]]:
-    """After : before of each round, of the clock's seconds and of the processor's."""
+    """Ratios of after to before in each round, of wall-clock time and of processor time."""
     clock, processor = [], []
     for number in range(rounds):
         order = (before, after) if number % 2 == 0 else (after, before)
@@ -64,7 +64,7 @@ def ratios(before: Path, after: Path, command: tuple[str, ...], rounds: int) -> 
 
 
 def seconds(tree: Path, command: tuple[str, ...]) -> tuple[float, float]:
-    """Seconds of the clock and of the processor that a benchmark of a source tree takes."""
+    """Wall-clock and processor seconds that a benchmark of a source tree takes."""
     environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     used, start = _processor(), time.perf_counter()

@@ -75,7 +75,7 @@ FETCHED = ("stylesheet", "icon", "preload", "prefetch", "modulepreload", "precon
 
 
 def write_pages() -> None:
-    """Everything that mkdocs reads, anew."""
+    """Write everything that mkdocs reads, anew."""
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES, ignore=shutil.ignore_patterns("theme"))
     for page in sorted((ROOT / "docs").glob("*.md")):
@@ -94,7 +94,7 @@ def write_pages() -> None:
 
 
 def relinked(text: str, folder: Path) -> str:
-    """The text with its links to files of the repository as the site has them; files that are no pages are copied."""
+    """Return the text with links to files of the repository changed to those of the site; other files are copied."""
 
     def link(found: re.Match[str]) -> str:
         path = os.path.relpath(folder / found[1], ROOT)
@@ -186,7 +186,7 @@ def demo_markdown() -> str:
 
 
 class _Page(HTMLParser):
-    """What a page makes a browser fetch from elsewhere, and whether its policy forbids that."""
+    """The remote references of a page, and whether its policy forbids them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,12 +212,12 @@ class _Page(HTMLParser):
         self.remote += pattern.findall(data) if pattern else []
 
     def handle_endtag(self, tag: str) -> None:  # noqa: ARG002
-        """Leave them."""
+        """Leave style sheets and scripts."""
         self.inside = ""
 
 
 def remote_references(site: Path) -> Iterator[str]:
-    """What browsers would fetch from elsewhere by themselves, and pages that do not forbid it: one line each."""
+    """Yield a line for each remote reference that browsers would fetch, and for each page that does not forbid them."""
     for path in sorted(path for path in site.rglob("*") if path.suffix in (".html", ".css", ".js")):
         page = _Page()
         if path.suffix == ".html":

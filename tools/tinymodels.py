@@ -56,7 +56,7 @@ SMALL: dict[str, Any] = {
     r"block_size": 16,
     r".*dropout.*|.*_pdrop|layerdrop": 0.0,
 }
-"""What a setting whose name matches is set to."""
+"""Values of settings whose name matches."""
 OTHERS: tuple[dict[str, Any], ...] = (
     {},
     {"num_key_value_heads": 4},
@@ -79,7 +79,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 
 
 class ListedElsewhere(Exception):
-    """The config is of a model that has the one in question inside."""
+    """The config belongs to a model that contains the model in question."""
 
 
 def small_config(config_class: type, other: dict[str, Any], *, fill: bool = False) -> Any:

@@ -99,7 +99,7 @@ def family_study(results: Path) -> Study:
         name, _, window = folder.name[3:].partition("-at-")
         entry = StudyRunConfig(path=folder, label=name, phase=points[name].phase, step=float(points[name].step))
         (others if window else own).append(entry)
-    return build(own, others=[build([entry]) for entry in others])
+    return build(own, other_windows=[build([entry]) for entry in others])
 
 
 ENDS = ("pretrain-step-3000", "extend-4k-step-0500", "extend-8k-step-0300")

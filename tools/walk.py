@@ -1,4 +1,4 @@
-"""The tree of the source, and the way of one head through its rooms: capture, analyze, report.
+"""Write the tree of the source, and the path of one head through its folders: capture, analyze, report.
 
 python -m tools.walk [capture|analyze|report ...] [--write]
 
@@ -31,7 +31,7 @@ LENGTH = 300
 
 
 def main() -> None:
-    """Walk the ways that were asked for."""
+    """Print the requested paths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ways", nargs="*", help=f"some of {', '.join(WAYS)}; by default all")
     parser.add_argument("--write", action="store_true", help="put them into docs/architecture.md")
@@ -93,14 +93,14 @@ WAYS = {
 
 @dataclass
 class Way:
-    """What a command entered."""
+    """The folders and functions that a command entered."""
 
     steps: dict[tuple[str, str], None] = field(default_factory=dict)
     """From which room to which, one of each kind."""
     functions: set[tuple[str, int]] = field(default_factory=set)
     """Files and first lines."""
     depth: int = 0
-    """Calls of ours above one another, at most."""
+    """Largest depth of our own calls."""
 
 
 def walk(command: list[str], *, watched: bool = True) -> Way:
@@ -141,7 +141,7 @@ _ROOMS: dict[str, str | None] = {}
 
 
 def room(file: str) -> str | None:
-    """The room that a source file belongs to; None for files of others."""
+    """The folder of a source file; None for files of other packages."""
     if file not in _ROOMS:
         path = Path(file)
         inside = path.relative_to(SOURCE).parts if path.is_relative_to(SOURCE) else ()

@@ -74,7 +74,7 @@ __all__ = [
     "write_report",
 ]
 
-# Looked up on first use, so that ``import qkscope`` stays fast; all others are functions of qkscope.api.
+# Imported on first use, so that ``import qkscope`` stays fast; all other names are functions of qkscope.api.
 _ELSEWHERE = {
     "Head": "qkscope.runs.run",
     "PushOptions": "qkscope.integrations.hub",

@@ -1,3 +1,3 @@
-"""The one place that holds the version."""
+"""The version of qkscope; no other file states it."""
 
 __version__ = "0.1.0"

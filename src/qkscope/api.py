@@ -1,4 +1,4 @@
-"""Every function of ``import qkscope``; what each needs is imported when it is called.
+"""The functions of ``import qkscope``; each imports its dependencies when it is called.
 
 >>> import qkscope
 >>> run = qkscope.capture_model(model, texts, tokenizer)                  # doctest: +SKIP
@@ -43,7 +43,7 @@ def open(  # noqa: A001  qkscope.open
 ) -> Run:
     """Open a captured run or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``.
 
-    A run that was pushed to the Hub is downloaded into huggingface_hub's cache, and compared with its checksums.
+    A run that was pushed to the Hub is downloaded into huggingface_hub's cache and verified against its checksums.
     ``options`` are ``model`` and ``family``, the labels in tables, and for a dataset ``q_per_kv``, ``window``,
     ``max_samples``, ``seed``, ``skip_first`` and ``rope``, its rotary encoding, such as ``{"theta": 500000}``.
     """
@@ -70,9 +70,9 @@ def capture_model(
     """Measure a loaded transformers model, also compiled, quantised or with adapters, on these texts.
 
     Texts are strings, with a tokenizer, or token ids; each is one document, cut to the window. Strings begin with the
-    model's BOS token if its own files say so, unless ``bos`` decides it. A document with images is what the model's
-    processor returns for it. The model must be in evaluation mode and is left as it was. With a ``folder`` the run is
-    kept there, and a capture that was stopped resumes; without, it lasts as long as the object that is returned.
+    model's BOS token if the model's own files say so; ``bos`` overrides this. A document with images is the output of
+    the model's processor. The model must be in evaluation mode and is not changed. With a ``folder`` the run is stored
+    there, and a stopped capture resumes; without, the run is deleted with the returned object.
     ``options`` are those of ``qkscope capture``.
     """
     from qkscope.capture.options import need_torch
@@ -97,25 +97,27 @@ def capture_corpus(
     options: CaptureOptions | None,
     bar: bool,
 ) -> Run:
-    """Capture a ``plain`` model as ``capture_model`` does; the source is the model itself or the engine that has it."""
+    """Capture a ``plain`` model as ``capture_model`` does; the source is the model itself or its engine."""
     from qkscope.capture.options import CaptureOptions, ExecutionOptions
     from qkscope.capture.run import capture
     from qkscope.runs.run import open_run
 
-    chosen = options or CaptureOptions()
-    chosen = chosen if window is None else replace(chosen, window=window)
+    settings = options or CaptureOptions()
+    settings = settings if window is None else replace(settings, window=window)
     label = name or Path(str(plain.config.name_or_path or type(plain).__name__)).name
-    place = Path(tempfile.mkdtemp(prefix="qkscope-")) if folder is None else Path(folder)
+    run_folder = Path(tempfile.mkdtemp(prefix="qkscope-")) if folder is None else Path(folder)
     try:
-        with show_progress("capturing", "tokens", delay=2.0, shown=bar) as on_progress:
-            capture(source, corpus, place, chosen, corpus.about(label), ExecutionOptions(on_progress=on_progress))
-        run = open_run(place, model=label)
+        with show_progress("capturing", "tokens", delay=2.0, enabled=bar) as on_progress:
+            capture(
+                source, corpus, run_folder, settings, corpus.about(label), ExecutionOptions(on_progress=on_progress)
+            )
+        run = open_run(run_folder, model=label)
     except BaseException:
         if folder is None:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(run_folder, ignore_errors=True)
         raise
     if folder is None:  # copies of a run share its source
-        weakref.finalize(run.source, shutil.rmtree, place, ignore_errors=True)
+        weakref.finalize(run.source, shutil.rmtree, run_folder, ignore_errors=True)
     return run
 
 
@@ -148,7 +150,7 @@ def planes(run: Run, *, workers: int = 1) -> pd.DataFrame:
 
 
 def position(run: Run, *, decay_range: int | None = None, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
-    """What position alone says about every head whose rotation is known: the table ``position``.
+    """Statistics from position alone, for every head whose rotation is known: the table ``position``.
 
     ``decay`` is over distances up to ``decay_range``, by default half of what the queries see.
     """
@@ -161,12 +163,12 @@ def distance(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFr
 
 
 def scores(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
-    """What the scores of every head are made of: the table ``scores``."""
+    """The composition of every head's scores: the table ``scores``."""
     return _table(run, "scores", "scores", workers, AnalysisOptions(intervals=intervals))
 
 
 def reach(run: Run, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
-    """How far back every head attends, measured and predicted: the table ``reach``."""
+    """The distances over which every head attends, measured and predicted: the table ``reach``."""
     return _table(run, "reach", "reach", workers, AnalysisOptions(intervals=intervals))
 
 
@@ -185,7 +187,7 @@ def _table(run: Run, analysis: str, name: str, workers: int, options: AnalysisOp
     from qkscope.results.analyze import analyze as analyze_jobs
     from qkscope.results.job import Job
 
-    (result,) = analyze_jobs([Job(run, options=options)], [analysis], place=ExecutionTarget(workers), strict=True)
+    (result,) = analyze_jobs([Job(run, options=options)], [analysis], target=ExecutionTarget(workers), strict=True)
     return result.tables.frames[name]
 
 
@@ -207,7 +209,7 @@ def analyze(
     """
     import pandas as pd
 
-    from qkscope.analyses.catalogue import ANALYSES_BY_NAME, named
+    from qkscope.analyses.catalogue import ANALYSES_BY_NAME, analyses_named
     from qkscope.engine import ExecutionTarget
     from qkscope.results.analyze import analyze as analyze_jobs
     from qkscope.results.analyze import write_results
@@ -215,13 +217,13 @@ def analyze(
     from qkscope.results.job import Job
     from qkscope.runs.run import Run
 
-    given = [runs] if isinstance(runs, Run) else list(runs)
-    jobs = [Job.from_options(run, "analyze", options, points) for run in given]
+    run_list = [runs] if isinstance(runs, Run) else list(runs)
+    jobs = [Job.from_options(run, "analyze", options, points) for run in run_list]
     if folder is not None:
         check_results_folder(Path(folder))
     started = time.monotonic()
-    names = [analysis.name for analysis in named(ANALYSES_BY_NAME if only is None else only)]
-    results = analyze_jobs(jobs, names, place=ExecutionTarget(workers), strict=strict)
+    names = [analysis.name for analysis in analyses_named(ANALYSES_BY_NAME if only is None else only)]
+    results = analyze_jobs(jobs, names, target=ExecutionTarget(workers), strict=strict)
     for failure in (failure for result in results for failure in result.failures):
         _log.warning("left out: %s", failure)
     if folder is not None:
@@ -246,20 +248,20 @@ def write_report(
     from qkscope.report.report import EXPLORER, REPORT, TABLES_FOLDER, check_pages, write_pages
     from qkscope.runs.run import Run
 
-    place = Path(folder)
-    check_writable(place)
-    check_pages(place / REPORT, place / EXPLORER)
-    given = {runs.model: runs} if isinstance(runs, Run) else runs
-    named = given if isinstance(given, Mapping) else {run.model: run for run in given}
-    if not named or len(named) < len(given):
+    output = Path(folder)
+    check_writable(output)
+    check_pages(output / REPORT, output / EXPLORER)
+    run_collection = {runs.model: runs} if isinstance(runs, Run) else runs
+    by_label = run_collection if isinstance(run_collection, Mapping) else {run.model: run for run in run_collection}
+    if not by_label or len(by_label) < len(run_collection):
         raise ConfigError("expected runs of different models, or a dict of labels and runs")
-    entries = [StudyRunConfig(path=str(run.source), label=label) for label, run in named.items()]
-    study = gather(StudyConfig(runs=entries, title=title), place / TABLES_FOLDER, workers=workers)
-    write_pages(study, place, command="qkscope.write_report", workers=workers)
-    return place / REPORT
+    entries = [StudyRunConfig(path=str(run.source), label=label) for label, run in by_label.items()]
+    study = gather(StudyConfig(runs=entries, title=title), output / TABLES_FOLDER, workers=workers)
+    write_pages(study, output, command="qkscope.write_report", workers=workers)
+    return output / REPORT
 
 
-# ---- what a term or a window does to the prediction ----------------------------------------------------------------
+# ---- effects of terms and windows on the prediction ----------------------------------------------------------------
 
 
 def effects(
@@ -275,10 +277,10 @@ def effects(
     label: str = "",
     on_progress: Callable[[float, float], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """What each term of each head does to the prediction of a loaded model on these texts.
+    """The effect of each term of each head on the predictions of a loaded model for these texts.
 
-    Texts are as in ``capture_model``; they must not be those of the run. ``on_progress`` is told how much is done, and
-    of how much. Returns the tables ``effects`` and ``effects_together``.
+    Texts are as in ``capture_model``; they must not be those of the run. ``on_progress`` is called with the amount
+    done and the total. Returns the tables ``effects`` and ``effects_together``.
     """
     from qkscope.capture.corpus import Corpus
     from qkscope.cause.effects import EffectOptions, EffectsJob, effect_tables
@@ -301,10 +303,10 @@ def cut(
     folder: str | Path | None = None,
     workers: int = 1,
 ) -> Cut:
-    """The key heads of a captured run that need least to see beyond a window: all but a share ``keep``.
+    """Choose the key heads of a captured run to cut to a window, those that need least to see beyond it.
 
-    ``by`` orders them: far, area, lock or measured, as ``qkscope reach --by``. ``cut.windows`` is what
-    ``qkscope.intervene.windowed`` takes. With a ``folder``, cut.json is written there.
+    A share ``keep`` is not cut. ``by`` is the order: far, area, lock or measured, as ``qkscope reach --by``. Pass
+    ``cut.windows`` to ``qkscope.intervene.windowed``. With a ``folder``, cut.json is written there.
     """
     from qkscope.cause.choice import choose, heads_to_cut, write_cut
 
@@ -330,11 +332,11 @@ def cut_costs(
     length: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
-    """What cutting key heads to a window does to the loss of a loaded model: the table ``cuts``.
+    """Measure the loss of a loaded model with key heads cut to a window: the table ``cuts``.
 
     Texts are as in ``capture_model``, each cut to ``length`` tokens, by default the run's window; they must be longer
-    than twice the ``window``, and not those of the run. Besides the order ``by`` there are all others that are known,
-    the same reversed and ``draws`` random choices.
+    than twice the ``window``, and not those of the run. Besides the order ``by``, all other known orders are measured,
+    ``by`` reversed, and ``draws`` random choices.
     """
     from qkscope.capture.corpus import Corpus
     from qkscope.cause.choice import every_cut, heads_to_cut

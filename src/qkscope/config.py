@@ -35,11 +35,11 @@ class StudyRunConfig(StrictModel):
     revision: str | None = None
     """Branch, tag or commit, for a dataset on the Hub."""
     model: str | None = None
-    """Which model of a results folder; all of them unless said."""
+    """One model of a results folder; by default all models."""
     label: Annotated[str, Field(min_length=1)] | None = None
-    """As it is shown."""
+    """Label in tables and figures."""
     family: str | None = None
-    """Family it is compared within."""
+    """Family within which runs are compared."""
     phase: str | None = None
     """Part of training; makes the run a checkpoint."""
     step: float | None = None
@@ -49,7 +49,7 @@ class StudyRunConfig(StrictModel):
     nope_layers: list[_Index] | None = None
     """Layers without rotary encoding, where the tables do not say."""
     also: list[Annotated[str, Field(min_length=1)]] = []
-    """The same weights captured at other windows; PATH-at-N beside the path is found without being named."""
+    """Captures of the same weights at other windows; a PATH-at-N next to the path is found by itself."""
     weights: str | None = None
     """Hub id, folder or GGUF file of the model, for ``qkscope study capture``; relative to the study file."""
 
@@ -64,21 +64,21 @@ class StudyConfig(StrictModel):
 
 
 def load_options(path: Path, name: str, *classes: type) -> dict[str, Any]:
-    """Read the options that these dataclasses declare, under their own names, with the same care."""
+    """Read the options that these dataclasses declare from a YAML file, by name, with the same checks."""
     return load_yaml(path, options_model(name, *classes)).model_dump()
 
 
 def options_model(name: str, *classes: type, base: type[BaseModel] = StrictModel) -> type[Any]:
     """Return the pydantic model whose keys are the options that these dataclasses declare."""
-    entries = {one.name: _entry(one) for one in option_specs(*classes) if one.about.in_config}
-    made: type[Any] = create_model(name, __base__=base, **entries)  # type: ignore[call-overload]
-    return made
+    entries = {spec.name: _entry(spec) for spec in option_specs(*classes) if spec.about.in_config}
+    model: type[Any] = create_model(name, __base__=base, **entries)  # type: ignore[call-overload]
+    return model
 
 
-def _entry(one: OptionSpec) -> tuple[Any, Any]:
-    """An option as pydantic reads it: type and bounds, default."""
-    about, kind = one.about, one.kind if one.about.written is None else one.about.written
-    return _checked(kind, about), ... if one.default is MISSING else one.default
+def _entry(spec: OptionSpec) -> tuple[Any, Any]:
+    """The type with bounds and the default of an option, as pydantic reads them."""
+    about, kind = spec.about, spec.kind if spec.about.written is None else spec.about.written
+    return _checked(kind, about), ... if spec.default is MISSING else spec.default
 
 
 def _checked(kind: Any, about: Option) -> Any:
@@ -115,7 +115,7 @@ def _most(about: Option) -> float | None:
 
 
 def load_study_config(path: Path) -> StudyConfig:
-    """Read a study file, with the same care."""
+    """Read a study file, with the same checks."""
     return load_yaml(path, StudyConfig)
 
 
@@ -141,7 +141,7 @@ def load_yaml(path: Path, model: type[_Model]) -> _Model:
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {'; '.join(_explain(one, model) for one in error.errors())}") from None
+        raise ConfigError(f"{path}: {'; '.join(_explain(item, model) for item in error.errors())}") from None
 
 
 def _explain(error: Any, model: type[BaseModel]) -> str:
@@ -150,13 +150,13 @@ def _explain(error: Any, model: type[BaseModel]) -> str:
         return f"{where}: {error['msg']}"
     *parents, key = error["loc"]
     valid = _keys_at(model, parents)
-    near = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"valid keys are {', '.join(valid)}"
+    close = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"valid keys are {', '.join(valid)}"
     return f"unknown key {where!r}; {hint}"
 
 
 def _keys_at(level: type[BaseModel], parents: list[str | int]) -> list[str]:
-    found: Any = level
+    section: Any = level
     for part in parents:
-        found = get_args(found)[0] if isinstance(part, int) else found.model_fields[part].annotation
-    return list(found.model_fields)
+        section = get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
+    return list(section.model_fields)

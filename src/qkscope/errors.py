@@ -24,7 +24,7 @@ class CaptureError(QkscopeError):
 
 
 class HubError(QkscopeError):
-    """Something that cannot be sent to the Hub, or fetched from it."""
+    """A repository or file that cannot be sent to the Hub, or fetched from it."""
 
 
 class HeldError(QkscopeError):

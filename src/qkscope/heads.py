@@ -32,7 +32,7 @@ class HeadId(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> HeadId:
-        """Parse a head's name; raises ``ValueError`` if it is not one."""
+        """Parse a head's name; raise ``ValueError`` if it is not valid."""
         head = cls.match(name)
         if head is None:
             raise ValueError(f"expected a head name such as 'l05h13q', got {name!r}")
@@ -76,7 +76,7 @@ def choose_heads(heads: Sequence[tuple[int, int]], seed: int = SEED, count: int 
 
 
 def read_by(query_heads: Sequence[int], key_heads: Sequence[int], q_per_kv: int) -> list[int]:
-    """For each query head of a layer, the place of the key head that it reads.
+    """Return, for each query head of a layer, the index of the key head that it reads.
 
     >>> read_by([0, 1, 5], [0, 2], 2)
     [0, 0, 1]

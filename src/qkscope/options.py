@@ -1,4 +1,4 @@
-"""Options, each written once: a field of a dataclass with its help, from which command line, YAML and docs follow."""
+"""Options, each declared once, as a dataclass field with its help; command line, YAML and docs are built from it."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ MOST_TOKENS = 2**24
 N_BUCKETS = 16
 """Position buckets, unless an option says otherwise."""
 MOST_INDICES = 10_000
-"""Layers and heads are numbered below this."""
+"""Upper bound of layer and head numbers, exclusive."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a field of a dataclass is on the command line and in a YAML file."""
+    """A dataclass field as an option on the command line and in a YAML file."""
 
     help: str
     name: str = ""
-    """Its name there, where it is not that of the field."""
+    """Name of the option, if it differs from that of the field."""
     least: int | None = None
-    """Its smallest value, or the smallest number of characters."""
+    """Smallest value, or smallest number of characters."""
     most: float | None = None
     above: float | None = None
-    """What it has to exceed."""
+    """Value that it must exceed."""
     choices: tuple[str, ...] = ()
-    """The only values it may have."""
+    """The only allowed values."""
     typed: Any = None
-    """Its type on the command line, where it is not that of the field."""
+    """Type on the command line, if it differs from that of the field."""
     written: Any = None
-    """Its type in a YAML file, where it is not that of the field."""
+    """Type in a YAML file, if it differs from that of the field."""
     parse: Callable[[Any], Any] | None = None
-    """From what was typed or written to what the field holds."""
+    """Conversion of the typed or written value into that of the field."""
     argument: bool = False
-    """Whether it stands on the command line without its name."""
+    """True if it is a positional argument on the command line."""
     optional: bool = False
-    """Whether it is None where nothing is said, although the field is never None."""
+    """True if it is None by default, although the field is never None."""
     in_config: bool = True
-    """Whether a YAML file may hold it."""
+    """True if a YAML file may set it."""
     always: bool = False
-    """Whether a record has it even at its default."""
+    """True if a record includes it even at its default."""
 
 
 class Indices:
-    """In a YAML file: a list of layers or heads, or text such as 0,4-7."""
+    """A list of layers or heads in a YAML file, or text such as 0,4-7."""
 
 
 def option(default: Any = MISSING, help: str = "", **about: Any) -> Any:  # noqa: A002  the word is typer's too
-    """A field of a dataclass that is an option; ``about`` as in ``Option``."""
+    """Return a dataclass field that is an option; ``about`` are the fields of ``Option``."""
     return field(default=default, metadata={"option": Option(help, **about)})
 
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """One option of some dataclasses: its name, its type, its default, and what it is."""
+    """One option of some dataclasses: name, type, default and description."""
 
     name: str
     kind: Any
     default: Any
-    """``MISSING`` where there is none."""
+    """``MISSING`` if there is none."""
     about: Option
 
 
@@ -76,40 +76,40 @@ def option_specs(*classes: type) -> Iterator[OptionSpec]:
     """Every option of these dataclasses, in order."""
     for cls in classes:
         kinds = get_type_hints(cls)
-        for one, about in _options(cls):
-            default = None if about.optional else one.default
-            yield OptionSpec(about.name or one.name, kinds[one.name], default, about)
+        for field_, about in _options(cls):
+            default = None if about.optional else field_.default
+            yield OptionSpec(about.name or field_.name, kinds[field_.name], default, about)
 
 
-def from_values(cls: type[_Options], values: Mapping[str, Any], **others: Any) -> _Options:
-    """An instance from the values of its options by name; ``others`` are fields that are no options."""
-    found = {}
-    for one, about in _options(cls):
-        value = values[about.name or one.name]
-        found[one.name] = value if about.parse is None or value is None else about.parse(value)
-    return cls(**found, **others)
+def from_values(cls: type[_Options], values: Mapping[str, Any], **extra_fields: Any) -> _Options:
+    """Return an instance from the values of its options by name; ``extra_fields`` are no options."""
+    arguments = {}
+    for field_, about in _options(cls):
+        value = values[about.name or field_.name]
+        arguments[field_.name] = value if about.parse is None or value is None else about.parse(value)
+    return cls(**arguments, **extra_fields)
 
 
 def defaults(*classes: type) -> dict[str, Any]:
-    """The value of every option of which nothing is said, by name; None where there is no default."""
-    return {one.name: None if one.default is MISSING else one.default for one in option_specs(*classes)}
+    """The default of every option, by name; None where there is no default."""
+    return {spec.name: None if spec.default is MISSING else spec.default for spec in option_specs(*classes)}
 
 
 def out_of_range(instance: object) -> str | None:
-    """What is wrong with the first option that is smaller or larger than it may be; None if nothing is."""
-    for one, about in _options(type(instance)):
-        value = getattr(instance, one.name)
+    """Return an error message about the first option out of its range; None if all are within."""
+    for field_, about in _options(type(instance)):
+        value = getattr(instance, field_.name)
         if about.least is not None and type(value) is int and value < about.least:
-            return f"expected {one.name} of {about.least} or more, got {value}"
+            return f"expected {field_.name} of {about.least} or more, got {value}"
         if about.most is not None and type(value) is int and value > about.most:
-            return f"expected {one.name} of {about.most} or less, got {value}"
+            return f"expected {field_.name} of {about.most} or less, got {value}"
         if about.choices and value is not None and value not in about.choices:
-            return f"unknown {one.name} {value!r}; there are {', '.join(about.choices)}"
+            return f"unknown {field_.name} {value!r}; there are {', '.join(about.choices)}"
     return None
 
 
 def record(*instances: object) -> dict[str, Any]:
-    """Return the options of these instances for summary.json, by name: those that are not at their default."""
+    """Return the options of these instances that are not at their default, by name, for summary.json."""
     entries = {}
     for instance in instances:
         for field_, about in _options(type(instance)):
@@ -120,14 +120,14 @@ def record(*instances: object) -> dict[str, Any]:
 
 
 def from_record(cls: type[_Options], entries: Mapping[str, Any]) -> _Options:
-    """Return an instance from a record of its options; those that it lacks are at their default."""
-    known = {field_.name: about for field_, about in _options(cls) if (about.name or field_.name) in entries}
-    values = {name: entries[about.name or name] for name, about in known.items()}
-    return cls(**{name: v if v is None or (p := known[name].parse) is None else p(v) for name, v in values.items()})
+    """Return an instance from a record of its options; missing options get their default."""
+    recorded = {field_.name: about for field_, about in _options(cls) if (about.name or field_.name) in entries}
+    values = {name: entries[about.name or name] for name, about in recorded.items()}
+    return cls(**{name: v if v is None or (p := recorded[name].parse) is None else p(v) for name, v in values.items()})
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value as JSON stores it."""
     return sorted(value) if isinstance(value, frozenset) else list(value) if isinstance(value, tuple) else value
 
 
@@ -136,31 +136,33 @@ def with_keywords(*classes: type) -> Callable[[_Function], _Function]:
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
-        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        taken = {one.name for one in own}
-        more = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind)
-            for one in option_specs(*classes)
-            if one.name not in taken
+        own_parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        own_names = {parameter.name for parameter in own_parameters}
+        option_parameters = [
+            inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=spec.default, annotation=spec.kind)
+            for spec in option_specs(*classes)
+            if spec.name not in own_names
         ]
+        option_names = {parameter.name for parameter in option_parameters}
 
         @wraps(function)
         def wrapped(*args: Any, **keywords: Any) -> Any:
-            unknown = [name for name in keywords if name not in taken and name not in {one.name for one in more}]
+            unknown = [name for name in keywords if name not in own_names | option_names]
             if unknown:
-                near = get_close_matches(unknown[0], [*taken, *(one.name for one in more)], 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
+                names = [*own_names, *(parameter.name for parameter in option_parameters)]
+                close = get_close_matches(unknown[0], names, 1)
+                hint = f"; did you mean {close[0]}?" if close else ""
                 raise TypeError(f"{function.__name__}() has no option {unknown[0]!r}{hint}")
             return function(*args, **keywords)
 
-        wrapped.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        wrapped.__signature__ = signature.replace(parameters=[*own_parameters, *option_parameters])  # type: ignore[attr-defined]
         return wrapped  # type: ignore[return-value]
 
     return decorate
 
 
 def _options(cls: Any) -> Iterator[tuple[Field[Any], Option]]:
-    return ((one, one.metadata["option"]) for one in fields(cls) if "option" in one.metadata)
+    return ((field_, field_.metadata["option"]) for field_ in fields(cls) if "option" in field_.metadata)
 
 
 def parse_indices(text: Any) -> tuple[int, ...]:

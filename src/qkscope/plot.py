@@ -40,10 +40,10 @@ def pc_plane(
     kinds: str = "qk",
     scaled_positions: bool = False,
 ) -> Figure:
-    """Queries and keys on two principal components; of the given heads, or of four heads drawn with the seed.
+    """Queries and keys on two principal components, for the given heads or for four heads drawn with the seed.
 
-    With ``scaled_positions``, here and below, colours show position / (window − 1), from 0 to 1; where the window is
-    not known, position / the largest one shown.
+    With ``scaled_positions``, here and below, colours show position / (window − 1), from 0 to 1; if the window is not
+    known, position / the largest position shown.
     """
     chosen = list(heads or draw_heads(run, seed))
     study = heads_study(Job(run), chosen, ("pca",), PointOptions(axes=0, rows=MOST_POINTS, pcs=tuple(sorted(set(pcs)))))
@@ -86,11 +86,11 @@ def heads_study(
     missing = [head for head in heads if head not in {(h.layer, h.head) for h in job.run.heads}]
     if missing:
         (layer, head), first, last = missing[0], job.run.heads[0], job.run.heads[-1]
-        there = f"l{first.layer:02d}h{first.head:02d} to l{last.layer:02d}h{last.head:02d}"
-        raise ConfigError(f"{job.run.model} has no head l{layer:02d}h{head:02d}; its query heads are {there}")
+        head_range = f"l{first.layer:02d}h{first.head:02d} to l{last.layer:02d}h{last.head:02d}"
+        raise ConfigError(f"{job.run.model} has no head l{layer:02d}h{head:02d}; its query heads are {head_range}")
     options = replace(job.options, points=points, intervals=intervals)
     job = replace(job, selection=Selection(exactly=frozenset(heads)), options=options)
-    (result,) = analyze([job], analyses, place=IN_PROCESS, strict=True)
+    (result,) = analyze([job], analyses, target=IN_PROCESS, strict=True)
     return Study((StudyRun(job.run.model, job.run.family, window=job.run.source.window),), result.tables.frames)
 
 
@@ -99,9 +99,9 @@ def components_figure(
 ) -> Figure:
     """Draw heads of a study of one run on two components."""
     data = collagedata.prepare_components(study, _keys(study, heads), pcs)
-    shown = data[data["kind"].isin(list(kinds))]
+    rows = data[data["kind"].isin(list(kinds))]
     with house_style():
-        return collages.draw_components(_scaled(study, shown, scaled_positions))
+        return collages.draw_components(_scaled(study, rows, scaled_positions))
 
 
 def plane_figure(study: Study, heads: _Heads, *, scaled_positions: bool = False) -> Figure:

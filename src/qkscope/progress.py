@@ -15,10 +15,10 @@ _log = logging.getLogger("qkscope")
 
 
 class OnProgress(Protocol):
-    """A function that is told how far something is."""
+    """A function that is called with the progress of some work."""
 
     def __call__(self, done: float, total: float, note: str = "") -> None:
-        """Take the amount done, the total, and a note that is shown beside them, such as ``3 of 10 documents``."""
+        """Take the amount done, the total, and a note to show with them, such as ``3 of 10 documents``."""
 
 
 def in_view() -> bool:
@@ -27,13 +27,13 @@ def in_view() -> bool:
 
 
 @contextmanager
-def progress(what: str, unit: str = "", *, delay: float = 0.0, shown: bool = True) -> Iterator[OnProgress]:
-    """Show how far something is, with its rate and the time left, while the block runs.
+def progress(what: str, unit: str = "", *, delay: float = 0.0, enabled: bool = True) -> Iterator[OnProgress]:
+    """Show the progress of some work, its rate and the time left, while the block runs.
 
     ``unit`` is what is counted, by default ``what``; bytes ("B") are scaled. Rates count from the first report on, so
     that neither loading nor an earlier attempt enters them. A bar is drawn after ``delay`` seconds.
     """
-    if not shown:
+    if not enabled:
         yield lambda done, total, note="": None  # noqa: ARG005  the names are those of the protocol
     elif in_view():
         with _bar(what, unit or what, delay) as on_progress:

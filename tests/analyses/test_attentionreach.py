@@ -1,4 +1,4 @@
-"""How far attention goes: predicted from means, against a softmax by hand; and the table of what was measured."""
+"""The reach of attention: predicted from means, against a softmax by hand; and the table of measured reach."""
 
 from __future__ import annotations
 

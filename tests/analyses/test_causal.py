@@ -62,7 +62,7 @@ def test_without_pairs_there_is_no_slope():
 
 
 def test_documents_of_two_tokens_have_no_slope():
-    """One key before a query: rounding must not pass for a spread of positions."""
+    """A query with one earlier key: rounding must not count as a spread of positions."""
     rng = np.random.default_rng(0)
     rows = Rows(rng.standard_normal((6, 4)), np.array([7, 1000, 3, 70_001, 5, 6]), np.repeat(np.arange(3), 2))
     found = causal_bias(Pair(rows, rows), ALL)

@@ -65,7 +65,7 @@ def test_without_noise_prediction_and_measurement_are_one(layout, sign):
     np.testing.assert_allclose(found.content_offset, 0.0, atol=1e-9)
     assert found.worst < 1e-9
     pairs = score_pairs(pair, 0.5, SIGHT)
-    np.testing.assert_allclose(field.curves(pairs.places.distance)[0], pairs.score, atol=1e-9)
+    np.testing.assert_allclose(field.curves(pairs.index.distance)[0], pairs.score, atol=1e-9)
 
 
 def test_with_noise_the_prediction_lies_within_the_standard_errors():
@@ -94,8 +94,8 @@ def test_pairs_are_of_one_document_with_the_query_after_the_key():
     q = Rows(np.eye(3), np.array([5, 9, 2]), np.array([0, 0, 1]))
     k = Rows(np.eye(3), np.array([4, 9, 1]), np.array([0, 0, 1]))
     pairs = score_pairs(Pair(q, k), 2.0, SIGHT)
-    groups = pairs.places.group.tolist()
-    assert sorted(zip(groups, pairs.places.distance.tolist(), pairs.score.tolist(), strict=True)) == [
+    groups = pairs.index.group.tolist()
+    assert sorted(zip(groups, pairs.index.distance.tolist(), pairs.score.tolist(), strict=True)) == [
         (0, 1, 2.0),
         (0, 5, 0.0),
         (1, 1, 2.0),

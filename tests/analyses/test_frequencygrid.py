@@ -42,7 +42,7 @@ def test_the_frequencies_are_those_of_a_transform():
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_the_search_finds_what_looking_everywhere_finds(ends):
-    """Also where all of a sum comes from both ends of the window, which varies fastest between points."""
+    """The interpolation also holds if a sum comes from both ends of the window, where it varies fastest."""
     rng = np.random.default_rng(1)
     grid = Grid(2000)
     for _ in range(200):

@@ -31,7 +31,7 @@ def test_r_on_other_documents_is_that_of_the_other_half():
 
 
 def test_noise_keeps_no_r_on_other_documents():
-    """In many dimensions axis a always finds some r; other documents do not confirm it."""
+    """Axis a always finds some r in many dimensions; other documents do not confirm it."""
     heads = [plant(64, alpha_q=0.0, alpha_k=0.0, n=600, documents=16, seed=s) for s in range(20)]
     moments = moments_of(*heads)
     fitted = rotation_model(moments.total_q, moments.total_k).position_r
@@ -69,7 +69,7 @@ def test_the_line_is_scikit_learns_on_the_other_half():
 
 
 def test_one_component_has_a_line_too():
-    """With one axis the line is a threshold on it; position plays no part."""
+    """The line is a threshold if there is one axis; position plays no part."""
     head = plant(8, mu_q=(0.5, 1.5), mu_k=(0.0, -1.5), n=2000, documents=16)
     accuracy, _ = lda_accuracy(group_moments(head.q), group_moments(head.k), Pair(head.q, head.k), head.truth.b[None])
     on_q, on_k = head.q.x @ head.truth.b, head.k.x @ head.truth.b

@@ -24,7 +24,7 @@ def like_text(rng: np.random.Generator, likeness: float, documents: int = 32, le
 
 
 def null_of(pair: Pair, seed: int = 0) -> float:
-    """With the drift of each class, and the covariance without it, from the same rows."""
+    """Compute the null with the drift of each class, and the covariance without it, from the same rows."""
     return null_r95(pair, pooled_cov(undrifted(pair)), [slope(rows) for rows in (pair.q, pair.k)], seed)
 
 
@@ -70,7 +70,7 @@ def test_drift_passes():
 
 
 def test_signed_parts_are_positions_read_backwards():
-    """The same draws, with the positions written out."""
+    """Compute the same draws with the positions written out."""
     rng = np.random.default_rng(2)
     pair = Pair(like_text(rng, 0.5, documents=6), like_text(rng, 0.5, documents=6))
     still = undrifted(pair)

@@ -133,7 +133,7 @@ def test_a_turn_of_the_space_changes_nothing():
     one, _ = of_rows(q, keys)
     two, _ = of_rows(Rows(q.x @ turn, q.position, q.example_id), Rows(keys.x @ turn, keys.position, keys.example_id))
     np.testing.assert_allclose(one.ap, two.ap, atol=1e-10)
-    np.testing.assert_allclose(one.again, two.again, atol=1e-10)
+    np.testing.assert_allclose(one.replicates, two.replicates, atol=1e-10)
 
 
 def test_pairs_stand_before_their_bucket_and_in_one_document():
@@ -190,7 +190,7 @@ def test_equal_keys_are_no_pair_and_few_queries_no_row():
 
 
 def test_few_queries_in_many_dimensions_give_what_counting_gives():
-    """With 256 dimensions and 135 queries per bucket: along single differences no covariance of full rank is needed."""
+    """256 dimensions and 135 queries per bucket: variances along single differences need no covariance of full rank."""
     rng = np.random.default_rng(4)
     d, n, documents = 256, 135 * BUCKETS, 8
     scales = np.linspace(0.2, 2.0, d)
@@ -209,7 +209,7 @@ def test_few_queries_in_many_dimensions_give_what_counting_gives():
 
 
 def test_queries_turned_to_the_middle_differ_in_content_alone():
-    """One content, turned by its position: AP takes the motion for randomness, ap_fixed does not."""
+    """One content, turned by its position: AP counts the motion as randomness, ap_fixed does not."""
     rng = np.random.default_rng(9)
     rope = Rope(np.array([0.9, 0.1, 0.01]))
     position, document = np.tile(np.arange(WINDOW), 8), np.repeat(np.arange(8), WINDOW)
@@ -237,7 +237,7 @@ def test_over_the_window_counts_buckets_by_their_middle():
 
 
 def test_leaving_out_a_group_is_leaving_out_its_rows():
-    """Where every group has the same covariance within itself, the replicates are those of fewer rows."""
+    """If every group has the same covariance within itself, the replicates are those of fewer rows."""
     rng = np.random.default_rng(10)
     position = np.tile(np.arange(WINDOW), 32)
     document = np.repeat(np.arange(32), WINDOW)
@@ -253,8 +253,8 @@ def test_leaving_out_a_group_is_leaving_out_its_rows():
         np.einsum("bpd,bde,bpe->bp", pairs.delta, exact.cov_x, pairs.delta),
     )
     expected = (pp * weight).sum(-1)[1:] / weight.sum(-1)[1:]
-    np.testing.assert_allclose(found.again[0, 3, 1:], expected, atol=0.01)
-    assert np.abs(found.again[0, 3, 1:] - expected).max() < 0.3 * np.abs(found.ap[0, 1:] - expected).max()
+    np.testing.assert_allclose(found.replicates[0, 3, 1:], expected, atol=0.01)
+    assert np.abs(found.replicates[0, 3, 1:] - expected).max() < 0.3 * np.abs(found.ap[0, 1:] - expected).max()
 
 
 def uneven(lengths: list[int], seed: int = 0) -> HeadData:

@@ -1,4 +1,4 @@
-"""What position alone says, recomputed from vectors in plain NumPy, and on heads whose share is planted.
+"""The share of position alone, recomputed from vectors in plain NumPy, and on heads whose share is planted.
 
 Nothing here uses the package's own mathematics: shares, slopes, the null and the jackknife are written out from
 docs/method.md.
@@ -49,7 +49,7 @@ def rows_of(mean: np.ndarray, documents: list[int], rng: np.random.Generator, *,
 
 
 class ByHand:
-    """One head's vectors, and everything about them written out."""
+    """The vectors of one head, and all their quantities written out."""
 
     def __init__(self, q: Rows, k: Rows, theta: np.ndarray, window: int, scaling: float) -> None:
         self.q, self.k, self.theta, self.window, self.scaling = q, k, theta, window, scaling

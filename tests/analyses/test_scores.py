@@ -54,7 +54,7 @@ def test_terms_sum_to_the_score_and_each_is_what_it_says():
 
 
 def test_planted_shares_are_recovered():
-    """With white δ the variances are known: Var K = σ_k²‖μ̃_q‖², Var Q = σ_q²‖μ̃_k‖², Var C = d σ_q² σ_k²."""
+    """Known variances for white δ: Var K = σ_k²‖μ̃_q‖², Var Q = σ_q²‖μ̃_k‖², Var C = d σ_q² σ_k²."""
     sigma_q, sigma_k = 0.6, 0.9
     head = planted(3, sigma_q, sigma_k, documents=48)
     q, k = locked_means(head)

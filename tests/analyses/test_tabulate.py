@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues, single_table
-from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS, described
+from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS, table_columns
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.tables import Tables, concat_tables, merge_tables
 from qkscope.analyses.tabulate import batch_of, heads_from, tabulate, with_empty_scalars, with_scalars
@@ -105,7 +105,7 @@ def test_heads_without_drift_have_no_part_in_what_needs_the_axis():
 
 def test_every_declared_table_names_its_columns_once_and_has_its_keys():
     for name, table in DECLARED_TABLES.items():
-        names = [column.name for column in described(name)]
+        names = [column.name for column in table_columns(name)]
         assert len(set(names)) == len(names), name
         assert set(table.row_keys) <= set(names)
         assert set(table.in_runs) <= set(names)

@@ -77,7 +77,7 @@ def test_an_interval_contains_its_estimate_and_nothing_impossible():
 
 def test_replicates_leave_out_exactly_one_group():
     head = plant(6, n=400, documents=20)
-    found = moments_of(head).without_q.project(np.eye(6))
+    found = moments_of(head).leave_one_out_q.project(np.eye(6))
     rest = head.q.take(np.flatnonzero(head.q.example_id % 8 != 3))
     np.testing.assert_allclose(
         found[0, 3].scatter, Moments.from_rows(rest.x, rest.position).scatter, rtol=1e-10, atol=1e-9
@@ -128,14 +128,14 @@ def test_fast_replicates_hold_where_the_drift_axis_is_uncertain(monkeypatch, see
 
 
 def test_a_head_has_the_same_intervals_whatever_heads_stand_beside_it():
-    """One that spreads a million times as far in one document group has to be merged anew, and its neighbours not."""
+    """A head that spreads a million times as far in one document group is merged again, and its neighbours are not."""
     heads = [one_head(h.q, h.k) for h in (plant(16, n=1600, documents=32, seed=seed) for seed in range(5))]
     odd = plant(16, n=1600, documents=32, seed=9)
     far = Rows(odd.q.x * np.where(odd.q.example_id % 8 == 2, 1e6, 1.0)[:, None], odd.q.position, odd.q.example_id)
     heads.insert(2, one_head(far, odd.k))
     together = HeadMoments.stack(heads)
-    assert together.without_q.cancels
-    assert not HeadMoments.stack(heads[:2]).without_q.cancels
+    assert together.leave_one_out_q.cancels
+    assert not HeadMoments.stack(heads[:2]).leave_one_out_q.cancels
     for analysis, name in (("rotation", "rotated"), ("pca", "heads")):
         whole = tables_of(heads, analysis)[name]
         for i, head in enumerate(heads):

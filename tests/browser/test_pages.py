@@ -210,7 +210,7 @@ def test_a_link_opens_its_head(tab, pages, width):
 
 
 def cell(tab: Page, layer: int, head: int, layers: int = 8, heads: int = 8) -> tuple[float, float]:
-    """Where a head is on the screen."""
+    """Position of a head on the screen."""
     box = tab.locator("#maps .nsewdrag").first.bounding_box()
     return box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (layer + 0.5) / layers
 
@@ -556,7 +556,7 @@ def test_accessibility_rules_find_nothing_serious(tab, pages, page, scheme):
 
 
 def focused(tab: Page, most: int) -> list[str]:
-    """What gets the focus one after the other, from the top of the page, by its id, data or class."""
+    """Elements that get the focus one after the other, from the top of the page, by id, data or class."""
     name = "x => x.id || x.dataset.term || (x.dataset.token && 'token') || x.className || x.tagName"
     seen = []
     for _ in range(most):

@@ -16,8 +16,6 @@ CASES = [
 ]
 LENGTH = 80  # beyond original_max_position_embeddings of the scaled families
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
-
 
 def tokens(rows: int = 2, length: int = LENGTH) -> torch.Tensor:
     return torch.randint(3, 96, (rows, length), generator=torch.Generator().manual_seed(1))
@@ -234,6 +232,7 @@ def test_compiled_models_are_watched():
     torch.testing.assert_close(plain, watched)
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch asks itself whether this CPU is an Intel GPU
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights(dtype):
     model = build(FAMILIES["llama"], dtype=dtype)

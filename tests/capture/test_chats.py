@@ -15,7 +15,6 @@ from qkscope.errors import CaptureError
 from tests.capture.conftest import save
 from tests.capture.families import families
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 TEMPLATE = "{% for m in messages %}w0{{ loop.index }} {{ m['content'] }} {% endfor %}"
 CHAT = [{"role": "user", "content": "w05"}, {"role": "assistant", "content": "w06"}]
 

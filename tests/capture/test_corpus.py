@@ -1,4 +1,4 @@
-"""One way in for texts: every command and function reads the same tokens, and begins documents in the same way."""
+"""One reader for texts: every command and function gets the same tokens, and begins documents in the same way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from qkscope.errors import ConfigError
 from qkscope.integrations import QkScopeCallback, TrainingStudy
 from tests.capture.test_bos import BOS, model_with
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 WINDOW = 64
 TEXTS = [" ".join(f"w{(7 * start + i) % 90:02d}" for i in range(100)) for start in range(9)]
 

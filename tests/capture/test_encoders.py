@@ -23,7 +23,6 @@ from qkscope.heads import HeadId
 from tests.capture.conftest import captured_with_vectors
 from tests.capture.families import BASE, Family
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 LOCAL = 17
 """A query of a local layer sees keys less than this far away: local_attention / 2 tokens on each side."""
 ENCODER = {**{name: value for name, value in BASE.items() if name != "num_key_value_heads"}, "hidden_size": 64}
@@ -85,7 +84,7 @@ def test_the_distance_curve_has_both_signs(run: Path, layer: int):
 @needs_modernbert
 @pytest.mark.parametrize("layer", [0, 1])
 def test_the_prediction_is_that_of_means_on_both_sides(run: Path, layer: int):
-    """With the rotation undone by hand, the product of mean query and mean key, turned to each distance."""
+    """Return the product of mean query and mean key, with the rotation undone by hand, turned to each distance."""
     opened = qkscope.open(run)
     entry = json.loads((run / "run.json").read_text())["layers"][layer]
     theta, sign, d = np.array(entry["rope"]["frequencies"]), entry["rope"]["sign"], entry["d"]
@@ -212,7 +211,7 @@ def test_a_decoder_is_still_one(tmp_path: Path):
 
 
 def test_a_classifier_head_is_no_reason_to_refuse(tmp_path: Path):
-    """What is loaded follows from how the checkpoint was made; missing weights would be random."""
+    """The class that is loaded depends on how the checkpoint was made; missing weights would be random."""
     config = tf.ModernBertConfig(**ENCODER)
     torch.manual_seed(0)
     tf.ModernBertForSequenceClassification(config).save_pretrained(tmp_path / "model")

@@ -41,7 +41,7 @@ def passes(rng: np.random.Generator, dtype: torch.dtype) -> list[tuple[torch.Ten
 
 
 def moments(plan: Plan, calls, turns, *, half: bool, monkeypatch, way: type = RowSums):
-    monkeypatch.setattr(layersums, "takes", lambda _q, _k: half)
+    monkeypatch.setattr(layersums, "supports", lambda _q, _k: half)
     if way is GramSums:
         monkeypatch.setattr(layersums, "trusted", lambda *_: True)
         monkeypatch.setattr(layersums, "far_means", lambda q, k, _: torch.zeros(q.shape[1] + k.shape[1], q.shape[-1]))

@@ -24,7 +24,6 @@ from tests.capture.families import build, families
 from tests.capture.images import END, IMAGE, START, built, document, hooked, with_temperature, words
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # transformers' own
     pytest.mark.skipif(
         Version(version("transformers")) < Version("5.20"), reason="older versions ask for three positions"
     ),
@@ -229,7 +228,7 @@ def test_what_no_processor_returns_is_refused(change, said, tmp_path):
 
 def test_tokens_of_images_without_images_are_refused(tmp_path):
     ids = [*words(30, 1), START, *[IMAGE] * 8, END, *words(30, 2)]
-    with pytest.raises(CaptureError, match=r"^text 1 contains token 90, which stands for an image.*capture_model"):
+    with pytest.raises(CaptureError, match=r"^text 1 contains token 90, a placeholder for an image.*capture_model"):
         captured(built("qwen2_vl"), [words(40, 3), ids], tmp_path / "run")
 
 
@@ -263,8 +262,8 @@ def test_the_gate_looks_at_images(monkeypatch, tmp_path):
 
     def elsewhere(model, inputs, name):
         found = moved(model, inputs, name)
-        stretches = tuple(type(s)(s.column, s.column, s.length) for s in found.stretches)
-        return type(found)(found.inputs, stretches, found.image_tokens)
+        text_spans = tuple(type(s)(s.column, s.column, s.length) for s in found.text_spans)
+        return type(found)(found.inputs, text_spans, found.image_tokens)
 
     monkeypatch.setattr("qkscope.capture.corpus.image_inputs", elsewhere)
     with pytest.raises(

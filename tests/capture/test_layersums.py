@@ -1,4 +1,4 @@
-"""What the layers of a pass share, and what they must not."""
+"""Data that the layers of a pass share, and data that they must not share."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from qkscope.errors import CaptureError
 
 OLD = Version(version("transformers")) < Version("5.20")
 """Older versions lack some models and build others otherwise; some of their attention computes by itself."""
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 GATE = np.random.default_rng(0).integers(3, 90, 120)
 SUPPORTED = (
     "apertus", "arcee", "bart", "bert", "biogpt", "bitnet", "cohere", "deepseek_v3", "deepseek_v32", "ernie4_5",
@@ -48,7 +47,7 @@ def built(name: str) -> PreTrainedModel:
 
 
 def tried(name: str, *, encoder: bool = False) -> Outcome:
-    """What became of a model; skipped where the installed transformers is old and has it not, or not like this."""
+    """Outcome of a model; skipped if the installed transformers is old and lacks it, or has it in another form."""
     outcome = families.tried(name, encoder=encoder)
     if OLD and (outcome.kind == "not built" or "computes by itself" in outcome.why):
         pytest.skip(f"{name}: {outcome.why}")
@@ -93,7 +92,7 @@ def test_layers_that_are_used_again_are_refused():
     [("gemma3n_text", 8, 0), ("gemma4_text", 8, 0), ("deepseek_v32", 4, 16), ("glm_moe_dsa", 4, 16)],
 )
 def test_the_rotation_is_that_of_what_attends(name, planes, start):
-    """Of functions that rotate one tensor at a time, and beside an indexer that rotates its own vectors."""
+    """Rotary functions of one tensor at a time, and an indexer that rotates its own vectors."""
     layers = Measurement(built(name), GATE, CaptureOptions(window=128)).layers
     assert len(layers) == 4
     for layer in layers.values():
@@ -133,7 +132,7 @@ def test_the_page_lists_each_where_it_belongs():
             Outcome("r", "refused", "because | of"),
         ]
     )
-    assert "2 supported, 1 in part, 1 refused, 0 not built here, 0 failed." in text
+    assert "2 supported, 1 partly supported, 1 refused, 0 not built, 0 failed." in text
     assert text.index("| `a` | 2 | – | – |") < text.index("| `b` | 4 | 4 | 1e-07 |")
     assert "| `h` | 1 of 4 | 1 | 2e-07 | 1 of its 4 layers |" in text
     assert "| `r` | because \\| of |" in text

@@ -26,7 +26,6 @@ from qkscope.runs.run import open_run
 from tests.capture.families import build, families
 from tests.capture.test_run import do
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 TOKENS = Passage(np.arange(3, 43), tuple(f"t{i % 7}" for i in range(40)))
 
 

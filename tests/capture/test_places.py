@@ -1,4 +1,4 @@
-"""One run, wherever it is captured: this process, workers, actors of Ray, jobs that share the work. The same bytes."""
+"""The same bytes of a run from every place of capture: this process, workers, Ray actors, jobs that share the work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(model: Path, texts: Path, *more: object) -> None:
 
 
 def run_here(model: Path, texts: Path, *more: object) -> None:
-    """In this process, with one thread as workers have."""
+    """Capture in this process, with one thread as in workers."""
     threads = torch.get_num_threads()
     try:
         done = CliRunner().invoke(app, command(model, texts, "--threads", 1, *more)[3:], catch_exceptions=False)
@@ -61,7 +61,7 @@ def alone(model, texts, place) -> dict[str, bytes]:
     return all_bytes(place / "alone")
 
 
-pytestmark = [pytest.mark.xdist_group("places"), pytest.mark.filterwarnings("ignore")]  # the latter: transformers' own
+pytestmark = pytest.mark.xdist_group("places")
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -21,8 +21,6 @@ from tests.capture.families import build, families
 FAMILIES = families()
 SKIP, WINDOW, QUERIES = 3, 96, 5
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
-
 
 def documents() -> list[np.ndarray]:
     rng = np.random.default_rng(0)

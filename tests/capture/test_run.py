@@ -34,8 +34,7 @@ from qkscope.results.analyze import analyze
 from qkscope.results.job import Job, Selection
 from tests.capture.families import build, families
 from tests.files.hub_server import FakeHub
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+from tests.helpers import n_documents
 
 WINDOW = 160
 LENGTH_DEPENDENT = ("phi3 longrope", "dynamic scaling")
@@ -91,7 +90,7 @@ def test_single_precision_on_disk_changes_no_table(model, ids, tmp_path, monkeyp
     for name, single in (("single", layerfiles._SINGLE), ("double", ())):
         monkeypatch.setattr(layerfiles, "_SINGLE", single)
         run = qkscope.open(do(model, ids, tmp_path / name, documents_per_shard=3))
-        tables.append(analyze([Job(run, Selection())], names, place=IN_PROCESS)[0].tables.frames)
+        tables.append(analyze([Job(run, Selection())], names, target=IN_PROCESS)[0].tables.frames)
     stored, exact = tables
     assert sum(map(len, stored.values())) > 100
     for table, frame in exact.items():
@@ -113,7 +112,7 @@ def test_every_token_past_the_first_ones_counts_once(model, ids, tmp_path):
 
 @pytest.mark.parametrize("per_shard", [3, 1000], ids=["merged", "one shard"])
 def test_spread_of_queries_by_bucket_is_that_of_the_vectors(per_shard, model, ids, tmp_path):
-    """Along differences of sampled keys, and along the axes of the published model; on the host and with the sums."""
+    """Variances along differences of sampled keys and along the axes of the published model, on host and device."""
     folder = do(model, ids, tmp_path / "run", vectors=ALL, buckets=5, documents_per_shard=per_shard)
     layer = RunFolder.open(folder).layer(2)
     q, k = (Dataset.open(folder / "vectors").read(HeadId(2, head, kind)) for head, kind in ((3, "q"), (1, "k")))
@@ -192,21 +191,21 @@ class Stop(Exception):
 def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(model, ids, tmp_path, after):
     do(model, ids, tmp_path / "whole", vectors=VectorSampling(0.2))
 
-    def stop(progress) -> None:
-        if progress.documents == after:
+    def stop(_done, _total, note) -> None:
+        if n_documents(note) == after:
             raise Stop
 
     with pytest.raises(Stop):
         do(model, ids, tmp_path / "stopped", stop, vectors=VectorSampling(0.2))
-    seen = []
-    do(model, ids, tmp_path / "stopped", seen.append, vectors=VectorSampling(0.2))
-    assert seen[0].documents == (after - 1) // 8 * 8 + 1, "finished shards were done again"
+    notes = []
+    do(model, ids, tmp_path / "stopped", lambda _done, _total, note: notes.append(note), vectors=VectorSampling(0.2))
+    assert n_documents(notes[0]) == (after - 1) // 8 * 8 + 1, "finished shards were done again"
     assert all_bytes(tmp_path / "stopped") == all_bytes(tmp_path / "whole")
 
 
 def test_an_unfinished_run_cannot_be_analysed_and_a_finished_one_knows_its_window(model, ids, tmp_path):
-    def stop(progress) -> None:
-        if progress.documents == 12:
+    def stop(_done, _total, note) -> None:
+        if n_documents(note) == 12:
             raise Stop
 
     with pytest.raises(Stop):
@@ -214,7 +213,7 @@ def test_an_unfinished_run_cannot_be_analysed_and_a_finished_one_knows_its_windo
     with pytest.raises(DatasetError, match="rerun the same capture command to resume"):
         qkscope.open(tmp_path / "run")
     do(model, ids, tmp_path / "run")
-    with pytest.raises(ConfigError, match="is a captured run, whose window cannot be changed"):
+    with pytest.raises(ConfigError, match="is a captured run, whose window was fixed at capture"):
         qkscope.open(tmp_path / "run", window=99)
     broken = tmp_path / "run" / "moments" / "layer-001.safetensors"
     broken.write_bytes(broken.read_bytes()[:1000])
@@ -360,7 +359,7 @@ def test_other_weights_are_another_run(ids, tmp_path):
 
 
 def test_a_second_process_is_told_that_the_folder_is_taken(model, ids, tmp_path):
-    def meddle(_) -> None:
+    def meddle(*_) -> None:
         with pytest.raises(
             HeldError, match=rf"is in use by process {os.getpid()} on .*, since 20.* UTC; wait until it ends"
         ):

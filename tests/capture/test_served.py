@@ -20,7 +20,6 @@ from qkscope.capture.call import RequestSpan, documents_of, request_output  # is
 from qkscope.capture.options import CaptureOptions  # isort: skip
 from qkscope.capture.serve import ServingEngine  # isort: skip
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 NAME = "flattened_for_tests"
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from benchmarks.soak import soak
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
 
 def test_open_files_and_parts_stay_bounded(tmp_path):

@@ -1,4 +1,4 @@
-"""What a capture lives through: kills, full disks, too little memory, a second process, damage on disk."""
+"""Failure recovery of a capture: kills, full disks, too little memory, a second process, damage on disk."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ from tests.capture.families import build, families
 from tests.capture.test_run import ALL, Stop, do, same_moments
 from tests.files.hub_server import FakeHub
 from tests.forking import all_bytes
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+from tests.helpers import n_documents
 
 
 @pytest.fixture(autouse=True)
 def heard(monkeypatch) -> None:
-    """What commands that ran before have set up keeps nothing from being heard."""
+    """Let log messages reach the test, whatever earlier commands set up."""
     monkeypatch.setattr(logging.getLogger("qkscope"), "propagate", True)
     monkeypatch.setattr(logging.getLogger("qkscope"), "level", logging.INFO)
 
@@ -90,8 +89,8 @@ def test_two_processes_in_one_folder_twenty_times(model_folder, texts, tmp_path)
 
 
 def interrupted(model, ids, folder: Path, after: int, **options: object) -> None:
-    def stop(progress) -> None:
-        if progress.documents == after:
+    def stop(_done, _total, note) -> None:
+        if n_documents(note) == after:
             raise Stop
 
     with pytest.raises(Stop):
@@ -105,9 +104,9 @@ def test_damage_is_measured_again_and_told(model, ids, tmp_path, caplog):
     assert part.name == "000000-000002"
     file = part / "layer-001.safetensors"
     file.write_bytes(file.read_bytes()[:-8] + b"12345678")
-    seen = []
-    do(model, ids, tmp_path / "run", seen.append)
-    assert seen[0].documents == 1
+    notes = []
+    do(model, ids, tmp_path / "run", lambda _done, _total, note: notes.append(note))
+    assert n_documents(notes[0]) == 1
     assert (
         "000000-000002 is damaged (layer-001.safetensors differs from its checksum); its shards are measured again"
         in caplog.text
@@ -140,8 +139,8 @@ def test_a_finished_run_that_was_not_tidied_is_tidied(model, ids, tmp_path):
 
 
 def test_a_folder_that_is_renamed_meanwhile_is_told_and_can_be_resumed(model, ids, tmp_path):
-    def rename(progress) -> None:
-        if progress.documents == 9:
+    def rename(_done, _total, note) -> None:
+        if n_documents(note) == 9:
             (tmp_path / "run").rename(tmp_path / "moved")
 
     with pytest.raises(DatasetError, match="run was renamed or removed while it was being written; rerun the same"):
@@ -154,13 +153,13 @@ def test_a_folder_that_is_renamed_meanwhile_is_told_and_can_be_resumed(model, id
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_copy_that_was_taken_meanwhile_resumes(model, ids, tmp_path, seed):
-    """As one on object storage: files are copied one by one, in any order, while the capture goes on, and never whole.
+    """Copies like those to object storage: files one by one, in any order, during the capture, and never whole.
 
     What is copied before it is complete, or after what it belongs to is gone, is found by its digest.
     """
     rng, copy = random.Random(seed), tmp_path / "copy"
 
-    def copy_some(_) -> None:
+    def copy_some(*_) -> None:
         files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
         for path in rng.sample(files, len(files) * 2 // 3):
             target = copy / path.relative_to(tmp_path / "run")
@@ -515,7 +514,7 @@ def test_shares_that_are_none(text):
 
 
 def test_more_jobs_than_shards(model, ids, tmp_path):
-    with pytest.raises(CaptureError, match="these documents make 2 shards, too few for 5 jobs; use 2 or fewer"):
+    with pytest.raises(CaptureError, match="only 2 shards for 5 jobs; use at most 2 jobs"):
         do(model, ids[:4], tmp_path / "run", doing={"share": Share(2, 5)}, documents_per_shard=2)
 
 

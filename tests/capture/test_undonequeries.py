@@ -32,8 +32,7 @@ from qkscope.runs.captured import layer_rope
 from tests.capture.families import build, families
 from tests.capture.test_halfsums import HEADS, D, passes, rope
 from tests.capture.test_run import ALL, all_bytes, do, same_moments
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+from tests.helpers import n_documents
 
 KEEP = {"keep": "undone-cov"}
 
@@ -76,7 +75,7 @@ def test_a_far_mean_costs_no_precision(options, dtype, monkeypatch):
     """Means of up to 30 standard deviations, and of half-precision vectors as on a GPU."""
     layout, sign, start, planes = options
     plan, turns = Plan(150, 5, 4), rope(layout, sign, start, planes)
-    monkeypatch.setattr(layersums, "takes", lambda _q, _k: dtype is torch.bfloat16)
+    monkeypatch.setattr(layersums, "supports", lambda _q, _k: dtype is torch.bfloat16)
     sums, rows, at = LayerSums(plan, turns, undone=UndoneQueries(turns)), [], []
     first, second = turns.coordinates
     for q, k, tokens in passes(np.random.default_rng(0), dtype):
@@ -138,8 +137,8 @@ def test_stopped_shared_and_sent_to_workers_it_is_the_same_bytes(model_folder, m
     class StoppedError(Exception):
         pass
 
-    def stop(progress) -> None:
-        if progress.documents > 10:
+    def stop(_done, _total, note) -> None:
+        if n_documents(note) > 10:
             raise StoppedError
 
     with pytest.raises(StoppedError):

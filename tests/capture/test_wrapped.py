@@ -21,7 +21,14 @@ from tests.capture.conftest import save
 from tests.capture.families import build, families
 from tests.capture.test_run import all_bytes, do, same_moments
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:`torch.jit:DeprecationWarning"
+    ),  # torch's compiler imports what torch deprecates
+    pytest.mark.filterwarnings(
+        "ignore:`is_gradient_checkpointing:FutureWarning"
+    ),  # peft asks transformers in its old words
+]
 
 
 def same_run(a: Path, b: Path, rtol: float) -> None:
@@ -107,7 +114,7 @@ def test_the_model_is_left_as_it_was(model, ids, tmp_path):
 
 
 def test_a_model_split_over_processes_is_refused(model, ids, tmp_path):
-    """As tensor parallelism and FSDP leave it, here among one process."""
+    """A model split like by tensor parallelism and FSDP, here over one process."""
     from torch import distributed
     from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
 

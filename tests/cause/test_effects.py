@@ -17,7 +17,7 @@ from tests.cause.test_intervene import case, tokens
 
 HEAD = (1, 2)
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("intervene llama")]
+pytestmark = pytest.mark.xdist_group("intervene llama")
 
 
 @pytest.fixture

@@ -36,8 +36,6 @@ EVERY_FAMILY = pytest.mark.parametrize(
 NEARLY_1 = math.nextafter(1.0, 2.0)
 """Not 1, so the terms are formed, but 1 in float32."""
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
-
 
 @cache
 def case(name: str):
@@ -82,7 +80,7 @@ def test_all_ones_leave_every_family_as_it_is(name):
 
 @EVERY_FAMILY
 def test_terms_sum_to_the_score_and_are_scaled_as_they_say(name):
-    """Of the first layer, whose queries and keys no intervention changes: weights of the scaled call, term by term."""
+    """Attention weights of the first layer, whose queries and keys no intervention changes, computed term by term."""
     model, folder = case(name)
     locked, run = LockedModel.of(model, folder), open_run(folder)
     layer, ids, chosen = min(locked.entries), tokens(), (0.0, 0.5, 2.0, -1.0)

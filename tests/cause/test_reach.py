@@ -1,4 +1,4 @@
-"""In a layer with a sliding window everything about pairs is about pairs within reach: counted directly."""
+"""Pairs in a layer with a sliding window: only pairs within reach count, compared with a direct count."""
 
 from __future__ import annotations
 

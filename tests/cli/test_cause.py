@@ -25,7 +25,7 @@ from qkscope.errors import ConfigError
 from tests.capture.conftest import WORDS, save
 from tests.capture.families import families
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("cause")]
+pytestmark = pytest.mark.xdist_group("cause")
 
 
 @pytest.fixture(scope="module")

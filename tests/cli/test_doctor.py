@@ -13,7 +13,7 @@ from qkscope.cli.main import app
 
 
 def lines(folder) -> dict[str, str]:
-    return {finding.what.strip(): str(finding) for finding in doctor.examine(folder)}
+    return {finding.name.strip(): str(finding) for finding in doctor.examine(folder)}
 
 
 def test_a_sound_installation_has_no_problem(tmp_path):

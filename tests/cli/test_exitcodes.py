@@ -105,7 +105,10 @@ def test_what_nobody_foresaw_is_code_3_with_a_saved_traceback(place, monkeypatch
     done = invoke(name)
     assert done.exit_code == 3, done.output
     (saved,) = (place / "tracebacks").iterdir()
-    assert f"error: ZeroDivisionError, which qkscope did not foresee (of a kind); {saved} says where" in done.output
+    assert (
+        f"error: unexpected ZeroDivisionError (of a kind); please report it with the traceback in {saved}"
+        in done.output
+    )
     assert "in fails" in saved.read_text()
 
 

@@ -1,4 +1,4 @@
-"""What commands say while they work and when they end."""
+"""Messages of commands during their work and at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import qkscope
 from qkscope.cli.common import log, set_up_logging
-from qkscope.cli.ending import clickable, say_findings
+from qkscope.cli.ending import clickable, print_findings
 from qkscope.cli.main import app
 from qkscope.config import StudyRunConfig
 from qkscope.errors import QkscopeError
@@ -93,7 +93,7 @@ def test_the_hub_that_does_not_answer_is_told_once(capsys):
         requests.warning("'Name or service not known' thrown while requesting HEAD https://somewhere")
         requests.warning("Retrying in 8s [Retry %d/5].", attempt)
     said = capsys.readouterr().err
-    assert said == "the Hub does not answer; trying again for half a minute\n"
+    assert said == "the Hub does not answer; retrying for half a minute\n"
     set_up_logging(quiet=False, verbose=True)
     assert requests.filters == []
     set_up_logging(quiet=True, verbose=False)
@@ -105,11 +105,11 @@ def test_the_hub_that_does_not_answer_is_told_once(capsys):
 
 def test_the_end_is_two_lines_and_paths_are_links_on_a_terminal(tmp_path, capsys, monkeypatch):
     study = build([StudyRunConfig(path=write_model(tmp_path / "m", "m", layers=2, heads=4))])
-    say_findings(study)
+    print_findings(study)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert lines[1].startswith("m, window 4,096: ")
-    say_findings(study, quiet=True)
+    print_findings(study, quiet=True)
     assert capsys.readouterr().out == ""
     page = tmp_path / "a page.html"
     assert clickable(page) == str(page)
@@ -132,9 +132,7 @@ def test_a_bug_is_one_line_with_its_own_code_and_a_file(tmp_path, monkeypatch, e
     (line,) = done.output.splitlines()
     (file,) = tmp_path.glob("qkscope-*.txt")
     reason = " ".join(str(error).split())
-    said = (
-        f"error: {type(error).__name__}, which qkscope did not foresee ({reason}); {file} says where, please report it"
-    )
+    said = f"error: unexpected {type(error).__name__} ({reason}); please report it with the traceback in {file}"
     assert line == said
     assert "in fails" in file.read_text()
     assert not (tmp_path / "report").exists()
@@ -150,8 +148,8 @@ def test_a_bug_with_nowhere_to_write_it_is_still_one_line(tmp_path, monkeypatch)
     monkeypatch.setattr("qkscope.report.gather.study_config", fails)
     done = CliRunner().invoke(app, ["report", "x", "-o", str(tmp_path / "report")])
     assert done.exit_code == 3
-    said = "error: ZeroDivisionError, which qkscope did not foresee (no reason given)"
-    assert done.output == f"{said}; run it again with --verbose to see where\n"
+    said = "error: unexpected ZeroDivisionError (no reason given)"
+    assert done.output == f"{said}; rerun with --verbose for the traceback\n"
 
 
 def test_nothing_that_is_printed_can_move_the_cursor(capsys, tmp_path):

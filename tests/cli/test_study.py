@@ -43,7 +43,7 @@ def test_every_run_is_captured_at_its_window_and_at_that_of_the_comparison(study
         path.name: json.loads((path / "run.json").read_text())["window"] for path in (study.parent / "runs").iterdir()
     }
     assert runs == {"short": 64, "long": 128, "long-at-64": 64}
-    assert "is there" in capture(study).output
+    assert "is captured already" in capture(study).output
     found = gather(study_config([str(study)]), study.parent / "tables", points=False, workers=1)
     assert found.labels == ["short", "long"]
     assert found.compare_at == 64

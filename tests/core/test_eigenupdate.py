@@ -23,7 +23,7 @@ def top_of(matrix: np.ndarray, known: int = 6) -> KnownTop:
 
 
 def near(matrices: np.ndarray, known: Known, k: int, ceiling: float | None = None, rounds: int = 1) -> Eigen:
-    """As the analyses call it, with one more axis for heads; without a ceiling a factorisation decides."""
+    """Call the update like the analyses, with one more axis for heads; without a ceiling, a factorisation decides."""
     most = np.full((1, len(matrices)), np.inf if ceiling is None else ceiling)
     found = eigh_near(lambda vectors: vectors @ matrices[None], _headed(known), k, most, rounds)
     return Eigen(found.values[0], found.axes[0])
@@ -40,7 +40,7 @@ def _headed(known: Known) -> Known:
 @pytest.mark.parametrize("kind", ["steep", "like a head", "flat", "low rank"])
 @pytest.mark.parametrize(("d", "k"), [(64, 10), (128, 10), (64, 1), (5, 5), (20, 10)])
 def test_eigenpairs_of_a_nearby_matrix_equal_a_full_decomposition(kind, d, k, bounded):
-    """Nearby as delete-one covariances are: the same law, an eighth of the rows left out."""
+    """A matrix as close as delete-one covariances are: the same law, an eighth of the rows left out."""
     if kind in ("like a head", "low rank") and d < 10:
         pytest.skip("needs more dimensions than that")
     rng = np.random.default_rng(d + k)
@@ -68,7 +68,7 @@ def test_a_matrix_that_is_not_near_is_decomposed_in_full():
 
 @pytest.mark.parametrize("all_known", [True, False])
 def test_variance_that_appears_where_none_was_is_not_missed(all_known):
-    """Along an axis of eigenvalue 0, uncoupled to all others: nothing in the leading block tells of it."""
+    """A change along an axis of eigenvalue 0, uncoupled to all others, does not show in the leading block."""
     known = np.diag(np.concatenate([np.linspace(10, 5, 40), np.zeros(24)]))
     axis = eigh_descending(known).axes[-1]
     matrices = (known + 50 * np.outer(axis, axis))[None]
@@ -112,7 +112,7 @@ def test_a_ceiling_that_holds_spares_the_factorisation(monkeypatch):
 
 @pytest.mark.parametrize("k", [1, 10])
 def test_an_axis_of_the_block_that_grows_by_what_lies_beyond_is_not_missed(k):
-    """Further down in the block than what is held, and coupled to an axis outside of it: both look small alone."""
+    """A change below the kept part of the block, coupled to an axis outside of the block: both look small alone."""
     tops = np.linspace(1.02, 0.985, k + NEAR_BLOCK - 1)
     known = np.diag(np.concatenate([tops, [0.6, 0.5], np.linspace(0.5, 0.05, 20)]))
     at = len(tops)

@@ -1,4 +1,4 @@
-"""What the figures of plasticity, of distance by depth and of followed components draw, against tables made by hand."""
+"""The data of figures of plasticity, of distance by depth and of followed components, against tables made by hand."""
 
 import numpy as np
 import pandas as pd

@@ -45,7 +45,7 @@ def layer_moments(seed: int) -> LayerMoments:
 
 
 def finished_layer(seed: int) -> LayerMoments:
-    """As a finished run has it."""
+    """Moments of a layer in the form of a finished run."""
     rng = np.random.default_rng(seed)
     pairs = TokenPairs(np.array([[-1, -1], [0, 1]]), np.array([[0, 0], [0, 1]]), np.array([[0, 0], [2, 3]]))
     spread = StoredSpread(pairs, rng.uniform(0, 1, (2, 2, 2)), rng.uniform(0, 1, (2, 2, 3)))
@@ -82,9 +82,9 @@ def in_order(tmp_path_factory):
 
 def test_a_tree_of_eleven_has_three_parts(in_order):
     parts = opened(in_order)
-    assert sorted(parts.notes) == [Span(0, 8), Span(8, 2), Span(10, 1)]
+    assert sorted(parts.metadata) == [Span(0, 8), Span(8, 2), Span(10, 1)]
     assert parts.done == set(range(11))
-    assert [one.document for one in parts.note.left_out] == [0, 5, 10]
+    assert [one.document for one in parts.total_metadata.left_out] == [0, 5, 10]
     total = parts.total(3)
     assert total is not None
     expected = layer_moments(3)
@@ -107,9 +107,9 @@ def test_neither_order_nor_interruption_nor_sharing_changes_a_byte(in_order, tmp
         add(shares[one], shard)
     target = opened(tmp_path / "merged")
     for share in choice.sample(shares, len(shares)):
-        for span in choice.sample(sorted(share.notes), len(share.notes)):
-            target.add(span, share.layers(span), share.notes[span])
-    assert all_bytes(target.place) == all_bytes(in_order / PARTS)
+        for span in choice.sample(sorted(share.metadata), len(share.metadata)):
+            target.add(span, share.layers(span), share.metadata[span])
+    assert all_bytes(target.parts_folder) == all_bytes(in_order / PARTS)
 
 
 def test_a_part_that_could_not_be_measured_is_no_sum(tmp_path):
@@ -117,7 +117,7 @@ def test_a_part_that_could_not_be_measured_is_no_sum(tmp_path):
     parts.add(Span(1), {}, PartMetadata(left_out=[LeftOutDocument(document=1, reason="large")]))
     assert parts.total(0) is None
     add(parts, 0)
-    assert sorted(parts.notes) == [Span(0, 2)]
+    assert sorted(parts.metadata) == [Span(0, 2)]
     total = parts.total(3)
     assert total is not None
     np.testing.assert_array_equal(total.q.mean, layer_moments(3).q.mean)
@@ -126,12 +126,12 @@ def test_a_part_that_could_not_be_measured_is_no_sum(tmp_path):
 def test_a_kill_between_writing_and_removing_leaves_one_part(tmp_path):
     parts = opened(tmp_path)
     add(parts, 0)
-    shutil.copytree(parts.place / "000000-000001", tmp_path / "before")
+    shutil.copytree(parts.parts_folder / "000000-000001", tmp_path / "before")
     add(parts, 1)
-    (tmp_path / "before").rename(parts.place / "000000-000001")
-    (parts.place / ".000002-000001.17.tmp").mkdir()
-    assert sorted(opened(tmp_path).notes) == [Span(0, 2)]
-    assert [path.name for path in parts.place.iterdir()] == ["000000-000002"]
+    (tmp_path / "before").rename(parts.parts_folder / "000000-000001")
+    (parts.parts_folder / ".000002-000001.17.tmp").mkdir()
+    assert sorted(opened(tmp_path).metadata) == [Span(0, 2)]
+    assert [path.name for path in parts.parts_folder.iterdir()] == ["000000-000002"]
 
 
 def flip(path) -> None:
@@ -163,7 +163,7 @@ def test_a_damaged_part_is_named_and_done_again(tmp_path, how):
     parts = opened(tmp_path)
     for shard in range(3):
         add(parts, shard)
-    place = parts.place / "000000-000002"
+    place = parts.parts_folder / "000000-000002"
     DAMAGE[how](place, json.loads((place / "part.json").read_text()))
     again = Parts(tmp_path, MANIFEST)
     (damaged,) = again.open(tmp_path / "kept")

@@ -27,8 +27,6 @@ from qkscope.integrations.exports.about import base_of
 from qkscope.integrations.exports.mha2mla import NOT_ROTATED
 from tests.capture.families import build, families
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
-
 SKIP_FIRST, WINDOW = 4, 160
 FAMILIES = ("llama", "qwen3", "gpt-neox", "yarn scaling", "glm4", "gemma3", "ministral3")
 """GQA, QK-norm, partial rotary, a factor of the encoding, interleaved planes, sliding windows, a temperature."""
@@ -72,7 +70,7 @@ def documents() -> list[np.ndarray]:
 
 @contextmanager
 def hooked(model: Any, kind: str, *, with_norm: bool) -> Iterator[list[list[torch.Tensor]]]:
-    """What the last module before the rotation puts out, layer by layer: q_norm if there is one, else q_proj."""
+    """Output of the last module before the rotation, layer by layer: q_norm if there is one, else q_proj."""
     modules = [
         (getattr(attention, f"{kind}_norm", None) if with_norm else None)
         or getattr(attention, f"{kind}_proj", None)
@@ -92,7 +90,7 @@ def hooked(model: Any, kind: str, *, with_norm: bool) -> Iterator[list[list[torc
 
 
 def by_heads(output: torch.Tensor, kind: str, length: int, d: int, heads: int) -> np.ndarray:
-    """As (tokens, heads, d): outputs are (T, H·d), (T, H, d), (H, T, d) or, of fused projections, (T, H·3d)."""
+    """Return (tokens, heads, d) from outputs (T, H·d), (T, H, d), (H, T, d) or, of fused projections, (T, H·3d)."""
     if output.ndim == 3 and output.shape[:2] != (length, heads):
         output = output.transpose(0, 1)
     rows = output.reshape(length, heads, -1)
@@ -220,7 +218,7 @@ def test_gates_are_read_back(qwen3, tmp_path):
 
 
 def test_a_calibration_that_skips_the_norm_is_far_off(qwen3, tmp_path):
-    """As public scripts do: q_proj(hidden) without the q_norm that Qwen3 and Gemma apply to it."""
+    """Compute q_proj(hidden) like public scripts, without the q_norm that Qwen3 and Gemma apply to it."""
     qkscope.export_run(qwen3.run, "triattention", tmp_path / "stats.pt")
     ours = qkscope.read_export(qwen3.run, "triattention", tmp_path / "stats.pt")
     without = by_hooks(qwen3.model, with_norm=False)
@@ -346,7 +344,7 @@ def test_damaged_exports_are_one_line(qwen3, tmp_path):
 
 
 class Executed:
-    """What no reader may make."""
+    """An object that runs code when it is unpickled, which no reader may do."""
 
     def __reduce__(self):
         return Path.touch, (Path("executed"),)
@@ -384,7 +382,7 @@ def test_the_command_writes_or_refuses_in_one_line(qwen3, tmp_path):
             "far",
             "-o",
             out / "x",
-        ): "error: a score and a window are choices of duo-attention; leave them out with mha2mla",
+        ): "error: a score and a window apply only to duo-attention; remove them for mha2mla",
         (
             "--to",
             "duo-attention",
@@ -404,8 +402,8 @@ def test_the_command_writes_or_refuses_in_one_line(qwen3, tmp_path):
 @pytest.mark.parametrize(
     ("family", "options", "to", "words"),
     [
-        ("qwen3", {"layers": (0, 2)}, "mha2mla", "lacks layer 1, and this format is of whole models"),
-        ("qwen3", {"heads": (0, 1)}, "duo-attention", "lacks some heads, and this format is of whole models"),
+        ("qwen3", {"layers": (0, 2)}, "mha2mla", "lacks layer 1, and this format needs the whole model"),
+        ("qwen3", {"heads": (0, 1)}, "duo-attention", "lacks some heads, and this format needs the whole model"),
         ("qwen3", {"pre_rope": True}, "triattention", "was captured before the rotation"),
         ("smollm3", {}, "mha2mla", "layer 3 of .* has no rotary encoding"),
     ],
@@ -434,5 +432,5 @@ def test_runs_of_earlier_versions_lack_lengths(qwen3, tmp_path):
     path = tmp_path / "old" / "moments" / "layer-000.safetensors"
     save_file({name: array for name, array in load_file(path).items() if not name.startswith("sizes")}, path)
     write_checksums(tmp_path / "old")
-    with pytest.raises(ConfigError, match="has no lengths in planes, as runs of earlier versions; capture it again"):
+    with pytest.raises(ConfigError, match="has no lengths in planes, since an earlier version captured it; capture"):
         qkscope.export_run(tmp_path / "old", "triattention", tmp_path / "stats.pt")

@@ -54,7 +54,7 @@ def loaded(folder: Path):
 
 
 def answer(folder: Path, press) -> str:
-    """What kvpress' own pipeline makes of a long context."""
+    """The answer of kvpress' own pipeline on a long context."""
     tokenizer = tf.AutoTokenizer.from_pretrained(folder / "model", bos_token="[BOS]")
     pipe = kvpress.KVPressTextGenerationPipeline(model=loaded(folder), tokenizer=tokenizer)
     context = " ".join(np.random.default_rng(0).choice(WORDS, 150))
@@ -114,7 +114,7 @@ def test_a_press_of_a_cut_runs_in_its_pipeline(place):
 
 
 def test_gates_are_read_by_its_own_reader(place, monkeypatch):
-    """Which fetches them from the repository of DuoAttention."""
+    """Let kvpress' reader, which downloads gates from DuoAttention's repository, read ours."""
     from kvpress.presses import duo_attention_press as duo
 
     def get(url: str) -> SimpleNamespace:

@@ -31,7 +31,6 @@ from tests.files.hub_store import HubStore
 
 TOKEN, OTHER = "hf_ofAnn", "hf_ofBob"
 REPO, OPEN = "ann/first", "ann/open"
-pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +126,7 @@ def on_hub(starter, made, tmp_path_factory) -> HubStore:
 
 @pytest.fixture
 def pushed(hub, on_hub) -> HubStore:
-    """The same, in the state after these pushes."""
+    """The same Hub, in the state after these pushes."""
     hub.repositories, hub.objects = copy.deepcopy((on_hub.repositories, on_hub.objects))
     return hub
 
@@ -430,9 +429,7 @@ def test_tokens_that_do_not_work(client, run, tmp_path):
     login = "run 'hf auth login'"
     refused = f"the Hub does not accept this token; {login} again (HF_TOKEN, if it is set, comes first)"
     nobody, wrong = client.by("nobody", None), client.by("wrong", "hf_wrong")
-    assert nobody.fails("push", run, REPO) == (
-        f"this needs a token of the Hub, and there is none; {login}, or set HF_TOKEN"
-    )
+    assert nobody.fails("push", run, REPO) == (f"no Hub token found; {login}, or set HF_TOKEN")
     assert wrong.fails("push", run, REPO) == refused
     assert wrong.fails("pull", REPO, "-o", tmp_path / "out") == refused
     assert client.by("strange", "hf_\u2026").fails("push", run, REPO) == refused
@@ -473,7 +470,7 @@ def test_inputs_that_cannot_be_pushed_or_pulled(hub, client, run, tmp_path):
     said = client.fails("push", run, REPO)
     assert said.startswith(f"{run} is not intact: {run}/moments/layer-000.safetensors differs from its checksum;")
     (run / "checksums.json").unlink()
-    assert client.fails("push", run, REPO).startswith(f"{run} has no checksums.json, so nobody could tell")
+    assert client.fails("push", run, REPO).startswith(f"{run} has no checksums.json, so it cannot be verified")
     assert hub.repositories == {}
     hub.holds("ann/texts", {"a.txt": b"x"})
     said = client.fails("pull", "ann/texts", "-o", tmp_path / "out")

@@ -142,7 +142,7 @@ def test_tables_of_different_heads_are_put_side_by_side_without_losing_any():
 
 
 def unpacked(text: str, window: int) -> dict[str, dict[str, np.ndarray]]:
-    """What the page's script does, in Python."""
+    """The page's script in Python."""
     import base64
 
     blob = base64.b64decode(text)

@@ -39,7 +39,7 @@ D = 12
 
 @dataclass(frozen=True)
 class Truth:
-    """What is planted: how strongly means of queries and keys are locked, before and after the extension."""
+    """Planted values: how strongly means of queries and keys are locked, before and after the extension."""
 
     q: float
     k: float
@@ -69,7 +69,7 @@ def results(folder: Path, label: str, truth: Truth, factor: float, window: int) 
     rope = {"frequencies": THETA.tolist()}
     data = write_dataset(folder / f"{label}-{window}-data", heads, q_per_kv=1, window=window, rope=rope)
     computed = analyze(
-        [Job(qkscope.open(data, model=label), options=AnalysisOptions(decay_range=128))], place=IN_PROCESS
+        [Job(qkscope.open(data, model=label), options=AnalysisOptions(decay_range=128))], target=IN_PROCESS
     )
     write_results(folder / f"{label}-{window}", computed, wall_seconds=0.0)
     return folder / f"{label}-{window}"
@@ -80,7 +80,7 @@ def study_of(folder: Path, truth: Truth) -> Study:
     before = StudyRunConfig(path=results(folder, "before", truth, 1.0, 256), phase="short", step=1.0)
     after = StudyRunConfig(path=results(folder, "after", truth, truth.later, 1024), phase="long", step=2.0)
     there = build([StudyRunConfig(path=results(folder, "after", truth, truth.later, 256), phase="long", step=2.0)])
-    return build([before, after], others=[there])
+    return build([before, after], other_windows=[there])
 
 
 @pytest.fixture(scope="module", params=["as bundled", "the opposite"])
@@ -154,7 +154,7 @@ def checked_changes(text: str) -> int:
 
 
 def test_the_window_alone_does_not_move_decay(planted):
-    """The same weights at two windows: every line's word follows from its values, and the curve stays."""
+    """The same weights at two windows: the word in every line follows from its values; the curve does not change."""
     _, study = planted
     one = same_weights(study)
     assert one is not None
@@ -171,7 +171,7 @@ def test_one_run_of_one_family_claims_no_comparison(tmp_path):
     study = build([StudyRunConfig(path=results(tmp_path, "only", Truth(3.0, 3.0, 1.0), 1.0, 256))])
     text, said = text_of(study), dict(answers(Claims(study)))
     q, k = mean(study, "only", "rotated", "r_q_a"), mean(study, "only", "rotated", "r_k_a")
-    assert q.beside(k) == 0
+    assert q.compare(k) == 0
     assert "Queries and keys follow position about as closely" in text
     assert said["Who follows position more closely?"].startswith("Neither, beyond the intervals")
     for phrase in (
@@ -202,7 +202,7 @@ def test_runs_of_different_windows_that_were_not_captured_at_one_are_warned_abou
 def test_only_claims_compare():
     """Front page, sections and cards place claims; what is larger is decided in claims and windows alone."""
     report = Path(report_module.__file__).parent
-    comparing = {path.name for path in report.glob("*.py") if re.search(r"\.beside\(|\.change\(", path.read_text())}
+    comparing = {path.name for path in report.glob("*.py") if re.search(r"\.compare\(|\.change\(", path.read_text())}
     assert comparing == {"claims.py", "windows.py", "values.py"}
 
 

@@ -24,7 +24,7 @@ from tests.helpers import small_dataset
 def test_an_analysis_that_does_not_exist_is_named(tmp_path):
     run = open_run(small_dataset(tmp_path / "data", layers=1))
     with pytest.raises(ConfigError, match="unknown analysis 'nonsense'; choose from pca, rotation"):
-        analyze([Job(run)], ["nonsense"], place=IN_PROCESS)
+        analyze([Job(run)], ["nonsense"], target=IN_PROCESS)
     assert analysis_names("planes, pca") == ["pca", "planes"]
 
 
@@ -34,7 +34,7 @@ def test_heads_of_different_dimensions_stand_in_one_table(tmp_path):
         planted = plant(d, n=300, documents=8, window=512, seed=number)
         heads += [(HeadId(0, number, "q"), planted.q), (HeadId(0, number, "k"), planted.k)]
     run = open_run(write_dataset(tmp_path / "data", heads, q_per_kv=1))
-    results = analyze([Job(run)], place=IN_PROCESS)
+    results = analyze([Job(run)], target=IN_PROCESS)
     write_results(tmp_path / "out", results, wall_seconds=0.0)
     axes = AXES.read(tmp_path / "out")
     assert axes is not None
@@ -45,7 +45,7 @@ def test_heads_of_different_dimensions_stand_in_one_table(tmp_path):
 def test_planes_alone_can_be_paired_by_token(tmp_path):
     run = open_run(small_dataset(tmp_path / "data", layers=1))
     job = Job(run, options=AnalysisOptions(rotation=RotationOptions(pairing="token")))
-    (result,) = analyze([job], ["planes"], place=IN_PROCESS)
+    (result,) = analyze([job], ["planes"], target=IN_PROCESS)
     assert not result.failures
     assert np.isfinite(result.tables.frames["planes"]["var_share"]).all()
 
@@ -62,7 +62,7 @@ def test_a_head_that_does_not_fit_into_memory_costs_no_other(tmp_path, monkeypat
         return original(*given)
 
     monkeypatch.setattr(*((DatasetSource, "load") if where == "load" else (task, "tabulate")), too_much)
-    (result,) = analyze([Job(run)], ["rotation"], place=IN_PROCESS)
+    (result,) = analyze([Job(run)], ["rotation"], target=IN_PROCESS)
     lost = [2, 3] if where == "load" else [2]  # heads that read one key head are read together
     assert [failure.error.head.head for failure in result.failures] == lost
     assert all("out of memory" in str(failure) for failure in result.failures)

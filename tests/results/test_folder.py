@@ -1,4 +1,4 @@
-"""What a results folder derives from its tables: links of plasticity, one row per run, axes."""
+"""Tables that a results folder derives from its tables: links of plasticity, one row per run, axes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.helpers import small_dataset
 def folder(tmp_path_factory):
     base = tmp_path_factory.mktemp("results")
     runs = [qkscope.open(small_dataset(base / name, n=800), model=name, family="f") for name in ("one", "two")]
-    results = analyze([Job(run) for run in runs], place=IN_PROCESS)
+    results = analyze([Job(run) for run in runs], target=IN_PROCESS)
     write_results(base / "tables", results, wall_seconds=1.0)
     return base / "tables"
 
@@ -79,7 +79,7 @@ def test_axes_are_those_of_the_heads_and_of_every_model(folder):
 def test_analysing_one_model_again_keeps_the_others(folder):
     run = qkscope.open(folder.parent / "one", model="one")
     before = {name: read_table(folder, name) for name in ("runs", "plasticity_links", "heads")}
-    write_results(folder, analyze([Job(run)], ["plasticity"], place=IN_PROCESS), wall_seconds=1.0)
+    write_results(folder, analyze([Job(run)], ["plasticity"], target=IN_PROCESS), wall_seconds=1.0)
     for name, frame in before.items():
         other = read_table(folder, name)
         keep = frame["model"] == "two"
@@ -89,14 +89,14 @@ def test_analysing_one_model_again_keeps_the_others(folder):
 
 def written(tmp_path, name: str, analyses=("pca", "rotation", "planes", "distance", "plasticity"), **options):
     run = qkscope.open(small_dataset(tmp_path / f"{name}-data", **options), model=name)
-    return write_results(tmp_path / "out", analyze([Job(run)], list(analyses), place=IN_PROCESS), wall_seconds=1.0)
+    return write_results(tmp_path / "out", analyze([Job(run)], list(analyses), target=IN_PROCESS), wall_seconds=1.0)
 
 
 def test_columns_that_no_head_has_are_left_out_of_the_summary(tmp_path):
     """Five buckets have none with its middle in the first fifth but the first, which has no row."""
     run = qkscope.open(small_dataset(tmp_path / "data"), model="m")
     write_results(
-        tmp_path / "out", analyze([Job(run, options=AnalysisOptions(buckets=5))], place=IN_PROCESS), wall_seconds=1.0
+        tmp_path / "out", analyze([Job(run, options=AnalysisOptions(buckets=5))], target=IN_PROCESS), wall_seconds=1.0
     )
     heads = read_table(tmp_path / "out", "heads")
     assert heads["ap_first20"].isna().all()

@@ -19,7 +19,7 @@ def frames(tmp_path_factory) -> dict[str, pd.DataFrame]:
     folder = tmp_path_factory.mktemp("tables")
     rope = {"layers": {"0": {"theta": 100.0}, "1": None}}
     run = qkscope.open(small_dataset(folder / "data", n=800, rope=rope), model="m")
-    write_results(folder / "out", analyze([Job(run)], place=IN_PROCESS), wall_seconds=1.0)
+    write_results(folder / "out", analyze([Job(run)], target=IN_PROCESS), wall_seconds=1.0)
     return {name: read_table(folder / "out", name) for name in TABLES if name not in MEASURED}
 
 

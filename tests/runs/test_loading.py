@@ -1,4 +1,4 @@
-"""From files to the moments of heads: what is kept, what is shared, and which head is to blame."""
+"""From files to the moments of heads: which rows are kept, what is shared, and which head an error names."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_how_many_positions_can_be_skipped(tmp_path, skip_first):
 
 def test_a_captured_run_has_skipped_what_it_skipped(tmp_path):
     (tmp_path / MANIFEST).write_text("{}")
-    with pytest.raises(ConfigError, match="is a captured run, whose skip_first cannot be changed"):
+    with pytest.raises(ConfigError, match="is a captured run, whose skip_first was fixed at capture"):
         open_run(tmp_path, skip_first=4)
 
 

@@ -100,7 +100,7 @@ def test_a_selection_is_the_published_draw(tmp_path):
 def test_what_is_opened_is_told_by_what_it_holds(folder, tmp_path):
     assert isinstance(open_run(folder).source, CapturedSource)
     assert isinstance(open_run(folder / "vectors").source, DatasetSource)
-    with pytest.raises(ConfigError, match="whose window cannot be changed"):
+    with pytest.raises(ConfigError, match="whose window was fixed at capture"):
         open_run(folder, window=8)
     (tmp_path / "moments").mkdir()
     with pytest.raises(DatasetError, match=r"run\.json"):

@@ -26,9 +26,9 @@ def mean_over_heads(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, fl
     sums = np.stack([np.bincount(groups, weights=column, minlength=n) for column in numbers.T])
     counts = np.bincount(groups, minlength=n).astype(float)
     weights = _draws(n)
-    drawn = (sums @ weights.T) / np.maximum(counts @ weights.T, 1e-300)
+    bootstrap_means = (sums @ weights.T) / np.maximum(counts @ weights.T, 1e-300)
     means: dict[str, float] = {}
-    for name, value, draws in zip(columns, numbers.mean(0), drawn, strict=True):
+    for name, value, draws in zip(columns, numbers.mean(0), bootstrap_means, strict=True):
         means |= {name: float(value)} | _ends(name, draws, n)
     return means
 
@@ -62,14 +62,14 @@ def _pearson(sums: Float[np.ndarray, "6 draws"]) -> Float[np.ndarray, "draws"]:
 
 
 def clusters(frame: pd.DataFrame) -> np.ndarray:
-    """The number of the key head that each row's head reads; its own number where the table has no ``k_head``."""
+    """Index of the key head that each row's head reads; of the head itself if the table has no ``k_head``."""
     key = "k_head" if "k_head" in frame else "head"
     return frame.groupby(["model", "layer", key], sort=False).ngroup().to_numpy()
 
 
 @cache
 def _draws(n: int) -> Float[np.ndarray, "draws n"]:
-    """How often each of n clusters is drawn in each bootstrap draw."""
+    """The number of times each of n clusters is drawn in each bootstrap draw."""
     if n == 0:
         return np.zeros((_DRAWS, 0))
     return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=_DRAWS).astype(float)

@@ -1,4 +1,4 @@
-"""What an analysis is: its tables, their columns, and a function from a batch of heads to values.
+"""The parts of an analysis: its tables, their columns, and a function from a batch of heads to values.
 
 Index columns, intervals, flags, csv and parquet, summary, ``--only``, ``--columns``, docs/columns.md, the explorer's
 colours and the reader of results are all derived from the declaration.
@@ -35,24 +35,24 @@ class Column:
     scale: Scale | None = None
     """The scale its interval is built on; None: no interval."""
     signed: bool = False
-    """Whether zero is the middle of its colour scale."""
+    """True if zero is the middle of its colour scale."""
     dtype: _ColumnType = ""
     """Text, or a nullable boolean or integer; otherwise the dtype of the values."""
     per_token: str = ""
-    """If set, this column is that column times how far back the queries see, and so is its interval."""
+    """A column per token: this one and its interval are that column times how far back the queries see."""
     headline: bool | None = None
-    """Whether the summary gives its mean over heads; by default if it has an interval of its own."""
+    """True if the summary gives its mean over heads; by default if it has an interval of its own."""
     interval_note: str = ""
     """Appended to the meaning of its interval columns."""
 
     @property
     def in_summary(self) -> bool:
-        """Whether the summary gives its mean over heads."""
+        """True if the summary gives its mean over heads."""
         return self.scale is not None if self.headline is None else self.headline
 
     @property
     def is_metric(self) -> bool:
-        """Whether it is a number that describes a head, not an index, a row count or a label."""
+        """True if it is a number that describes a head, not an index, a row count or a label."""
         return self.dtype != "text" and self.unit not in ("index", "rows", "tokens", "true/false")
 
     def ends(self) -> list[Column]:
@@ -89,7 +89,7 @@ NOTES = (
 )  # fmt: skip
 FLAGS = Column(
     "flags", "",
-    "what qualifies the row, joined by ';': low_n, few_documents, constant_q, constant_k, nonfinite_q=N, "
+    "cautions about the row, joined by ';': low_n, few_documents, constant_q, constant_k, nonfinite_q=N, "
     "nonfinite_k=N, repeated_q=N, repeated_k=N, weak_axis (rotated), ambiguous_class (qk); heads has all of them", "6",
     dtype="text",
 )  # fmt: skip
@@ -123,13 +123,13 @@ class Table:
     keys: tuple[str, ...] = ()
     """Columns that distinguish the rows of a head."""
     about_heads: bool = True
-    """Whether rows belong to heads; otherwise the table declares all its columns itself."""
+    """True if rows belong to heads; otherwise the table declares all its columns itself."""
     notes: bool = False
-    """Whether it has the columns NOTES: what kind of layer a head is in."""
+    """True if it has the columns NOTES, which describe the head's layer."""
     flags: bool = False
-    """Whether it has the column ``flags``."""
+    """True if it has the column ``flags``."""
     raises: Callable[[Batch, Columns], dict[str, Bool[np.ndarray, "heads"]]] | None = None
-    """Flags of its own, from a batch and its columns with their intervals: which heads have them."""
+    """Computes flags of this table from a batch and its columns with their intervals: True for heads that have them."""
     interval_order: tuple[str, ...] = ()
     """The order of its intervals, if it differs from that of the columns."""
     in_runs: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class Table:
     whole_heads: Callable[[pd.DataFrame], pd.DataFrame] = one_per_head
     """Selects the rows that describe whole heads."""
     further_means: Callable[[pd.DataFrame, Columns], Means] | None = None
-    """Numbers per head that are not columns but whose means the summary gives too."""
+    """Further numbers per head, not columns, whose means the summary also gives."""
 
     @property
     def row_keys(self) -> list[str]:
@@ -154,14 +154,14 @@ class Table:
         texts = {column.name for column in self.columns if column.dtype == "text"}
         return [*(key for key in self.row_keys if key not in texts), *self.needed]
 
-    def described(self, more: Iterable[Column] = ()) -> list[Column]:
-        """All columns in order; ``more`` come from other analyses."""
+    def all_columns(self, further: Iterable[Column] = ()) -> list[Column]:
+        """All columns in order; ``further`` are those of other analyses."""
         by_name = {column.name: column for column in self.columns}
         ordered = [by_name[name] for name in self.interval_order] or list(self.columns)
         return [
             *(INDEX if self.about_heads else ()),
             *self.columns,
-            *more,
+            *further,
             *(NOTES if self.notes else ()),
             *(end for column in ordered for end in column.ends()),
             *((FLAGS,) if self.flags else ()),
@@ -170,7 +170,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Scalars:
-    """What an analysis says about whole heads: columns of its table that ``heads`` has too."""
+    """The numbers of an analysis that describe whole heads: columns of its table that ``heads`` has too."""
 
     columns: tuple[Column, ...]
     table: str
@@ -184,19 +184,19 @@ class Scalars:
 class TableValues:
     """The results for a batch, for one table.
 
-    Either one value per head, or per head and anything else (``heads *rest``); or, with ``head``, rows of any number
-    per head.
+    Arrays have one value per head, or per head and further axes (``heads *rest``). With ``head``, they have one value
+    per row, and a head may have any number of rows.
     """
 
     columns: Columns
-    left_out: Columns = field(default_factory=dict)
-    """Replicates: the same with each document group left out (``heads groups *rest``); NaN where undefined."""
+    replicates: Columns = field(default_factory=dict)
+    """Values of the columns with each document group left out (``heads groups *rest``); NaN where undefined."""
     per_head: Columns = field(default_factory=dict)
     """One value per head, the same in all its rows."""
     head: Int[np.ndarray, "rows"] | None = None
-    """Which head of the batch each row belongs to, in order."""
+    """Index in the batch of each row's head, ascending."""
     rows: Bool[np.ndarray, "heads *rest"] | None = None
-    """Which rows exist; None: all."""
+    """True for rows that exist; None: all."""
 
 
 @dataclass(frozen=True)
@@ -214,24 +214,24 @@ class Analysis:
 
     name: str
     about: str
-    """What it computes, in one line."""
+    """A description in one line."""
     tables: tuple[Table, ...]
     compute: Callable[[Batch], AnalysisResult]
     scalars: Scalars | None = None
-    """What goes into ``heads``."""
+    """The columns for ``heads``."""
     axes: bool = False
-    """Whether it needs the axes a and b; heads without any drift have no such axes and are left out."""
+    """True if it needs the axes a and b; heads without any drift have no such axes and are left out."""
     buckets: bool = False
-    """Whether it needs moments of the queries in position buckets."""
+    """True if it needs moments of the queries in position buckets."""
     rotary: bool = False
-    """Whether it needs means with the rotation undone."""
+    """True if it needs means with the rotation undone."""
     chance: bool = False
-    """Whether it needs the coherence that planes without structure reach on the run's tokens."""
+    """True if it needs the coherence that planes without structure reach on the run's tokens."""
     summary: Callable[[dict[str, pd.DataFrame]], dict[str, object]] | None = None
     """Entries of the summary besides means over heads."""
 
     def table(self, name: str) -> Table:
-        """Its table of that name."""
+        """The table called ``name``."""
         return next(table for table in self.tables if table.name == name)
 
 
@@ -239,12 +239,12 @@ def single_table(
     name: str, about: str, columns: Iterable[Column], compute: Callable[[Batch], TableValues], *, rotary: bool = False
 ) -> Analysis:
     """An analysis of one table with one row per head, all of whose columns go into ``heads`` too."""
-    own = tuple(columns)
+    columns_of_table = tuple(columns)
     return Analysis(
         name,
         about,
-        (Table(name, own),),
+        (Table(name, columns_of_table),),
         lambda batch: AnalysisResult({name: compute(batch)}),
-        Scalars(own, name),
+        Scalars(columns_of_table, name),
         rotary=rotary,
     )

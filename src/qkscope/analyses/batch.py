@@ -40,18 +40,18 @@ class Batch:
     model: str
     family: str
     heads: tuple[HeadData, ...]
-    wanted: frozenset[str]
+    analyses: frozenset[str]
     """Names of the analyses that will use this batch."""
     axes: bool
-    """Whether any of them needs the axes a and b, which heads without any drift do not have."""
+    """True if any of them needs the axes a and b, which heads without any drift do not have."""
     options: AnalysisOptions
 
     def __len__(self) -> int:
         return len(self.heads)
 
-    def some(self, chosen: Sequence[int], wanted: frozenset[str], *, axes: bool) -> Batch:
+    def select(self, indices: Sequence[int], analyses: frozenset[str], *, axes: bool) -> Batch:
         """A batch of some of the heads, for some of the analyses."""
-        return replace(self, heads=tuple(self.heads[i] for i in chosen), wanted=wanted, axes=axes)
+        return replace(self, heads=tuple(self.heads[i] for i in indices), analyses=analyses, axes=axes)
 
     @cached_property
     def index(self) -> Columns:
@@ -66,7 +66,7 @@ class Batch:
 
     @cached_property
     def moments(self) -> HeadMoments:
-        """Moments of all heads side by side."""
+        """Moments of all heads, stacked."""
         return HeadMoments.stack([head.moments for head in self.heads])
 
     @property
@@ -81,7 +81,7 @@ class Batch:
 
     @cached_property
     def drifts(self) -> Bool[np.ndarray, "heads"]:
-        """Which heads drift with position at all and therefore have an axis a."""
+        """True for heads that drift with position at all and therefore have an axis a."""
         return np.asarray(has_drift(self.moments.total_q, self.moments.total_k, self.options.rotation.centering))
 
     @cached_property
@@ -94,7 +94,7 @@ class Batch:
 
     @cached_property
     def rotation(self) -> Rotation:
-        """Axes a and b, and what is measured along them."""
+        """Axes a and b, and the numbers measured along them."""
         moments, options = self.moments, self.options
         cross = self._cross
         return rotation_model(
@@ -115,27 +115,27 @@ class Batch:
         return self.moments.cross
 
     @cached_property
-    def left_out(self) -> LeftOutModels | None:
+    def replicates(self) -> LeftOutModels | None:
         """Components and rotation model with each document group left out, in one pass; None without intervals."""
         if not self.options.intervals:
             return None
-        pcs = self.components if "pca" in self.wanted else None
-        model = self.rotation if "rotation" in self.wanted else None
+        pcs = self.components if "pca" in self.analyses else None
+        model = self.rotation if "rotation" in self.analyses else None
         return left_out_models(self.moments, pcs, model, self.options.rotation)
 
     @cached_property
     def coordinates(self) -> list[HeadCoordinates]:
-        """All coordinates of a head in one product; None if only one kind is wanted or there are no vectors."""
-        both = "pca" in self.wanted and self.axes
+        """All coordinates of a head in one product; None if only one kind is needed or there are no vectors."""
+        needs_all = "pca" in self.analyses and self.axes
         return [
-            HeadCoordinates(None, None) if pair is None or not both else self._coordinates(i, pair)
+            HeadCoordinates(None, None) if pair is None or not needs_all else self._coordinates(i, pair)
             for i, pair in enumerate(self.vectors)
         ]
 
     def _coordinates(self, i: int, pair: Pair) -> HeadCoordinates:
         axes = self.components.axes[i, :2]
         on = Coordinates.of(pair, np.vstack([axes, self.rotation.a[i], self.rotation.b[i]]))
-        return HeadCoordinates(on.some(slice(len(axes))), on.some(slice(len(axes), None)))
+        return HeadCoordinates(on.select(slice(len(axes))), on.select(slice(len(axes), None)))
 
     @cached_property
     def plane_vectors(self) -> list[PlaneVectors | None]:
@@ -146,18 +146,18 @@ class Batch:
             for i, pair in enumerate(self.vectors)
         ]
 
-    def sight(self, i: int) -> VisibleKeys:
-        """Which keys the queries of a head see."""
+    def visible_keys(self, i: int) -> VisibleKeys:
+        """The keys that the queries of a head see."""
         return VisibleKeys(int(self.reach[i]), self.heads[i].both)
 
     @cached_property
     def reach(self) -> Int[np.ndarray, "heads"]:
-        """How far each head's queries see: the window, or less in a layer with a sliding window."""
+        """The number of positions back that each head's queries see: the window, or the sliding window if smaller."""
         return np.array([min(int(h.moments.window), h.sliding_window or int(h.moments.window)) for h in self.heads])
 
     @cached_property
     def locked(self) -> list[tuple[LockedSplit, LockedSplit] | None]:
-        """What position alone determines of each head's queries and keys; None where the rotation is not known."""
+        """The position-locked split of each head's queries and keys; None where the rotation is not known."""
         return [_locked(head) for head in self.heads]
 
     @cached_property
@@ -172,13 +172,13 @@ class Batch:
 
 
 def _locked(head: HeadData) -> tuple[LockedSplit, LockedSplit] | None:
-    """From sums over all tokens; the queries of a layer with a temperature from their sample."""
+    """Both splits, from sums over all tokens; queries of a layer with a temperature: from their sample."""
     rotary, moments = head.rotary, head.moments
     if rotary is None or (rotary.temperature is not None and head.vectors is None):
         return None
     if rotary.temperature is None or head.vectors is None:
         queries = LockedSums.of_moments(moments.q, rotary.q)
     else:
-        sample, in_all = head.vectors.q.as_double(), float(moments.q.n.sum())
-        queries = LockedSums.of_rows(sample, rotary.rope, rotary.temperature, in_all)
+        sample, n_queries = head.vectors.q.as_double(), float(moments.q.n.sum())
+        queries = LockedSums.of_rows(sample, rotary.rope, rotary.temperature, n_queries)
     return locked_split(queries, rotary.rope), locked_split(LockedSums.of_moments(moments.k, rotary.k), rotary.rope)

@@ -28,23 +28,23 @@ ANALYSES_BY_NAME = {analysis.name: analysis for analysis in ANALYSES}
 DECLARED_TABLES: dict[str, Table] = {table.name: table for analysis in ANALYSES for table in analysis.tables}
 """Every table that an analysis writes."""
 SCALARS: dict[str, Scalars] = {a.scalars.table: a.scalars for a in ANALYSES if a.scalars is not None}
-"""What goes into ``heads``, by the table it comes from."""
+"""The columns that ``heads`` has from other tables, by table."""
 
 
-def described(name: str) -> list[Column]:
-    """All columns of a table in order; ``heads`` also has what other analyses say about whole heads."""
-    more = (
+def table_columns(name: str) -> list[Column]:
+    """All columns of a table in order; ``heads`` also has the columns of other analyses about whole heads."""
+    from_others = (
         [column for scalars in SCALARS.values() for column in with_ends(scalars.columns)]
         if name == HEADS_TABLE.name
         else []
     )
-    return DECLARED_TABLES[name].described(more)
+    return DECLARED_TABLES[name].all_columns(from_others)
 
 
-def named(names: Iterable[str]) -> list[Analysis]:
-    """The analyses with these names, in the order of the catalogue; a ``ConfigError`` names one that does not exist."""
-    wanted = list(names)
-    unknown = [name for name in wanted if name not in ANALYSES_BY_NAME]
+def analyses_named(names: Iterable[str]) -> list[Analysis]:
+    """The analyses with these names, in the order of the catalogue; an unknown name raises a ``ConfigError``."""
+    requested = list(names)
+    unknown = [name for name in requested if name not in ANALYSES_BY_NAME]
     if unknown:
         raise ConfigError(f"unknown analysis {unknown[0]!r}; choose from {', '.join(ANALYSES_BY_NAME)}")
-    return [analysis for analysis in ANALYSES if analysis.name in wanted]
+    return [analysis for analysis in ANALYSES if analysis.name in requested]

@@ -1,6 +1,6 @@
-"""The recency bias over the pairs that attention scores: how the score of keys changes with their position.
+"""The recency bias over the pairs that attention scores: the slope of the score over the keys' positions.
 
-For each query i the slope of q_i·k_j on j over the keys j < i of its document, in encoders over all keys in sight; the
+For each query i the slope of q_i·k_j on j over the keys j < i of its document, in encoders over all keys it sees; the
 slopes of all queries are pooled, each weighted by the spread of its keys:
 bias_causal = Σ_i Σ_j s_ij (j − j̄_i) / Σ_i Σ_j (j − j̄_i)².
 The spread grows with the cube of the number of keys, so late queries count most; bias_causal_by_query is the plain mean
@@ -37,16 +37,18 @@ class CausalBias:
     by_query: Float[np.ndarray, "9"]
 
 
-def causal_bias(pair: Pair, sight: VisibleKeys) -> CausalBias:
-    """The slope of the score over the keys it sees, with queries weighted by the spread of their keys, and equally."""
+def causal_bias(pair: Pair, visible_keys: VisibleKeys) -> CausalBias:
+    """Mean slope of the score over the keys a query sees: queries weighted by the spread of their keys, and equally."""
     if not len(pair.q) or not len(pair.k):
         return CausalBias(*np.full((2, len(ALL_AND_WITHOUT)), np.nan))
-    visible = _visible_keys(pair.q.tokens, pair.k.tokens, sight)
-    sums = pair.k.once(("drawn", pair.q.tokens, sight), lambda: _weighted_sums(pair.k.x, visible))
+    visible = _visible_keys(pair.q.tokens, pair.k.tokens, visible_keys)
+    sums = pair.k.once(("drawn", pair.q.tokens, visible_keys), lambda: _weighted_sums(pair.k.x, visible))
     top = np.where(visible.spread > 0, np.vecdot(pair.q.x, sums), 0.0)
-    own = (visible.spread > 0) & (visible.high - visible.low >= MIN_KEYS)
-    slopes = np.divide(top, visible.spread, out=np.zeros_like(top), where=own)
-    return CausalBias(_mean_slopes(visible, top, visible.spread), _mean_slopes(visible, slopes, own.astype(float)))
+    has_slope = (visible.spread > 0) & (visible.high - visible.low >= MIN_KEYS)
+    slopes = np.divide(top, visible.spread, out=np.zeros_like(top), where=has_slope)
+    return CausalBias(
+        _mean_slopes(visible, top, visible.spread), _mean_slopes(visible, slopes, has_slope.astype(float))
+    )
 
 
 def _mean_slopes(
@@ -63,9 +65,10 @@ class _VisibleKeys:
     """For each query the range of keys that it sees, and their spread; depends on token positions only."""
 
     first: Int[np.ndarray, "n_q"]
-    """Where the keys of its document begin."""
+    """Index of the first key of its document."""
     low: Int[np.ndarray, "n_q"]
     high: Int[np.ndarray, "n_q"]
+    """Keys low … high − 1 are visible."""
     mean: Float[np.ndarray, "n_q"]
     """j̄_i, counted from the mean position of all keys."""
     spread: Float[np.ndarray, "n_q"]
@@ -74,18 +77,22 @@ class _VisibleKeys:
     position: Float[np.ndarray, "n_k"]
     """Positions of the keys, counted from their mean."""
     starts: Int[np.ndarray, "documents"]
-    """Where each document begins among the keys."""
+    """Index of the first key of each document."""
 
 
 @lru_cache(maxsize=8)
-def _visible_keys(tokens_q: bytes, tokens_k: bytes, sight: VisibleKeys) -> _VisibleKeys:
-    (doc_q, at_q), (doc_k, at_k) = (np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k))
-    keys = (doc_k << 32) + at_k
-    begin = np.maximum(at_q - sight.reach + 1, 0)
-    end = at_q + sight.reach if sight.both else at_q
-    first, low, high = (np.searchsorted(keys, (doc_q << 32) + at) for at in (np.zeros_like(at_q), begin, end))
-    j = at_k - at_k.mean()
-    n, sum_j, sum_jj = (running[high] - running[low] for running in (_running(v) for v in (np.ones(len(j)), j, j**2)))
+def _visible_keys(tokens_q: bytes, tokens_k: bytes, visible_keys: VisibleKeys) -> _VisibleKeys:
+    (doc_q, position_q), (doc_k, position_k) = (
+        np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k)
+    )
+    keys = (doc_k << 32) + position_k
+    begin = np.maximum(position_q - visible_keys.reach + 1, 0)
+    end = position_q + visible_keys.reach if visible_keys.both else position_q
+    first, low, high = (
+        np.searchsorted(keys, (doc_q << 32) + position) for position in (np.zeros_like(position_q), begin, end)
+    )
+    j = position_k - position_k.mean()
+    n, sum_j, sum_jj = (running[high] - running[low] for running in (_cumulated(v) for v in (np.ones(len(j)), j, j**2)))
     mean = ratio(sum_j, n)
     spread = sum_jj - n * mean**2
     # Positions are integers: two different ones give a spread of at least 0.5, so less is rounding error.
@@ -96,19 +103,19 @@ def _visible_keys(tokens_q: bytes, tokens_k: bytes, sight: VisibleKeys) -> _Visi
 
 def _weighted_sums(k: Float[np.ndarray, "n_k d"], visible: _VisibleKeys) -> Float[np.ndarray, "n_q d"]:
     """p_i = Σ_j (j − j̄_i) k_j over the keys that query i sees."""
-    hidden = (visible.low > visible.first).any()
+    any_hidden = (visible.low > visible.first).any()
     # Hidden keys are subtracted, which needs more than single precision.
-    k = k.astype(np.float64) if hidden else k
+    k = k.astype(np.float64) if any_hidden else k
     # A constant added to every key changes no slope; subtracting the mean keeps the sums small.
     k = k - np.ones(len(k), k.dtype) @ k / k.dtype.type(len(k))
     sums = _before(k, visible, visible.high)
-    return sums - _before(k, visible, visible.low) if hidden else sums
+    return sums - _before(k, visible, visible.low) if any_hidden else sums
 
 
 def _before(
     k: Float[np.ndarray, "n_k d"], visible: _VisibleKeys, end: Int[np.ndarray, "n_q"]
 ) -> Float[np.ndarray, "n_q d"]:
-    """Σ_j (j − j̄_i) k_j over the keys of a query's document from the first up to, but without, its ``end``.
+    """Σ_j (j − j̄_i) k_j over the keys of a query's document from the first to the one before its ``end``.
 
     Ends increase from query to query. Keys are taken in blocks that do not cross documents.
     """
@@ -129,5 +136,5 @@ def _before(
     return sums
 
 
-def _running(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "m"]:
+def _cumulated(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "m"]:
     return np.append(0.0, np.cumsum(values))

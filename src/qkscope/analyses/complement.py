@@ -1,4 +1,4 @@
-"""The complement of {a, b}: sampled vectors, principal planes of the other dimensions, and the rings RoPE leaves."""
+"""The complement of {a, b}: sampled vectors, principal planes of the other dimensions, and RoPE's rings."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class PlaneVectors:
 
     @property
     def enough(self) -> bool:
-        """Whether there are enough vectors, and a complement."""
+        """True if there are enough vectors, and a complement."""
         return min(len(self.pair.q), len(self.pair.k)) >= MIN_ROWS and len(self.a) >= 4
 
     def measured(self) -> Pair:
-        """The vectors that are measured: at most PLANE_ROWS of each kind."""
+        """The vectors that planes are measured on: at most PLANE_ROWS of each kind."""
         return sample_pair(self.pair, PLANE_ROWS)
 
     def on_plane(self, pair: Pair) -> Coordinates:
@@ -72,7 +72,7 @@ class Planes:
     ring: Float[np.ndarray, "planes"]
     """Coefficient of variation of the radius: 0 for a perfect ring, about 0.5 for a Gaussian cloud."""
     qk_accuracy: Float[np.ndarray, "planes"]
-    """How well a line separates queries from keys: about 0.5 on a shared ring."""
+    """Accuracy of a line between queries and keys: about 0.5 on a shared ring."""
 
     @property
     def angle_r(self) -> Float[np.ndarray, "planes"]:
@@ -80,7 +80,7 @@ class Planes:
         return np.sign(self.turning.frequency) * self.turning.resultant
 
     def active(self, chance: float) -> Bool[np.ndarray, "planes"]:
-        """Planes that turn with position more coherently over documents than 99% of structureless ones."""
+        """True for planes that turn with position more coherently over documents than 99% of structureless ones."""
         return self.turning.coherence > chance
 
 

@@ -1,4 +1,4 @@
-"""Principal components of queries and keys pooled, their correlation with position, and what follows for a head.
+"""Principal components of queries and keys pooled, their correlation with position, and a head's numbers from them.
 
 For a component u: r = uᵀc / √(uᵀΣu · var t) with c = Cov(x, t), within queries (r_q) and within keys (r_k).
 Signs are canonical: r_q ≥ 0, or r_k ≥ 0 where |r_q| < 0.05.
@@ -64,17 +64,17 @@ class Components:
 
     @property
     def concordant(self) -> Bool[np.ndarray, "*batch c"]:
-        """Whether queries and keys drift in the same direction; meaningless where ``sign_anchored_on_k``."""
+        """True where queries and keys drift in the same direction; meaningless where ``sign_anchored_on_k``."""
         return self.r_k > 0
 
     @property
     def sign_anchored_on_k(self) -> Bool[np.ndarray, "*batch c"]:
-        """Where r_q is too weak to orient the component."""
+        """True where r_q is too weak to orient the component."""
         return sign_is_anchored_on_k(self.r_q)
 
     @property
     def degenerate(self) -> Bool[np.ndarray, "*batch c"]:
-        """Where a neighbouring eigenvalue is so close that this component's r alone means little."""
+        """True where a neighbouring eigenvalue is so close that this component's r alone means little."""
         return self.eigengap < DEGENERATE_GAP
 
 
@@ -96,16 +96,16 @@ def components(
     return _measured(Eigen(eigen.values, axes), signs, (q, on_q), (k, on_k), pooled.total_variance, basis)
 
 
-def components_near(pooled: PooledLeaveOneOut, near: Components) -> Components:
-    """Components with each document group left out: one more batch axis; orientation as in ``near``."""
-    assert near.basis is not None
-    n_components, d = near.axes.shape[-2:]
-    start = KnownAll(near.basis, min(n_components + NEAR_BLOCK, d))
+def components_near(pooled: PooledLeaveOneOut, all_documents: Components) -> Components:
+    """Components with each document group left out: one more batch axis; oriented like those of ``all_documents``."""
+    assert all_documents.basis is not None
+    n_components, d = all_documents.axes.shape[-2:]
+    start = KnownAll(all_documents.basis, min(n_components + NEAR_BLOCK, d))
     # Removing rows lowers a scatter in every direction; the remainder is divided by a smaller count.
     ceiling = start.beyond[..., None] * ratio(pooled.whole_n, pooled.n)
     n = np.where(pooled.n > 0, pooled.n, 1.0)[..., None, None]
     eigen = eigh_near(lambda vectors: pooled.times(vectors) / n, start, n_components, ceiling)
-    signs = np.where(np.vecdot(eigen.axes, near.axes[..., None, :, :]) < 0, -1.0, 1.0)
+    signs = np.where(np.vecdot(eigen.axes, all_documents.axes[..., None, :, :]) < 0, -1.0, 1.0)
     on_q, on_k = pooled.q.project(eigen.axes), pooled.k.project(eigen.axes)
     return _measured(eigen, signs, (pooled.q, on_q), (pooled.k, on_k), pooled.total_variance, None)
 
@@ -120,7 +120,7 @@ def _measured(
 ) -> Components:
     """Components with these signs, and both classes measured along them; ``eigen`` may have further eigenvalues."""
     count = eigen.axes.shape[-2]
-    (q, on_q), (k, on_k) = ((whole, on.turned(signs)) for whole, on in (queries, keys))
+    (q, on_q), (k, on_k) = ((in_full, on.turned(signs)) for in_full, on in (queries, keys))
     return Components(
         axes=eigen.axes * signs[..., None],
         basis=basis,
@@ -164,7 +164,7 @@ def _eigengap(values: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batc
     return ratio(gaps, values)
 
 
-# ---- of the head as a whole: positional variance, separability, amplification -------------------
+# ---- the head as a whole: positional variance, separability, amplification -------------------
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class HeadVariance:
 
 
 def head_variance(q: Spread, k: Spread, pcs: Components) -> HeadVariance:
-    """Everything that follows from a head's moments and components for the whole head."""
+    """Compute the numbers of the whole head from its moments and components."""
     published_q, pc0_share_q = _published(pcs.explained_variance, pcs.r_q)
     published_k, pc0_share_k = _published(pcs.explained_variance, pcs.r_k)
     linear_q, total_q = _linear_variance(q), q.total_variance

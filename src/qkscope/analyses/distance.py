@@ -1,7 +1,7 @@
 """The distance curve of every head, bin by bin, and how far the mean-field score predicts it.
 
 ``distance`` has one row per head and bin of distance. The formulas are in meanfield.py (the prediction) and
-distancecurve.py (pairs, bins and what compares the two).
+distancecurve.py (pairs, bins and the comparison of the two).
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ DISTANCE_TABLE = Table(
     ),
     keys=("distance_low",),
 )  # fmt: skip
-_PLAIN = {
+_WITHOUT_INTERVAL = {
     "distance_r2": "r2",
     "distance_r2_pairs": "r2_pairs",
     "distance_log_r2": "log_r2",
     "distance_worst": "worst",
     "distance_corr": "corr",
 }
-_LEFT_OUT = ("position_share_of_score", "decay_measured", "content_offset")
+_WITH_INTERVAL = ("position_share_of_score", "decay_measured", "content_offset")
 
 
 def compute_distance(batch: Batch) -> AnalysisResult:
-    """``distance``: the curve of each head whose rotation is known and that has vectors."""
+    """Compute ``distance``: the curve of each head whose rotation is known and that has vectors."""
     curves = {i: curve for i in range(len(batch)) if (curve := _curve(batch, i)) is not None}
     if not curves:
         return AnalysisResult()
@@ -85,25 +85,27 @@ def compute_distance(batch: Batch) -> AnalysisResult:
         for name, attribute in rows.items()
     }
     columns["offset"] = columns["measured"] - columns["predicted"]
-    per_head = {name: np.full(len(batch), np.nan) for name in _PLAIN}
-    sets = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in _LEFT_OUT}
+    per_head = {name: np.full(len(batch), np.nan) for name in _WITHOUT_INTERVAL}
+    sets = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in _WITH_INTERVAL}
     for i, curve in curves.items():
-        for name, attribute in _PLAIN.items():
+        for name, attribute in _WITHOUT_INTERVAL.items():
             per_head[name][i] = getattr(curve, attribute)
         for name, values in sets.items():
             values[i] = getattr(curve, name)
     per_head |= {name: values[:, 0] for name, values in sets.items()}
     head = np.concatenate([np.full(len(curve.low), i) for i, curve in curves.items()])
-    left_out = {name: values[:, 1:] for name, values in sets.items()}
-    return AnalysisResult({"distance": TableValues(columns, left_out, per_head, head)})
+    replicates = {name: values[:, 1:] for name, values in sets.items()}
+    return AnalysisResult({"distance": TableValues(columns, replicates, per_head, head)})
 
 
 def _curve(batch: Batch, i: int) -> DistanceCurve | None:
-    """The curve of one head; None where there is nothing to predict from, or nothing to measure."""
+    """The curve of one head; None without a known rotation, vectors or bins."""
     field, pair = batch.mean_fields[i], batch.vectors[i]
     if field is None or pair is None:
         return None
-    curve = distance_curve(score_pairs(pair.as_double(), field.scaling, batch.sight(i)), field, curve_end(batch, i))
+    curve = distance_curve(
+        score_pairs(pair.as_double(), field.scaling, batch.visible_keys(i)), field, curve_end(batch, i)
+    )
     return curve if len(curve.low) else None
 
 

@@ -1,4 +1,4 @@
-"""A score in four terms, and what position and content contribute to it when keys change places.
+"""A score in four terms, and the contributions of position and content to it when keys change places.
 
 With the rotation undone, x_t = R_t(μ̃ + δ_t) for queries and keys (positionlocked.py). Then, exactly,
 
@@ -42,7 +42,7 @@ class LockedMean:
     """None: nothing is rotated."""
     planes: Complex[np.ndarray, "planes"]
     mean: Float[np.ndarray, "d"]
-    """The plain mean, which is that of the coordinates that are not rotated."""
+    """The plain mean, used for coordinates that are not rotated."""
     factor: Float[np.ndarray, "positions"] | None = None
     """Temperature at each position."""
 
@@ -50,8 +50,8 @@ class LockedMean:
         """R_t μ̃ at these positions, times the temperature there."""
         x = np.tile(self.mean, (len(position), 1))
         if self.rope is not None:
-            turned = self.planes * np.exp(1j * self.rope.sign * position[:, None] * self.rope.frequencies)
-            x[:, self.rope.pairs[:, 0]], x[:, self.rope.pairs[:, 1]] = turned.real, turned.imag
+            rotated = self.planes * np.exp(1j * self.rope.sign * position[:, None] * self.rope.frequencies)
+            x[:, self.rope.pairs[:, 0]], x[:, self.rope.pairs[:, 1]] = rotated.real, rotated.imag
         return x if self.factor is None else x * self.factor[position][:, None]
 
 
@@ -67,8 +67,8 @@ class FourTermSums:
         n = np.maximum(total[:, :1, :1], 1.0)
         covariance = total[:, 1:, 1:] / n - total[:, 1:, :1] * total[:, :1, 1:] / n**2
         variance = covariance.sum((1, 2), keepdims=True)
-        known = (variance > 0) & (total[:, :1, :1] > 2)
-        return np.where(known, ratio(covariance, variance), np.nan)
+        defined = (variance > 0) & (total[:, :1, :1] > 2)
+        return np.where(defined, ratio(covariance, variance), np.nan)
 
 
 def terms(
@@ -83,28 +83,30 @@ def terms(
     return np.stack([position, of_key - position, of_query - position, score - of_key - of_query + position])
 
 
-def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, sight: VisibleKeys) -> FourTermSums:
-    """Sums over pairs of sampled tokens of one document, the key within sight of the query."""
+def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, visible_keys: VisibleKeys) -> FourTermSums:
+    """Sums over pairs of sampled tokens of one document, the key visible to the query."""
     products = np.zeros((N_GROUPS, 5, 5))
     for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
         queries, keys = (rows.of_document(document, PAIRED_TOKENS) for rows in (pair.q, pair.k))
-        seen = sight.sees(queries.position[:, None] - keys.position)
-        parts = terms(queries.x, keys.x, q.at(queries.position), k.at(keys.position), scaling)[:, seen]
-        columns = np.vstack([np.ones(parts.shape[1]), parts])
+        visible = visible_keys.sees(queries.position[:, None] - keys.position)
+        term_values = terms(queries.x, keys.x, q.at(queries.position), k.at(keys.position), scaling)[:, visible]
+        columns = np.vstack([np.ones(term_values.shape[1]), term_values])
         products[document % N_GROUPS] += columns @ columns.T
     return FourTermSums(products)
 
 
-def two_way_sums(pair: Pair, rope: Rope | None, scaling: float, sight: VisibleKeys) -> Float[np.ndarray, "groups 3"]:
+def two_way_sums(
+    pair: Pair, rope: Rope | None, scaling: float, visible_keys: VisibleKeys
+) -> Float[np.ndarray, "groups 3"]:
     """Sums of squares of the two-way tables of some queries: position, content, interaction, by document group."""
     sums = np.zeros((N_GROUPS, 3))
     for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
         queries, keys = (rows.of_document(document) for rows in (pair.q, pair.k))
         for i in np.unique(np.linspace(0, len(queries) - 1, _QUERIES + 1).astype(int))[1:].tolist():
-            seen = np.flatnonzero(sight.sees(queries.position[i] - keys.position))
-            if len(seen) >= _LEAST_KEYS:
-                chosen = keys.take(seen[np.unique(np.linspace(0, len(seen) - 1, _TABLE_KEYS).astype(int))])
-                sums[document % N_GROUPS] += _squares(scaling * two_way_table(queries.x[i], chosen, rope))
+            visible = np.flatnonzero(visible_keys.sees(queries.position[i] - keys.position))
+            if len(visible) >= _LEAST_KEYS:
+                table_keys = keys.take(visible[np.unique(np.linspace(0, len(visible) - 1, _TABLE_KEYS).astype(int))])
+                sums[document % N_GROUPS] += _squares(scaling * two_way_table(queries.x[i], table_keys, rope))
     return sums
 
 
@@ -112,10 +114,10 @@ def two_way_table(q: Float[np.ndarray, "d"], keys: Rows, rope: Rope | None) -> F
     """Product of a query with each key (rows) turned to the position of each key (columns)."""
     if rope is None:
         return np.repeat((keys.x @ q)[:, None], len(keys), axis=1)
-    turned = rope.planes_of(q) * rope.unrotated(keys.x, keys.position).conj()
-    at = np.exp(-1j * rope.sign * keys.position[:, None] * rope.frequencies)
-    rest = rope.rest(len(q))
-    return (turned @ at.T).real + (keys.x[:, rest] @ q[rest])[:, None]
+    unrotated_products = rope.planes_of(q) * rope.unrotated(keys.x, keys.position).conj()
+    rotation = np.exp(-1j * rope.sign * keys.position[:, None] * rope.frequencies)
+    unrotated = rope.rest(len(q))
+    return (unrotated_products @ rotation.T).real + (keys.x[:, unrotated] @ q[unrotated])[:, None]
 
 
 def _squares(table: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "3"]:

@@ -61,8 +61,11 @@ def lda_accuracy(
     """
     lines = _Lines.fitted(q.project(axes), k.project(axes))
     coordinates = on or Coordinates.of(pair, axes)
-    right = [_right(coordinates.q, pair.q, lines, above=True), _right(coordinates.k, pair.k, lines, above=False)]
-    accuracy = np.mean(right, axis=0).reshape(len(FOLDS), -1).mean(0)
+    correct = [
+        _share_correct(coordinates.q, pair.q, lines, above=True),
+        _share_correct(coordinates.k, pair.k, lines, above=False),
+    ]
+    accuracy = np.mean(correct, axis=0).reshape(len(FOLDS), -1).mean(0)
     return float(accuracy[0]), accuracy[1:]
 
 
@@ -89,13 +92,15 @@ class _Lines:
         return cls(w, np.where(np.minimum(q.n, k.n) < 2, np.nan, threshold))
 
 
-def _right(on: Float[np.ndarray, "n m"], rows: Rows, lines: _Lines, *, above: bool) -> Float[np.ndarray, "lines"]:
+def _share_correct(
+    on: Float[np.ndarray, "n m"], rows: Rows, lines: _Lines, *, above: bool
+) -> Float[np.ndarray, "lines"]:
     """Share of the scored groups' rows on the correct side of each line; a line without a group is not scored on it."""
     member = rows.once("member", lambda: _member(rows.example_id))
     value = lines.w @ on.T
-    right = value > lines.threshold[:, None] if above else value <= lines.threshold[:, None]
-    counted, n = right.astype(np.float32) @ member, _SCORED @ member.sum(0)
-    share = np.divide((_SCORED * counted).sum(-1), n, out=np.full(len(n), np.nan), where=n > 0)
+    correct = value > lines.threshold[:, None] if above else value <= lines.threshold[:, None]
+    n_correct, n = correct.astype(np.float32) @ member, _SCORED @ member.sum(0)
+    share = np.divide((_SCORED * n_correct).sum(-1), n, out=np.full(len(n), np.nan), where=n > 0)
     return np.where(np.isnan(lines.threshold), np.nan, share)
 
 

@@ -21,7 +21,7 @@ from qkscope.core.rope import HeadRotary, Rope
 
 @dataclass(frozen=True)
 class MeanField:
-    """What the prediction needs to know about a head; first from all documents, then without each group."""
+    """The means of a head that predict its scores: from all documents, then with each document group left out."""
 
     rope: Rope
     planes: Complex[np.ndarray, "sets planes"]
@@ -38,7 +38,7 @@ class MeanField:
         return self.scaling * ((turn @ self.planes.T).real.T + self.rest[:, None])
 
     def dense(self, n: int) -> Float[np.ndarray, "sets n"]:
-        """The mean-field score at every distance 0 … n − 1: blocks of √n, each the first one turned as a whole."""
+        """The mean-field score at every distance 0 … n − 1: computed in blocks of √n, each a rotation of the first."""
         size = int(np.ceil(np.sqrt(max(n, 1))))
         step = np.exp(1j * self.rope.sign * np.arange(size)[:, None] * self.rope.frequencies)
         block = np.exp(1j * self.rope.sign * size * np.arange(size)[:, None] * self.rope.frequencies)
@@ -48,7 +48,7 @@ class MeanField:
 
     @property
     def mirrored(self) -> MeanField:
-        """The mean-field score of later keys: at distance Δ what this one is at −Δ."""
+        """The mean-field score of later keys: its value at Δ is this one's at −Δ."""
         return replace(self, planes=self.planes.conj())
 
     def factors(self, query_position: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
@@ -58,9 +58,9 @@ class MeanField:
 
 def mean_field(rotary: HeadRotary, q: Moments, k: Moments, scaling: float) -> MeanField:
     """The means of a head, whose moments are by document group: of its planes, and of the unrotated coordinates."""
-    rest = rotary.rope.rest(q.d)
-    means_q, means_k = (_means(part.mean_x[:, rest] * part.n[:, None], part.n) for part in (q, k))
-    undone_q, undone_k = (_means(part.total, part.n) for part in (rotary.q, rotary.k))
+    unrotated = rotary.rope.rest(q.d)
+    means_q, means_k = (_means(m.mean_x[:, unrotated] * m.n[:, None], m.n) for m in (q, k))
+    undone_q, undone_k = (_means(sums.total, sums.n) for sums in (rotary.q, rotary.k))
     return MeanField(rotary.rope, undone_q * undone_k.conj(), (means_q * means_k).sum(-1), scaling, rotary.temperature)
 
 

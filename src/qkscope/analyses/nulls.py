@@ -1,8 +1,8 @@
-"""How large a correlation with position arises by chance if the content does not depend on position.
+"""The correlation with position that arises by chance if the content does not depend on position.
 
 Neighbouring tokens are similar, so positions must not be shuffled. Instead, the linear drift of each class is removed,
 and half of the documents, drawn at random so that both halves have about as many tokens, are read backwards,
-t → first + last − t: this keeps the similarity of neighbours. Axis a is fitted again for each draw.
+t → first + last − t: this keeps the similarity of neighbours. Axis a is refitted for each draw.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ def null_r95(
     ``within``, about the mean of each class; ``drifts`` are the slopes per token of queries and keys. NaN with fewer
     than MIN_DOCUMENTS documents.
     """
-    turned = _turned(pair.q.tokens, pair.k.tokens, seed)
-    if turned is None:
+    reversal = _reversal(pair.q.tokens, pair.k.tokens, seed)
+    if reversal is None:
         return float("nan")
-    kinds = list(zip((pair.q, pair.k), (turned.q, turned.k), strict=True))
+    classes = list(zip((pair.q, pair.k), (reversal.q, reversal.k), strict=True))
     sums = [
-        places.without_drift(
-            rows.once(("by document", pair.q.tokens, pair.k.tokens), lambda: _sums(rows, places)),  # noqa: B023  called at once
+        positions.without_drift(
+            rows.once(("by document", pair.q.tokens, pair.k.tokens), lambda: _sums(rows, positions)),  # noqa: B023  called at once
             beta,
         )
-        for (rows, places), beta in zip(kinds, drifts, strict=True)
+        for (rows, positions), beta in zip(classes, drifts, strict=True)
     ]
-    means = [total.sum(0) / len(rows) for (total, _), (rows, _) in zip(sums, kinds, strict=True)]
+    means = [total.sum(0) / len(rows) for (total, _), (rows, _) in zip(sums, classes, strict=True)]
     if not within:
-        means = [sum(total.sum(0) for total, _ in sums) / turned.n] * 2
-    by_document = zip(sums, (turned.q, turned.k), means, strict=True)
+        means = [sum(total.sum(0) for total, _ in sums) / reversal.n] * 2
+    by_document = zip(sums, (reversal.q, reversal.k), means, strict=True)
     centred = [
-        (total - np.outer(places.n, mu), weighted - np.outer(places.away, mu))
-        for (total, weighted), places, mu in by_document
+        (total - np.outer(positions.n, mu), weighted - np.outer(positions.away, mu))
+        for (total, weighted), positions, mu in by_document
     ]
-    staying, turning = (sum(parts) for parts in zip(*centred, strict=True))
-    c = (turned.middle @ staying + turned.sign @ turning) / turned.n
+    fixed_sums, reversed_sums = (sum(sums_of_class) for sums_of_class in zip(*centred, strict=True))
+    c = (reversal.middle @ fixed_sums + reversal.sign @ reversed_sums) / reversal.n
     along = np.vecdot(c @ cov, c)
-    return float(np.quantile(np.minimum(ratio((c**2).sum(-1), np.sqrt(along * turned.var_t)), 1.0), QUANTILE))
+    return float(np.quantile(np.minimum(ratio((c**2).sum(-1), np.sqrt(along * reversal.var_t)), 1.0), QUANTILE))
 
 
 _DocumentSums = tuple[Float[np.ndarray, "documents d"], Float[np.ndarray, "documents d"]]
 
 
 @dataclass(frozen=True)
-class _Places:
+class _ClassPositions:
     """Positions of the rows of one class."""
 
     edges: Int[np.ndarray, "edges"]
-    """Index where each document begins, and the end."""
+    """Index of each document's first row, then the number of rows."""
     off: Float[np.ndarray, "rows"]
     """t − m."""
     n: Int[np.ndarray, "documents"]
@@ -89,11 +89,11 @@ class _Places:
 
 
 @dataclass(frozen=True)
-class _Turned:
-    """Documents read backwards: everything that depends on token positions only."""
+class _Reversal:
+    """Random choices of documents that are read backwards: everything that depends on token positions only."""
 
-    q: _Places
-    k: _Places
+    q: _ClassPositions
+    k: _ClassPositions
     n: int
     middle: Float[np.ndarray, "documents"]
     sign: Float[np.ndarray, "draws documents"]
@@ -102,59 +102,64 @@ class _Turned:
 
 
 @lru_cache(maxsize=8)
-def _turned(tokens_q: bytes, tokens_k: bytes, seed: int) -> _Turned | None:
-    """None with too few documents."""
-    kinds = [np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k)]
-    names = np.unique(np.concatenate([documents for documents, _ in kinds]))
-    if len(names) < MIN_DOCUMENTS:
+def _reversal(tokens_q: bytes, tokens_k: bytes, seed: int) -> _Reversal | None:
+    """The choices for these tokens; None with too few documents."""
+    classes = [np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k)]
+    documents_present = np.unique(np.concatenate([documents for documents, _ in classes]))
+    if len(documents_present) < MIN_DOCUMENTS:
         return None
-    document_index = [np.searchsorted(names, documents) for documents, _ in kinds]
+    document_index = [np.searchsorted(documents_present, documents) for documents, _ in classes]
     middle = _middles(
-        [(index, position) for index, (_, position) in zip(document_index, kinds, strict=True)], len(names)
+        [(index, position) for index, (_, position) in zip(document_index, classes, strict=True)],
+        len(documents_present),
     )
-    off = [position - middle[index] for index, (_, position) in zip(document_index, kinds, strict=True)]
+    offsets = [position - middle[index] for index, (_, position) in zip(document_index, classes, strict=True)]
     q, k = (
-        _places(index, offset, position, len(names))
-        for index, offset, (_, position) in zip(document_index, off, kinds, strict=True)
+        _class_positions(index, offset, position, len(documents_present))
+        for index, offset, (_, position) in zip(document_index, offsets, classes, strict=True)
     )
     sign = _balanced(q.n + k.n, np.random.default_rng(seed))
-    return _Turned(q, k, sum(map(len, off)), middle, sign, _variances(middle, q, k, np.concatenate(off), sign))
+    return _Reversal(
+        q, k, sum(map(len, offsets)), middle, sign, _variances(middle, q, k, np.concatenate(offsets), sign)
+    )
 
 
 def _balanced(n: Int[np.ndarray, "documents"], rng: np.random.Generator) -> Float[np.ndarray, "draws documents"]:
-    """Signs of the documents: taken in random order, each goes to the half that has fewer rows so far."""
+    """Signs of the documents: in random order, each is assigned to the half that has fewer rows so far."""
     order = np.stack([rng.permutation(len(n)) for _ in range(DRAWS)])
     sign, excess = np.empty(order.shape), np.zeros(DRAWS)
     draws = np.arange(DRAWS)
     for documents in order.T:
-        chosen = np.where(excess > 0, -1.0, 1.0)
-        sign[draws, documents] = chosen
-        excess += chosen * n[documents]
+        signs = np.where(excess > 0, -1.0, 1.0)
+        sign[draws, documents] = signs
+        excess += signs * n[documents]
     return sign * np.where(rng.random(DRAWS) < 0.5, -1.0, 1.0)[:, None]
 
 
-def _places(
+def _class_positions(
     document_index: Int[np.ndarray, "n"], off: Float[np.ndarray, "n"], position: Int[np.ndarray, "n"], documents: int
-) -> _Places:
+) -> _ClassPositions:
     edges, late = np.searchsorted(document_index, np.arange(documents + 1)), position - position.mean()
     counted = (np.bincount(document_index, values, documents) for values in (off, late, off * late))
-    return _Places(edges, off, np.bincount(document_index, minlength=documents), *counted)
+    return _ClassPositions(edges, off, np.bincount(document_index, minlength=documents), *counted)
 
 
-def _sums(rows: Rows, places: _Places) -> _DocumentSums:
+def _sums(rows: Rows, positions: _ClassPositions) -> _DocumentSums:
     """For each document Σ x, and Σ (t − m)·x."""
     x = rows.x
-    weights = np.stack([np.ones(len(rows)), places.off]).astype(x.dtype)
-    sums = np.zeros((len(places.n), 2, rows.d))
-    for document in np.flatnonzero(places.n):
-        span = slice(places.edges[document], places.edges[document + 1])
+    weights = np.stack([np.ones(len(rows)), positions.off]).astype(x.dtype)
+    sums = np.zeros((len(positions.n), 2, rows.d))
+    for document in np.flatnonzero(positions.n):
+        span = slice(positions.edges[document], positions.edges[document + 1])
         sums[document] = weights[:, span] @ x[span]
     return sums[:, 0], sums[:, 1]
 
 
-def _middles(kinds: list[tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]], n: int) -> Float[np.ndarray, "documents"]:
+def _middles(
+    classes: list[tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]], n: int
+) -> Float[np.ndarray, "documents"]:
     first, last = np.full(n, np.iinfo(np.int64).max), np.zeros(n, dtype=np.int64)
-    for document_index, position in kinds:
+    for document_index, position in classes:
         np.minimum.at(first, document_index, position)
         np.maximum.at(last, document_index, position)
     return (first + last) / 2
@@ -162,8 +167,8 @@ def _middles(kinds: list[tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]], n: 
 
 def _variances(
     middle: Float[np.ndarray, "documents"],
-    q: _Places,
-    k: _Places,
+    q: _ClassPositions,
+    k: _ClassPositions,
     off: Float[np.ndarray, "n"],
     sign: Float[np.ndarray, "draws documents"],
 ) -> Float[np.ndarray, "draws"]:

@@ -39,14 +39,14 @@ class RotationOptions:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        wrong = out_of_range(self)
-        if wrong:
-            raise ValueError(wrong)
+        problem = out_of_range(self)
+        if problem:
+            raise ValueError(problem)
 
 
 @dataclass(frozen=True)
 class PointOptions:
-    """Which vectors are written for figures."""
+    """The vectors that are written for figures."""
 
     heads: frozenset[tuple[int, int]] | None = None
     """(layer, head) of the query heads; None: all."""
@@ -59,10 +59,10 @@ class PointOptions:
     brief_rows: int = 0
     """Vectors of each kind of every other head, at most."""
     brief_axes: int = 0
-    """Coordinates in the complement of those."""
+    """Coordinates in the complement of every other head, at most."""
 
     def of(self, layer: int, head: int) -> tuple[int, int]:
-        """How many vectors and coordinates of this head are wanted."""
+        """The numbers of vectors and of coordinates requested of this head."""
         if self.heads is None or (layer, head) in self.heads:
             return self.rows, self.axes
         return self.brief_rows, self.brief_axes
@@ -70,7 +70,7 @@ class PointOptions:
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """Everything that changes the tables of a run, besides which heads and rows are read."""
+    """Options that change the tables of a run, except the selection of heads and rows."""
 
     buckets: int | None = option(
         None, f"Position buckets of plasticity, for a dataset ({N_BUCKETS}); a captured run has its own.",
@@ -86,11 +86,11 @@ class AnalysisOptions:
     pca: PcaOptions = field(default_factory=PcaOptions)
     rotation: RotationOptions = field(default_factory=RotationOptions)
     points: PointOptions | None = None
-    """Which vectors are written for figures, if any."""
+    """The vectors that are written for figures, if any."""
     chance: float | None = None
     """Coherence below which a plane counts as chance; None: computed from each head's tokens."""
 
     def __post_init__(self) -> None:
-        wrong = out_of_range(self)
-        if wrong:
-            raise ConfigError(wrong)
+        problem = out_of_range(self)
+        if problem:
+            raise ConfigError(problem)

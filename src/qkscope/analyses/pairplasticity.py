@@ -1,4 +1,4 @@
-"""Attention plasticity: whether the order of two keys is fixed, or up to the query.
+"""Attention plasticity: whether the order of two keys is fixed or depends on the query.
 
 For two keys that differ by δ, a query prefers one of them by the sign of D = qᵀδ. Over the queries of a position bucket
 D ~ N(μ_bᵀδ, δᵀΣ_bδ), so the preference has probability p = Φ(μ_bᵀδ / √(δᵀΣ_bδ)), and the pair's plasticity is
@@ -34,7 +34,7 @@ class Plasticity:
 
     ap: Float[np.ndarray, "heads buckets"]
     ap_published: Float[np.ndarray, "heads buckets"]
-    again: Float[np.ndarray, "heads groups buckets"]
+    replicates: Float[np.ndarray, "heads groups buckets"]
     """``ap`` with each document group left out, of queries and of keys; NaN where that leaves no queries."""
     pairs: Float[np.ndarray, "heads buckets pairs"]
     """PP of every pair."""
@@ -46,18 +46,18 @@ def bucket_plasticity(
 ) -> Plasticity:
     """AP with the full covariance of each bucket, and with the published model of the queries.
 
-    Heads whose queries are all the same have none: there is no random query whose order of keys could be up to it.
+    Heads whose queries are all equal have none: without random queries no order of keys can depend on the query.
     """
     has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0) & ~constant(total_q)[..., None]
     mean = along(keys.delta, q_buckets.mean_x)
     variance = q_buckets.along_pairs
     exact = reversible(mean, variance)
     published = reversible(*_published(q_buckets, total_q, keys, mean, width))
-    left_out = _left_out(q_cells, keys, mean, variance)
+    replicates = _replicates(q_cells, keys, mean, variance)
     return Plasticity(
         ap=np.where(has_row, _over_pairs(exact, keys.weight), np.nan),
         ap_published=np.where(has_row, _over_pairs(published, keys.weight), np.nan),
-        again=np.where(has_row[:, None], left_out, np.nan),
+        replicates=np.where(has_row[:, None], replicates, np.nan),
         pairs=exact,
         pairs_published=published,
     )
@@ -117,14 +117,14 @@ def _published(
     residual = total_q.var_along(drift) - beta**2 * total_q.var_t[:, None]
     tau = (np.arange(q_buckets.n.shape[-1]) + 0.5) * width - 0.5
     line = total_q.mean_along(drift) + beta * (tau - total_q.mean_t[:, None])
-    turned = keys.delta @ basis[:, None].swapaxes(-1, -2)
+    rotated = keys.delta @ basis[:, None].swapaxes(-1, -2)
     variance = q_buckets.along_axes.copy()
     variance[..., 0] = np.maximum(residual, 0.0)
     on_drift = np.einsum("hbd,hd->hb", q_buckets.mean_x, drift[:, 0])
-    return mean + (line - on_drift)[..., None] * turned[..., 0], np.einsum("hbpi,hbi->hbp", turned**2, variance)
+    return mean + (line - on_drift)[..., None] * rotated[..., 0], np.einsum("hbpi,hbi->hbp", rotated**2, variance)
 
 
-def _left_out(
+def _replicates(
     cells: BucketMeans,
     keys: KeyPairs,
     mean: Float[np.ndarray, "heads buckets pairs"],
@@ -138,17 +138,17 @@ def _left_out(
     means = np.stack([along(keys.delta, cells.mean_x[:, g]) for g in range(N_GROUPS)], 1)
     share = ratio(cells.n, cells.n.sum(1, keepdims=True))[..., None]
     within = np.maximum(variance - (share * (means - mean[:, None]) ** 2).sum(1), 0.0)
-    left_out = np.empty((len(mean), N_GROUPS, mean.shape[1]))
+    replicates = np.empty((len(mean), N_GROUPS, mean.shape[1]))
     for g in range(N_GROUPS):
-        share_left = share * (np.arange(N_GROUPS) != g)[:, None, None]
-        share_left = ratio(share_left, share_left.sum(1, keepdims=True))
-        centre = (share_left * means).sum(1)
-        between = (share_left * (means - centre[:, None]) ** 2).sum(1)
+        remaining_share = share * (np.arange(N_GROUPS) != g)[:, None, None]
+        remaining_share = ratio(remaining_share, remaining_share.sum(1, keepdims=True))
+        centre = (remaining_share * means).sum(1)
+        between = (remaining_share * (means - centre[:, None]) ** 2).sum(1)
         weight = keys.weight * (keys.group != g)
         any_pair = weight.sum(-1, keepdims=True) > 0
         ap = _over_pairs(reversible(centre, within + between), np.where(any_pair, weight, keys.weight))
-        left_out[:, g] = np.where(share_left.sum(1)[..., 0] > 0, ap, np.nan)
-    return left_out
+        replicates[:, g] = np.where(remaining_share.sum(1)[..., 0] > 0, ap, np.nan)
+    return replicates
 
 
 def _over_pairs(
@@ -185,7 +185,7 @@ def plasticity_over_window(
 
 
 def parts_of_window(buckets: int, window: int) -> list[Bool[np.ndarray, "buckets"]]:
-    """Which buckets belong to the whole window, its first fifth and its last fifth, by their middles.
+    """Masks of the buckets in the whole window, its first fifth and its last fifth, by their middles.
 
     >>> [np.flatnonzero(part).tolist() for part in parts_of_window(16, 4096)]
     [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [0, 1, 2], [13, 14, 15]]
@@ -195,8 +195,8 @@ def parts_of_window(buckets: int, window: int) -> list[Bool[np.ndarray, "buckets
 
 
 def _weighted(
-    ap: Float[np.ndarray, "*batch buckets"], n: Float[np.ndarray, "*#batch buckets"], chosen: Bool[np.ndarray, "b"]
+    ap: Float[np.ndarray, "*batch buckets"], n: Float[np.ndarray, "*#batch buckets"], selected: Bool[np.ndarray, "b"]
 ) -> Float[np.ndarray, "*batch"]:
-    weight = np.where(np.isnan(ap) | ~chosen, 0.0, n)
+    weight = np.where(np.isnan(ap) | ~selected, 0.0, n)
     total = weight.sum(-1)
     return np.where(total > 0, ratio((weight * np.nan_to_num(ap)).sum(-1), total), np.nan)

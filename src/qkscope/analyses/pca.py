@@ -33,12 +33,12 @@ def first_component(qk: pd.DataFrame) -> pd.DataFrame:
     return qk[qk["pc"] == 0]
 
 
-def _signs(rows: pd.DataFrame, left_out: Columns) -> Means:
-    """|r_k|, and the share of heads whose keys drift against the queries."""
-    replicates = np.abs(left_out["r_k"]) if "r_k" in left_out else None
+def _signs(rows: pd.DataFrame, replicates: Columns) -> Means:
+    """|r_k| of each head, and whether its keys drift against the queries."""
+    abs_replicates = np.abs(replicates["r_k"]) if "r_k" in replicates else None
     discordant = (rows["r_k"] < 0).astype(float).where(rows["concordant"].notna())
     return {
-        "abs_r_k": (rows["r_k"].abs(), replicates, Scale.MAGNITUDE),
+        "abs_r_k": (rows["r_k"].abs(), abs_replicates, Scale.MAGNITUDE),
         "discordant_share": (discordant, None, Scale.SHARE),
     }
 
@@ -143,14 +143,14 @@ _PER_COMPONENT = ("explained_variance", "r_q", "r_k", "mu_q", "mu_k", "slope_q",
 
 
 def compute_pca(batch: Batch) -> AnalysisResult:
-    """``qk``, ``heads`` and the axes themselves."""
+    """Compute ``qk``, ``heads`` and the axes themselves."""
     kind = _classes(batch)
     tables = {"qk": _components(batch, kind), "heads": _heads(batch, kind)}
     return AnalysisResult(tables, {"axes": _axes(batch)})
 
 
 def _classes(batch: Batch) -> np.ndarray:
-    """The class of each head by its PC0; None where queries or keys are all the same, which correlates with nothing."""
+    """The class of each head by its PC0; None where all queries or all keys are equal."""
     options, pcs = batch.options.pca, batch.components
     kind = np.array(TAXONOMY, dtype=object)[taxonomy(pcs.r_q[:, 0], pcs.r_k[:, 0], options.high, options.low)]
     kind[constant(batch.moments.total_q) | constant(batch.moments.total_k)] = None
@@ -158,32 +158,36 @@ def _classes(batch: Batch) -> np.ndarray:
 
 
 def _components(batch: Batch, kind: np.ndarray) -> TableValues:
-    pcs, replicates = batch.components, batch.left_out
+    pcs, replicates = batch.components, batch.replicates
     n_heads, n_pcs = pcs.r_q.shape
     n_q, n_k = (moments.n.sum(-1).astype(np.int64) for moments in (batch.moments.q, batch.moments.k))
     columns = {name: getattr(pcs, name) for name in _PER_COMPONENT}
     pc = np.tile(np.arange(n_pcs), (n_heads, 1))
     columns |= {"pc": pc, "concordant": np.where(pcs.sign_anchored_on_k, np.nan, pcs.concordant)}
-    left_out = {}
+    column_replicates = {}
     if replicates is not None:
-        left_out = {name: replicates.of_components(name) for name in ("explained_variance", "r_q", "r_k")}
+        column_replicates = {name: replicates.of_components(name) for name in ("explained_variance", "r_q", "r_k")}
         for name in ("r_q", "r_k"):  # later components may change order and have no interval
-            left_out[name] = np.where(np.arange(n_pcs) == 0, left_out[name], np.nan)
+            column_replicates[name] = np.where(np.arange(n_pcs) == 0, column_replicates[name], np.nan)
     # n rows span n − 1 dimensions about their mean; components beyond that do not exist.
     exists = pc < (n_q + n_k - 1)[:, None]
-    return TableValues(columns, left_out, {"taxonomy": kind, "n_q": n_q, "n_k": n_k}, rows=exists)
+    return TableValues(columns, column_replicates, {"taxonomy": kind, "n_q": n_q, "n_k": n_k}, rows=exists)
 
 
 def _heads(batch: Batch, kind: np.ndarray) -> TableValues:
     variance = head_variance(batch.moments.total_q, batch.moments.total_k, batch.components)
-    accuracy, left_out = _line_accuracy(batch)
+    accuracy, accuracy_replicates = _line_accuracy(batch)
     columns = {name: getattr(variance, name) for name in HeadVariance.__dataclass_fields__}
     columns |= {"taxonomy": kind, "lda_accuracy": accuracy}
-    if batch.left_out is None:
+    if batch.replicates is None:
         return TableValues(columns)
-    replicates = batch.left_out
-    named = [c.name for c in HEADS_TABLE.columns if c.scale is not None and c.name in HeadVariance.__dataclass_fields__]
-    return TableValues(columns, {name: replicates.of_head(name) for name in named} | {"lda_accuracy": left_out})
+    replicates = batch.replicates
+    with_interval = [
+        c.name for c in HEADS_TABLE.columns if c.scale is not None and c.name in HeadVariance.__dataclass_fields__
+    ]
+    return TableValues(
+        columns, {name: replicates.of_head(name) for name in with_interval} | {"lda_accuracy": accuracy_replicates}
+    )
 
 
 def _line_accuracy(batch: Batch) -> tuple[Float[np.ndarray, "heads"], Float[np.ndarray, "heads 8"]]:
@@ -194,7 +198,7 @@ def _line_accuracy(batch: Batch) -> tuple[Float[np.ndarray, "heads"], Float[np.n
         else lda_accuracy(head.moments.q, head.moments.k, head.vectors, axes[:2], on.pcs)
         for head, axes, on in zip(batch.heads, batch.components.axes, batch.coordinates, strict=True)
     ]
-    replicates = np.stack([left_out for _, left_out in accuracies])
+    replicates = np.stack([without_group for _, without_group in accuracies])
     return np.array([value for value, _ in accuracies]), np.where(
         np.isnan(replicates).any(-1, keepdims=True), np.nan, replicates
     )
@@ -218,7 +222,7 @@ def _class_shares(frames: dict[str, pd.DataFrame]) -> dict[str, object]:
 
 PCA = Analysis(
     "pca",
-    "principal components of queries and keys together, and how each goes with position",
+    "principal components of queries and keys together, and the correlation of each with position",
     (QK_TABLE, HEADS_TABLE),
     compute_pca,
     summary=_class_shares,

@@ -26,7 +26,7 @@ _SVD = (
     ),
     Column("resultant", "share", "mean length of e^{iθ} less its class mean, turned back by ωt, of both classes", "3"),
     Column("coherence", "ratio", "|Σ_d F_d|² / Σ_d |F_d|² over documents: about 1 by chance", "3"),
-    Column("coherence_chance", "ratio", "what 99% of structureless planes on the same tokens stay below", "3"),
+    Column("coherence_chance", "ratio", "99th percentile of coherence of structureless planes on the same tokens", "3"),
     Column("ring", "ratio", "coefficient of variation of the radius: 0 is a perfect ring, 0.5 a Gaussian cloud", "3"),
     Column("active", "true/false", "coherence > coherence_chance", "3", dtype="boolean"),
     Column("qk_accuracy", "share", "how well a line in the plane tells queries from keys: 0.5 on a shared ring", "3"),
@@ -66,7 +66,7 @@ PLANES_TABLE = Table(
 
 
 def compute_planes(batch: Batch) -> AnalysisResult:
-    """``planes``: both views of each head that has vectors; columns that do not apply to a view are empty."""
+    """Compute ``planes``: both views of each head with vectors; columns that do not apply to a view are empty."""
     views: list[tuple[int, Columns]] = []
     for i, vectors in enumerate(batch.plane_vectors):
         if vectors is not None and vectors.enough:
@@ -76,16 +76,12 @@ def compute_planes(batch: Batch) -> AnalysisResult:
             views.append((i, _rope_view(head_data, batch.locked[i])))
     if not views:
         return AnalysisResult()
-    head = np.concatenate([np.full(len(columns_of_view["plane"]), i) for i, columns_of_view in views])
+    head = np.concatenate([np.full(len(view["plane"]), i) for i, view in views])
     columns = {
-        column.name: np.concatenate([_column(columns_of_view, column.name) for _, columns_of_view in views])
+        column.name: np.concatenate([view.get(column.name, np.full(len(view["plane"]), np.nan)) for _, view in views])
         for column in PLANES_TABLE.columns
     }
     return AnalysisResult({"planes": TableValues(columns, head=head)})
-
-
-def _column(view: Columns, name: str) -> np.ndarray:
-    return view[name] if name in view else np.full(len(view["plane"]), np.nan)
 
 
 def _svd_view(head: PlaneVectors, chance: float | None) -> Columns:
@@ -119,27 +115,27 @@ def _rope_view(head: HeadData, locked: tuple[LockedSplit, LockedSplit] | None) -
     planes = rope_planes(head.rotary, moments.total_q, moments.total_k, measured, int(moments.window))
     n = len(planes.theta)
     counts = {"n_q": np.full(n, len(measured.q)), "n_k": np.full(n, len(measured.k))}
-    named = {"view": np.full(n, "rope"), "plane": np.arange(n)} | counts
+    columns = {"view": np.full(n, "rope"), "plane": np.arange(n)} | counts
     if locked is not None:
-        named |= {f"position_share_{kind}": part.by_plane[:n] for kind, part in zip("qk", locked, strict=True)}
-    return named | {name: getattr(planes, name) for name in RopePlanes.__dataclass_fields__}
+        columns |= {f"position_share_{kind}": split.by_plane[:n] for kind, split in zip("qk", locked, strict=True)}
+    return columns | {name: getattr(planes, name) for name in RopePlanes.__dataclass_fields__}
 
 
 STRONG_R = 0.3
-"""From this |angle_r| on an active plane follows position closely."""
+"""An active plane with at least this |angle_r| follows position closely."""
 
 
 def active_planes(planes: pd.DataFrame) -> pd.DataFrame:
-    """How many planes of each head turn with position, and how much of the variance: significance, and size."""
+    """Number of planes of each head that turn with position (significance), and their share of variance (size)."""
     planes = planes[planes["view"] == "svd"]
     active = planes["active"].astype(float)
     strength = planes["angle_r"].abs() if "angle_r" in planes else np.nan * active
-    active_planes = planes.assign(
+    measured = planes.assign(
         active_share=planes["var_share"] * active,
         strong=active * (strength >= STRONG_R),
         turning_share=planes["var_share"] * active * strength**2,
     )
-    return active_planes.groupby(HEAD_KEY, as_index=False).agg(
+    return measured.groupby(HEAD_KEY, as_index=False).agg(
         active_planes=("active", "sum"),
         active_share=("active_share", "sum"),
         strong_planes=("strong", "sum"),

@@ -96,25 +96,25 @@ PAIRS_TABLE = Table(
 
 
 def compute_plasticity(batch: Batch) -> AnalysisResult:
-    """Both tables. Heads that read the same key head over the same window share their pairs of keys."""
-    drawn: dict[tuple[object, ...], KeyPairs] = {}
+    """Compute both tables. Heads that read the same key head over the same window share their pairs of keys."""
+    key_pairs_by_reach: dict[tuple[object, ...], KeyPairs] = {}
     rows: dict[int, Columns] = {}
     pairs: list[pd.DataFrame] = []
     per_head = {column.name: np.full(len(batch), np.nan) for column in AP}
-    left_out = {column.name: np.full((len(batch), N_GROUPS), np.nan) for column in AP}
+    replicates_by_name = {column.name: np.full((len(batch), N_GROUPS), np.nan) for column in AP}
     for i, head_data in enumerate(batch.heads):
         if head_data.vectors is None or head_data.q_buckets is None or head_data.moments.q_cells is None:
             continue
         reach = head_data.key_head, int(head_data.moments.window), head_data.sliding_window
-        if reach not in drawn:
-            drawn[reach] = _pairs(head_data)
-        plasticity = _HeadPlasticity(head_data, drawn[reach], intervals=batch.options.intervals)
+        if reach not in key_pairs_by_reach:
+            key_pairs_by_reach[reach] = _pairs(head_data)
+        plasticity = _HeadPlasticity(head_data, key_pairs_by_reach[reach], intervals=batch.options.intervals)
         if not plasticity.has_row.any():
             continue
         rows[i] = plasticity.rows()
         pairs.append(plasticity.by_distance(batch.index, i))
         for name, (value, replicates) in plasticity.scalars().items():
-            per_head[name][i], left_out[name][i] = value, replicates
+            per_head[name][i], replicates_by_name[name][i] = value, replicates
     if not rows:
         return AnalysisResult()
     columns = {
@@ -123,7 +123,7 @@ def compute_plasticity(batch: Batch) -> AnalysisResult:
     }
     head = np.concatenate([np.full(len(columns_of_head["ap"]), i) for i, columns_of_head in rows.items()])
     merged = merged_pairs(pd.concat(pairs, ignore_index=True))
-    values = TableValues(columns, left_out, per_head, head)
+    values = TableValues(columns, replicates_by_name, per_head, head)
     return AnalysisResult({"plasticity": values}, {"plasticity_pairs": merged})
 
 
@@ -160,10 +160,10 @@ class _HeadPlasticity:
         }
 
     def scalars(self) -> dict[str, tuple[float, Float[np.ndarray, "8"]]]:
-        """Over the window, and with each document group left out where enough groups have queries."""
+        """Numbers over the window, and with each document group left out where enough groups have queries."""
         n_left = np.maximum(self.n[:, None] - self.cells.n, 0.0)
         over_window = plasticity_over_window(self.result.ap, self.n, self.window)
-        replicates = plasticity_over_window(self.result.again, n_left, self.window)
+        replicates = plasticity_over_window(self.result.replicates, n_left, self.window)
         return {
             column.name: (
                 float(getattr(over_window, column.name)[0]),
@@ -175,7 +175,7 @@ class _HeadPlasticity:
         }
 
     def by_distance(self, index: Columns, i: int) -> pd.DataFrame:
-        """Pairs of keys by their distances, in octaves."""
+        """The pairs of keys of head i by their distances, in octaves."""
         real = (self.keys.weight > 0) & self.has_row[:, None]
         frame = pd.DataFrame(
             {
@@ -185,19 +185,21 @@ class _HeadPlasticity:
                 "ap_published": self.result.pairs_published[0][real],
             }
         )
-        named = {name: index[name][i] for name in ("model", "family", "layer")}
-        return merged_pairs(frame.assign(**named, n_pairs=1))
+        labels = {name: index[name][i] for name in ("model", "family", "layer")}
+        return merged_pairs(frame.assign(**labels, n_pairs=1))
 
     def _has_enough_groups(self, name: str) -> Float[np.ndarray, "1 1"]:
         """1 if enough document groups have queries in every part of the window that a scalar is about, else 0."""
-        whole, first, last = parts_of_window(self.cells.n.shape[-1], self.window)
-        needed = {"ap_overall": [whole], "ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}[name]
-        counts = [(self.cells.n[..., part].sum(-1) > 0).sum(-1) for part in needed]
+        all_buckets, first, last = parts_of_window(self.cells.n.shape[-1], self.window)
+        needed = {"ap_overall": [all_buckets], "ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}[
+            name
+        ]
+        counts = [(self.cells.n[..., mask].sum(-1) > 0).sum(-1) for mask in needed]
         return (np.min(counts, axis=0) >= MIN_GROUPS).astype(float)[:, None]
 
     def _spread(self) -> Float[np.ndarray, "buckets"]:
         """Standard error of ``ap`` in each bucket; NaN where leaving out a group leaves no queries."""
-        replicates = np.where(self.usable[..., None] > 0, self.result.again, 0.0)
+        replicates = np.where(self.usable[..., None] > 0, self.result.replicates, 0.0)
         spread = jackknife(np.nan_to_num(self.result.ap), np.nan_to_num(replicates), self.usable, Scale.SHARE).se[0]
         return np.where(np.isnan(replicates).any((0, 1)), np.nan, spread)
 
@@ -205,12 +207,12 @@ class _HeadPlasticity:
         buckets = self.n.shape[-1]
         if self.head.rotary is None or self.head.vectors is None:
             return np.full(buckets, np.nan)
-        still = fixed_queries(self.head.vectors.q.as_double(), self.head.rotary, self.window, buckets)
-        return ap_fixed(bucket_moments(still, self.window, buckets), self.keys)
+        turned_queries = fixed_queries(self.head.vectors.q.as_double(), self.head.rotary, self.window, buckets)
+        return ap_fixed(bucket_moments(turned_queries, self.window, buckets), self.keys)
 
 
 def _pairs(head: HeadData) -> KeyPairs:
-    """The pairs of keys that a captured run has its variances along, or else pairs drawn from the sampled keys."""
+    """The pairs of keys that a captured run recorded variances along, or pairs drawn from the sampled keys."""
     assert head.vectors is not None
     assert head.q_buckets is not None
     keys, window = head.vectors.k.as_double(), int(head.moments.window)
@@ -230,7 +232,7 @@ def octave(distance: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
 
 PLASTICITY = Analysis(
     "plasticity",
-    "whether the order of two keys is fixed or up to the query, by bucket of queries",
+    "whether the order of two keys is fixed or depends on the query, by bucket of queries",
     (PLASTICITY_TABLE, PAIRS_TABLE),
     compute_plasticity,
     Scalars(AP, "plasticity", in_runs=("ap_overall", "ap_first20", "ap_last20", "ap_drop")),

@@ -1,8 +1,8 @@
-"""What position alone says: its share of queries and keys, and how the mean score falls with distance.
+"""The effect of position alone: its share of queries and keys, and the fall of the mean score with distance.
 
 The curve of meanfield.py is close to logarithmic, so its slope against log₂ Δ, in logits per doubling of the distance,
-is about the same whatever window is looked at. No slope against Δ itself is: a line fitted to a logarithmic curve
-flattens as the window grows.
+is about the same in every window. A slope against Δ itself is not: a line fitted to a logarithmic curve flattens as
+the window grows.
 """
 
 from __future__ import annotations
@@ -97,20 +97,20 @@ POSITION_TABLE = Table(
 
 
 def compute_position(batch: Batch) -> AnalysisResult:
-    """``position``: the shares and the curve of each head, and with each document group left out."""
-    known = [i for i, head in enumerate(batch.heads) if head.rotary is not None or head.nope]
-    if not known:
+    """Compute ``position``: the shares and the curve of each head, and with each document group left out."""
+    measurable = [i for i, head in enumerate(batch.heads) if head.rotary is not None or head.nope]
+    if not measurable:
         return AnalysisResult()
     numbers = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in (*_SHARES, *_LOCKS, *_CURVE)}
     ends = np.full(len(batch), np.nan)
-    for i in known:
+    for i in measurable:
         for name, values in (_shares(batch, i) | _locks(batch.heads[i]) | _curve(batch, i)).items():
             numbers[name][i] = values
         if batch.mean_fields[i] is not None:
             ends[i] = curve_end(batch, i)
     per_head = {name: values[:, 0] for name, values in numbers.items()} | {"decay_range": ends}
-    left_out = {name: values[:, 1:] for name, values in numbers.items()}
-    return AnalysisResult({"position": TableValues({}, left_out, per_head, np.array(known))})
+    replicates = {name: values[:, 1:] for name, values in numbers.items()}
+    return AnalysisResult({"position": TableValues({}, replicates, per_head, np.array(measurable))})
 
 
 def _shares(batch: Batch, i: int) -> Columns:
@@ -139,23 +139,23 @@ def _curve(batch: Batch, i: int) -> Columns:
     field = batch.mean_fields[i]
     if field is None:
         return {}
-    at = distances(curve_end(batch, i))
-    earlier = field.curves(at)
+    distance = distances(curve_end(batch, i))
+    earlier = field.curves(distance)
     if not batch.heads[i].both:
-        return dict(vars(recency(earlier, at)))
-    later = field.curves(-at)
-    return {**vars(recency((earlier + later) / 2, at)), "lean": (earlier - later).mean(-1)}
+        return dict(vars(recency(earlier, distance)))
+    later = field.curves(-distance)
+    return {**vars(recency((earlier + later) / 2, distance)), "lean": (earlier - later).mean(-1)}
 
 
 def curve_end(batch: Batch, i: int) -> int:
-    """The last distance of the range that ``decay`` is over: as asked for, else half of what the queries see."""
-    reach, asked = int(batch.reach[i]), batch.options.decay_range
-    return max(reach // 2 if asked is None else min(asked, reach - 1), 2)
+    """The largest distance that counts for ``decay``: the requested one, or half of what the queries see."""
+    reach, requested = int(batch.reach[i]), batch.options.decay_range
+    return max(reach // 2 if requested is None else min(requested, reach - 1), 2)
 
 
 POSITION = Analysis(
     "position",
-    "what position alone says: its share of queries and keys, and how the mean score falls with distance",
+    "the effect of position alone: its share of queries and keys, and the fall of the mean score with distance",
     (POSITION_TABLE,),
     compute_position,
     Scalars(POSITION_TABLE.columns, "position", in_runs=("position_share_q", "position_share_k", "decay")),

@@ -1,4 +1,4 @@
-"""How far a head's attention goes: measured on the queries that a capture follows, and predicted from means.
+"""The reach of a head's attention: measured on the queries that a capture follows, and predicted from means.
 
 ``reach`` has one row per head and window w. Measured is the attention weight on keys that a window of w tokens does not
 see, Δ ≥ w (|Δ| ≥ w in encoders), without the sinks; predicted is the same share under the softmax of the mean-field
@@ -56,7 +56,7 @@ _ROWS = ("mass_beyond", "share_beyond", "predicted_beyond")
 
 
 def compute_reach(batch: Batch) -> AnalysisResult:
-    """``reach``: of each head that was measured or whose rotation is known."""
+    """Compute ``reach`` of each head that was measured or whose rotation is known."""
     windows = np.array([int(head.moments.window) for head in batch.heads])
     widths = cut_windows(int(windows.max()))
     sets = len(ALL_AND_WITHOUT)
@@ -70,14 +70,14 @@ def compute_reach(batch: Batch) -> AnalysisResult:
             curves = Curves.of(field, int(batch.reach[i]), both=head.both)
             rows["predicted_beyond"][i] = _predicted(curves, field, head, widths)
             numbers["curve_area"][i] = curve_area(curves)
-    known = np.isfinite(rows["mass_beyond"][:, 0]) | np.isfinite(rows["predicted_beyond"][:, 0])
-    exists = known & (widths <= np.maximum(windows // 2, widths[0])[:, None])
+    has_values = np.isfinite(rows["mass_beyond"][:, 0]) | np.isfinite(rows["predicted_beyond"][:, 0])
+    exists = has_values & (widths <= np.maximum(windows // 2, widths[0])[:, None])
     if not exists.any():
         return AnalysisResult()
     columns = {"w": np.tile(widths, (len(batch), 1)), **{name: values[:, 0] for name, values in rows.items()}}
-    left_out = {name: values[:, 1:] for name, values in (rows | numbers).items()}
+    replicates = {name: values[:, 1:] for name, values in (rows | numbers).items()}
     per_head = {name: values[:, 0] for name, values in numbers.items()}
-    return AnalysisResult({"reach": TableValues(columns, left_out, per_head, rows=exists)})
+    return AnalysisResult({"reach": TableValues(columns, replicates, per_head, rows=exists)})
 
 
 class Curves(NamedTuple):
@@ -90,14 +90,14 @@ class Curves(NamedTuple):
 
     @classmethod
     def of(cls, field: MeanField | None, n: int, *, both: bool) -> Curves:
-        """At distances less than ``n``; without rotary the mean score is the same at all of them."""
+        """The curves at distances below ``n``; without rotary the mean score is the same at all of them."""
         none = np.zeros((len(ALL_AND_WITHOUT), n))
         earlier, later = (none, none) if field is None else (field.dense(n), field.mirrored.dense(n) if both else none)
         return cls(earlier, later[:, 1:] if both else none[:, :0])
 
     @property
     def weights(self) -> tuple[Float[np.ndarray, "sets n"], Float[np.ndarray, "sets m"]]:
-        """The softmax of both together, times a constant."""
+        """The softmax over both curves together, times a constant."""
         top = np.maximum(self.earlier.max(-1), self.later.max(-1, initial=-np.inf))[:, None]
         return np.exp(self.earlier - top), np.exp(self.later - top)
 
@@ -116,38 +116,38 @@ def curve_area(curves: Curves) -> Float[np.ndarray, "sets"]:
 
 def predicted_beyond(
     curves: Curves,
-    seen: Int[np.ndarray, "queries"],
+    n_earlier: Int[np.ndarray, "queries"],
     after: Int[np.ndarray, "queries"],
     widths: Int[np.ndarray, "windows"],
 ) -> Float[np.ndarray, "sets queries windows"]:
     """Share of the softmax of each curve on distances of w and more.
 
-    Queries see Δ = 0 … seen − 1 and, where there is a curve of later keys, Δ = −1 … −after.
+    Queries see Δ = 0 … n_earlier − 1 and, where there is a curve of later keys, Δ = −1 … −after.
     """
-    earlier, later = (np.pad(np.cumsum(part, -1), ((0, 0), (1, 0))) for part in curves.weights)
+    earlier, later = (np.pad(np.cumsum(weights, -1), ((0, 0), (1, 0))) for weights in curves.weights)
     after = np.minimum(after, later.shape[1] - 1)
-    inside = earlier[:, np.minimum(widths, seen[:, None])] + later[:, np.minimum(widths - 1, after[:, None])]
-    return 1.0 - inside / (earlier[:, seen] + later[:, after])[..., None]
+    inside = earlier[:, np.minimum(widths, n_earlier[:, None])] + later[:, np.minimum(widths - 1, after[:, None])]
+    return 1.0 - inside / (earlier[:, n_earlier] + later[:, after])[..., None]
 
 
 def _predicted(
     curves: Curves, field: MeanField | None, head: HeadData, widths: Int[np.ndarray, "windows"]
 ) -> Float[np.ndarray, "sets windows"]:
-    """Mean over the queries that were followed, or else over the sampled ones."""
+    """Mean over the followed queries, or else over the sampled ones."""
     position, after, group, skip_first = _queries(head)
     if not len(position):
         return np.full((len(ALL_AND_WITHOUT), len(widths)), np.nan)
     if not head.both:
         after = np.zeros_like(position)
-    (at, later), of_query = np.unique([position, after], axis=1, return_inverse=True)
-    seen = np.clip(at - skip_first + 1, 1, curves.earlier.shape[1])
+    (positions, later), of_query = np.unique([position, after], axis=1, return_inverse=True)
+    n_earlier = np.clip(positions - skip_first + 1, 1, curves.earlier.shape[1])
     if field is None or field.temperature is None:
-        shares = predicted_beyond(curves, seen, later, widths)
+        shares = predicted_beyond(curves, n_earlier, later, widths)
     else:
-        hot = (Curves(*(part * factor for part in curves)) for factor in field.factors(at))
-        parts = [predicted_beyond(c, seen[n : n + 1], later[n : n + 1], widths) for n, c in enumerate(hot)]
-        shares = np.concatenate(parts, 1)
-    counts = np.zeros((N_GROUPS, len(at)))
+        hot = (Curves(*(curve * factor for curve in curves)) for factor in field.factors(positions))
+        by_query = [predicted_beyond(c, n_earlier[n : n + 1], later[n : n + 1], widths) for n, c in enumerate(hot)]
+        shares = np.concatenate(by_query, 1)
+    counts = np.zeros((N_GROUPS, len(positions)))
     np.add.at(counts, (group, of_query), 1.0)
     weights = ALL_AND_WITHOUT @ counts
     return ratio(np.einsum("sq,sqw->sw", weights, shares), weights.sum(-1, keepdims=True))
@@ -156,14 +156,14 @@ def _predicted(
 class _Queries(NamedTuple):
     position: Int[np.ndarray, "n"]
     after: Int[np.ndarray, "n"]
-    """Tokens of the document after it."""
+    """Number of tokens of the document after the query."""
     group: Int[np.ndarray, "n"]
     sinks: int
-    """Keys of a document that are sinks."""
+    """Number of keys of a document that are sinks."""
 
 
 def _queries(head: HeadData) -> _Queries:
-    """The queries that were followed, or else the sampled ones, of whose documents the ends are not known."""
+    """The followed queries, or else the sampled ones, whose documents have no known end."""
     if head.reach is not None:
         return _Queries(head.reach.positions, head.reach.after, head.reach.groups, head.reach.skip_first)
     if head.vectors is None:
@@ -176,7 +176,7 @@ def _queries(head: HeadData) -> _Queries:
 def _measured(
     reach: HeadReach, widths: Int[np.ndarray, "windows"]
 ) -> tuple[Float[np.ndarray, "sets windows"], Float[np.ndarray, "sets windows"]]:
-    """Attention beyond each window: of all, and of that without sinks."""
+    """Attention beyond each window as a share of all attention, and of that without sinks."""
     n, masses = ALL_AND_WITHOUT @ reach.sums[:, 0], ALL_AND_WITHOUT @ reach.sums[:, len(REACH_COUNTS) :]
     beyond = masses @ (reach.starts[:, None] >= widths).astype(float)
     missing = np.where(n > 0, 0.0, np.nan)[:, None]

@@ -26,22 +26,22 @@ from qkscope.core.moments import Moments
 
 
 def rotation_near(
-    pooled: PooledLeaveOneOut, near: Rotation, cross: Moments | None = None, centering: Centering = "pooled"
+    pooled: PooledLeaveOneOut, all_documents: Rotation, cross: Moments | None = None, centering: Centering = "pooled"
 ) -> Rotation:
-    """The model with each document group left out: one more batch axis; orientation as in ``near``.
+    """The model with each document group left out: one more batch axis; oriented like ``all_documents``.
 
     ``cross``: moments of the pairs at the same token, by group.
     """
-    assert near.off_a is not None
+    assert all_documents.off_a is not None
     q, k = pooled.q, pooled.k
     within = ratio(q.scatter_xt + k.scatter_xt, pooled.n[..., None])
     a = unit(pooled.cov_xt if centering == "pooled" else within)
-    a = a * turn_sign((a * near.a[..., None, :]).sum(-1))
+    a = a * turn_sign((a * all_documents.a[..., None, :]).sum(-1))
     delta = _independent(pooled) if cross is None else _paired(cross)
     off = _off_axis_times(delta.times, a, TIE_BREAK * delta.trace)
-    values, vectors = eigh_near(off, near.off_a, 1, _ceiling(near, a, delta, off), rounds=2)
+    values, vectors = eigh_near(off, all_documents.off_a, 1, _ceiling(all_documents, a, delta, off), rounds=2)
     b = unit(off_axis(vectors[..., 0, :], a))
-    b = b * turn_sign((b * near.b[..., None, :]).sum(-1))
+    b = b * turn_sign((b * all_documents.b[..., None, :]).sum(-1))
     return measured_along(a, b, q, k, ratio(values[..., 0], delta.trace), None)
 
 
@@ -90,24 +90,27 @@ def _off_axis_times(times: Times, a: Float[np.ndarray, "*batch d"], along: Float
 
 
 def _ceiling(
-    near: Rotation, a: Float[np.ndarray, "*batch g d"], delta: _Moment, off: Times
+    all_documents: Rotation, a: Float[np.ndarray, "*batch g d"], delta: _Moment, off: Times
 ) -> Float[np.ndarray, "*batch g"]:
     """Upper bound of C_δ off a on axes beyond the known eigenpairs of the model of all documents.
 
-    C_δ is a mean of squares over pairs, so without some of them it grows by at most their share in any direction. Write
-    C_δ = FᵀF. For a unit vector orthogonal to the a of all documents, the rotation of a adds to the length of its image
-    under F at most the sine of the angle times the length of Fa; the part along the a of all documents is added.
+    C_δ is a mean of squares over pairs, so without some of them it grows by at most the factor ``grown`` in any
+    direction. Write C_δ = FᵀF. For a unit vector orthogonal to the a of all documents, the rotation of a adds to the
+    length of its image under F at most the sine of the angle times the length of Fa; the part along the a of all
+    documents is added.
     """
-    assert near.off_a is not None
-    largest = delta.grown * near.off_a.beyond[..., None]
-    cosine = np.minimum((a * near.a[..., None, :]).sum(-1) ** 2, 1.0)
+    assert all_documents.off_a is not None
+    largest = delta.grown * all_documents.off_a.beyond[..., None]
+    cosine = np.minimum((a * all_documents.a[..., None, :]).sum(-1) ** 2, 1.0)
     along = np.vecdot(delta.times(a[..., None, :]), a[..., None, :])[..., 0]
-    whole_a = near.a[..., None, None, :]
-    return (np.sqrt(largest) + np.sqrt((1.0 - cosine) * along)) ** 2 + np.vecdot(off(whole_a), whole_a)[..., 0]
+    a_all_documents = all_documents.a[..., None, None, :]
+    return (np.sqrt(largest) + np.sqrt((1.0 - cosine) * along)) ** 2 + np.vecdot(off(a_all_documents), a_all_documents)[
+        ..., 0
+    ]
 
 
 HEADS_PER_PASS = 4
-"""More do not fit into the processor's cache."""
+"""Heads that are updated together; more do not fit into the processor's cache."""
 
 _Model = TypeVar("_Model", Components, Rotation)
 
@@ -140,22 +143,22 @@ def left_out_models(
     models = LeftOutModels()
     for heads, batch in _few_heads(moments):
         if pcs is not None:
-            pcs_left_out = components_near(batch.pooled_without, _model_of(pcs, heads))
+            pcs_left_out = components_near(batch.pooled_leave_one_out, _model_of(pcs, heads))
             models.components.append(pcs_left_out)
-            models.variance.append(head_variance(batch.without_q, batch.without_k, pcs_left_out))
+            models.variance.append(head_variance(batch.leave_one_out_q, batch.leave_one_out_k, pcs_left_out))
         if model is not None:
             cross = batch.cross if options.pairing == "token" else None
-            rotation = rotation_near(batch.pooled_without, _model_of(model, heads), cross, options.centering)
+            rotation = rotation_near(batch.pooled_leave_one_out, _model_of(model, heads), cross, options.centering)
             models.rotation.append(rotation)
     return models
 
 
 def _few_heads(moments: HeadMoments) -> Iterator[tuple[slice, HeadMoments]]:
-    """A few heads at a time; heads that have to be merged again one by one, so that none depends on its neighbours."""
-    for heads, batch in moments.few(HEADS_PER_PASS):
-        if batch.without_q.cancels or batch.without_k.cancels:
+    """A few heads at a time; heads that must be merged again come singly, so that none depends on its neighbours."""
+    for heads, batch in moments.batches(HEADS_PER_PASS):
+        if batch.leave_one_out_q.cancels or batch.leave_one_out_k.cancels:
             yield from (
-                (slice(heads.start + inner.start, heads.start + inner.stop), head) for inner, head in batch.few(1)
+                (slice(heads.start + inner.start, heads.start + inner.stop), head) for inner, head in batch.batches(1)
             )
         else:
             yield heads, batch

@@ -39,7 +39,7 @@ class RopePlanes:
 def rope_planes(rotary: HeadRotary, q: Moments, k: Moments, pair: Pair, window: int) -> RopePlanes:
     """Measure every plane of a head: moments for variance and bias, vectors for the mean length."""
     rope = rotary.rope
-    planes = [*rope.pairs, *([rest] if len(rest := rope.rest(q.d)) else [])]
+    planes = [*rope.pairs, *([unrotated] if len(unrotated := rope.rest(q.d)) else [])]
     theta = np.concatenate([rope.frequencies, np.zeros(len(planes) - rope.planes)])
     variance = np.diagonal(q.merge(k).cov_x)
     product = q.mean_x * ratio(k.cov_xt, k.var_t)
@@ -63,7 +63,7 @@ def _without_temperature(rows: Rows, rotary: HeadRotary) -> Float[np.ndarray, "n
 def _lock(
     undone: UndoneSums, x: Float[np.ndarray, "n d"], planes: list[np.ndarray], m: Moments
 ) -> Float[np.ndarray, "planes"]:
-    """From the lengths of all vectors where they were summed, else from those of the sample."""
+    """The lock of each plane, from the lengths of all vectors if they were summed, else from those of the sample."""
     lengths = np.array([np.linalg.norm(x[:, plane], axis=-1).mean() for plane in planes])
     if undone.size is not None:
         lengths[: undone.size.shape[-1]] = undone.size.sum(0) / max(float(undone.n.sum()), 1.0)
@@ -72,13 +72,13 @@ def _lock(
 
 
 def lock(undone: UndoneSums, energy: Float[np.ndarray, "8 planes"]) -> Float[np.ndarray, "sets"] | None:
-    """How firmly a head is locked to the rotation: the mean over its planes, weighted by their energy Σ |z_m|².
+    """Lock of a head to the rotation: the mean over its planes, weighted by their energy Σ |z_m|².
 
     From all documents, then with each group left out; None where lengths were not summed.
     """
     if undone.size is None:
         return None
-    total, size, weight = (ALL_AND_WITHOUT @ part for part in (undone.total, undone.size, energy))
+    total, size, weight = (ALL_AND_WITHOUT @ sums for sums in (undone.total, undone.size, energy))
     by_plane = np.minimum(ratio(np.abs(total), size), 1.0)
-    whole = weight.sum(-1)
-    return np.where(whole > 0, ratio((by_plane * weight).sum(-1), whole), np.nan)
+    total_weight = weight.sum(-1)
+    return np.where(total_weight > 0, ratio((by_plane * weight).sum(-1), total_weight), np.nan)

@@ -1,4 +1,4 @@
-"""Planar rotation model of every head: the drift axis a, the separation axis b, and the bias that follows.
+"""Planar rotation model of every head: the drift axis a, the separation axis b, and the resulting bias.
 
 ``rotated`` has one row per head. The formulas are in rotationmodel.py (axes), heldout.py (correlations along axes
 fitted to other documents), causal.py (the bias over pairs that attention scores), spectrum.py (ω) and nulls.py.
@@ -6,9 +6,7 @@ fitted to other documents), causal.py (the bias over pairs that attention scores
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import groupby
-from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,8 +25,7 @@ from qkscope.analyses.uncertainty import Scale
 from qkscope.core.headmoments import ALL_AND_WITHOUT
 
 CIRCLES_AT_ONCE = 2
-"""Heads whose ω is searched together: as many as fill one batch of transforms."""
-_T = TypeVar("_T")
+"""Heads whose ω is searched together; they fill one batch of transforms."""
 _CORRELATION, _SHARE, _LINEAR = Scale.CORRELATION, Scale.SHARE, Scale.LINEAR
 
 
@@ -42,7 +39,7 @@ WEAK_R = 0.2
 
 
 def _weak_axis(_: Batch, columns: Columns) -> dict[str, Bool[np.ndarray, "heads"]]:
-    """Heads whose axis a may be chance: intervals of what is measured along it cover less than they say."""
+    """True for heads whose axis a may be chance: intervals along it cover the true value less often than stated."""
     below = columns["position_r"] <= np.nan_to_num(columns["null_r95"])
     return {"weak_axis": below | (np.minimum(np.abs(columns["r_q_a"]), np.abs(columns["r_k_a"])) < WEAK_R)}
 
@@ -140,7 +137,7 @@ ROTATED_TABLE = Table(
         ),
         Column(
             "null_r95", "correlation",
-            "what position_r stays below in 95% of cases where content ignores position; empty below 6 documents", "6",
+            "95th percentile of position_r if content ignores position; empty below 6 documents", "6",
         ),
         Column("r_q_heldout", "correlation", "r_q_a along an axis a that other documents chose", "6", signed=True),
         Column("r_k_heldout", "correlation", "r_k_a along an axis a that other documents chose", "6", signed=True),
@@ -158,11 +155,11 @@ ROTATED_TABLE = Table(
 _OF_MODEL = tuple(
     column.name for column in ROTATED_TABLE.columns if column.name in {*vars(Rotation), *Rotation.__dataclass_fields__}
 )
-_LEFT_OUT = tuple(c.name for c in ROTATED_TABLE.columns if c.scale is not None and c.name in _OF_MODEL)
+_WITH_INTERVAL = tuple(c.name for c in ROTATED_TABLE.columns if c.scale is not None and c.name in _OF_MODEL)
 
 
 def compute_rotation(batch: Batch) -> AnalysisResult:
-    """``rotated``: the model, what it leaves out, and results from sampled vectors."""
+    """Compute ``rotated``: the model, checks of what it leaves out, and results from sampled vectors."""
     moments, options = batch.moments, batch.options.rotation
     q, k = moments.total_q, moments.total_k
     columns = {name: getattr(batch.rotation, name) for name in _OF_MODEL}
@@ -176,11 +173,11 @@ def compute_rotation(batch: Batch) -> AnalysisResult:
     causal = _causal(batch)
     columns |= {name: values[:, 0] for name, values in causal.items()}
     columns |= {"reach": batch.reach, "null_r95": _nulls(batch)} | _omega(batch)
-    if batch.left_out is None:
+    if batch.replicates is None:
         return AnalysisResult({"rotated": TableValues(columns)})
-    left_out = {name: batch.left_out.of_rotation(name) for name in _LEFT_OUT}
+    replicates = {name: batch.replicates.of_rotation(name) for name in _WITH_INTERVAL}
     return AnalysisResult(
-        {"rotated": TableValues(columns, left_out | {name: values[:, 1:] for name, values in causal.items()})}
+        {"rotated": TableValues(columns, replicates | {name: values[:, 1:] for name, values in causal.items()})}
     )
 
 
@@ -188,7 +185,7 @@ def _causal(batch: Batch) -> dict[str, Float[np.ndarray, "heads 9"]]:
     """The causal biases of each head that has vectors, then with each document group left out."""
     none = np.full(len(ALL_AND_WITHOUT), np.nan)
     biases = [
-        CausalBias(none, none) if pair is None else causal_bias(pair, batch.sight(i))
+        CausalBias(none, none) if pair is None else causal_bias(pair, batch.visible_keys(i))
         for i, pair in enumerate(batch.vectors)
     ]
     return {
@@ -217,7 +214,9 @@ def _omega(batch: Batch) -> Columns:
     fits: list[Circle | None] = [None] * len(heads)
     measurable = [(i, head, head.measured()) for i, head in enumerate(heads) if head is not None and head.enough]
     for _, same_tokens in groupby(measurable, lambda entry: (entry[2].q.tokens, entry[2].k.tokens, entry[1].window)):
-        for chunk in _batched(list(same_tokens), CIRCLES_AT_ONCE):
+        heads_on_tokens = list(same_tokens)
+        for start in range(0, len(heads_on_tokens), CIRCLES_AT_ONCE):
+            chunk = heads_on_tokens[start : start + CIRCLES_AT_ONCE]
             chunk_fits = circles([head.on_plane(pair) for _, head, pair in chunk], chunk[0][2], chunk[0][1].window)
             for (i, *_), fit in zip(chunk, chunk_fits, strict=True):
                 fits[i] = fit
@@ -226,10 +225,6 @@ def _omega(batch: Batch) -> Columns:
         "omega_r_squared": np.array([np.nan if fit is None else fit.r_squared for fit in fits]),
         "omega_at_edge": np.array([np.nan if fit is None else float(fit.at_edge) for fit in fits]),
     }
-
-
-def _batched(items: list[_T], size: int) -> Iterator[list[_T]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 ROTATION = Analysis(

@@ -89,7 +89,7 @@ def drift_covariance(q: Moments, k: Moments, centering: Centering = "pooled") ->
 
 
 def has_drift(q: Moments, k: Moments, centering: Centering = "pooled") -> TruthPerHead:
-    """Whether axis a is defined: c is more than rounding error."""
+    """True where axis a is defined: c is more than rounding error."""
     m = centred(q, k, centering)
     scale = np.sqrt(m.total_variance * m.var_t)
     return np.linalg.norm(m.cov_xt, axis=-1) > NO_DRIFT * scale
@@ -180,12 +180,12 @@ def paired_difference_moment(cross: Moments) -> Float[np.ndarray, "*batch d d"]:
     return delta.cov_x + delta.mean_x[..., :, None] * delta.mean_x[..., None, :]
 
 
-# ---- what the model leaves out ------------------------------------------------------------------
+# ---- checks of the model ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Checks of the model: what a misses within each class, and how linear the drift is."""
+    """Checks of the model: the drift that a misses within each class, and the linearity of the drift."""
 
     residual_pos_r: PerHead
     residual_r_q: PerHead
@@ -198,7 +198,7 @@ class Leftovers:
 def leftovers(
     q: Moments, k: Moments, k_buckets: BucketMeans, model: Rotation, centering: Centering = "pooled"
 ) -> Leftovers:
-    """Measure what the planar model leaves out."""
+    """Compute the checks of the planar model."""
     c_q, c_k = q.cov_xt, k.cov_xt
     apart = unit(off_axis(q.mean_x - k.mean_x, model.a))
     return Leftovers(
@@ -247,12 +247,12 @@ def centred(q: Moments, k: Moments, centering: Centering) -> Moments:
 def pool_without_drift(q: Moments, k: Moments, centering: Centering) -> Float[np.ndarray, "*batch d d"]:
     """Covariance of the pool after the linear drift of each class with position has been removed."""
     cov = centred(q, k, centering).cov_x
-    for part in (q, k):
-        weight = ratio(part.n, q.n + k.n) * part.var_t
-        cov = cov - weight[..., None, None] * part.slopes[..., :, None] * part.slopes[..., None, :]
+    for m in (q, k):
+        weight = ratio(m.n, q.n + k.n) * m.var_t
+        cov = cov - weight[..., None, None] * m.slopes[..., :, None] * m.slopes[..., None, :]
     return cov
 
 
 def turn_sign(value: PerHead) -> Float[np.ndarray, "*batch 1"]:
-    """±1, by which a vector is multiplied."""
+    """−1 for negative values, else 1; a factor for vectors."""
     return np.where(value < 0, -1.0, 1.0)[..., None]

@@ -1,4 +1,4 @@
-"""What the scores of a head are made of: position, key, query and content, and what keys lose by changing places.
+"""The parts of a head's scores: position, key, query and content, and the change when keys swap positions.
 
 ``scores`` has one row per head whose rotation is known, or whose layer has none. The formulas are in fourterms.py; the
 sink gap is from the attention weights that a capture sums (core/reach.py).
@@ -27,11 +27,11 @@ _MEANINGS = {
     "query": "which depends on which query it is, for the average key",
     "content": "which depends on this query and this key",
 }
-_TOGETHER = [(a, b) for i, a in enumerate(TERMS) for b in TERMS[i + 1 :]]
+_TERM_PAIRS = [(a, b) for i, a in enumerate(TERMS) for b in TERMS[i + 1 :]]
 _TABLE = {
-    "positional": "of the scores of a query's keys moved to each other's places: that the place alone explains",
-    "symbolic": "that the key alone explains, wherever it stands",
-    "interaction_share": "that neither explains alone",
+    "positional": "of the scores of a query's keys moved to each other's positions: explained by position alone",
+    "symbolic": "of the same scores: explained by the key alone, at any position",
+    "interaction_share": "of the same scores: explained by neither alone",
 }
 SCORES_TABLE = Table(
     "scores",
@@ -45,7 +45,7 @@ SCORES_TABLE = Table(
                 f"score_{a}_{b}", "share", f"of the variance of scores: twice the covariance of the terms {a} and {b}",
                 "8", Scale.LINEAR, signed=True,
             )
-            for a, b in _TOGETHER
+            for a, b in _TERM_PAIRS
         ),
         *(Column(name, "share", meaning, "8", Scale.SHARE) for name, meaning in _TABLE.items()),
         Column(
@@ -57,30 +57,32 @@ SCORES_TABLE = Table(
 
 
 def compute_scores(batch: Batch) -> AnalysisResult:
-    """``scores``: the shares of each head, and with each document group left out."""
-    known = [i for i, head in enumerate(batch.heads) if head.vectors is not None and (head.rotary or head.nope)]
-    if not known:
+    """Compute ``scores``: the shares of each head, and with each document group left out."""
+    measurable = [i for i, head in enumerate(batch.heads) if head.vectors is not None and (head.rotary or head.nope)]
+    if not measurable:
         return AnalysisResult()
     numbers = {c.name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for c in SCORES_TABLE.columns}
-    for i in known:
-        for name, values in _of_head(batch.heads[i], batch.sight(i)).items():
+    for i in measurable:
+        for name, values in _of_head(batch.heads[i], batch.visible_keys(i)).items():
             numbers[name][i] = values
     per_head = {name: values[:, 0] for name, values in numbers.items()}
-    left_out = {name: values[:, 1:] for name, values in numbers.items()}
-    return AnalysisResult({"scores": TableValues({}, left_out, per_head, np.array(known))})
+    replicates = {name: values[:, 1:] for name, values in numbers.items()}
+    return AnalysisResult({"scores": TableValues({}, replicates, per_head, np.array(measurable))})
 
 
-def _of_head(head: HeadData, sight: VisibleKeys) -> Columns:
+def _of_head(head: HeadData, visible_keys: VisibleKeys) -> Columns:
     assert head.vectors is not None
     pair, scaling = head.vectors.as_double(), float(head.moments.scaling)
     q, k = locked_means(head)
-    shares = four_term_sums(pair, q, k, scaling, sight).shares(ALL_AND_WITHOUT)
-    tables = ALL_AND_WITHOUT @ two_way_sums(pair, None if head.rotary is None else head.rotary.rope, scaling, sight)
-    whole = tables.sum(-1)
+    shares = four_term_sums(pair, q, k, scaling, visible_keys).shares(ALL_AND_WITHOUT)
+    tables = ALL_AND_WITHOUT @ two_way_sums(
+        pair, None if head.rotary is None else head.rotary.rope, scaling, visible_keys
+    )
+    total = tables.sum(-1)
     return {
         **{f"score_{term}": shares[:, i, i] for i, term in enumerate(TERMS)},
-        **{f"score_{a}_{b}": 2 * shares[:, TERMS.index(a), TERMS.index(b)] for a, b in _TOGETHER},
-        **{name: np.where(whole > 0, ratio(tables[:, i], whole), np.nan) for i, name in enumerate(_TABLE)},
+        **{f"score_{a}_{b}": 2 * shares[:, TERMS.index(a), TERMS.index(b)] for a, b in _TERM_PAIRS},
+        **{name: np.where(total > 0, ratio(tables[:, i], total), np.nan) for i, name in enumerate(_TABLE)},
         "sink_gap": _sink_gap(head),
     }
 
@@ -107,7 +109,7 @@ def _sink_gap(head: HeadData) -> Float[np.ndarray, "sets"]:
 
 SCORES = Analysis(
     "scores",
-    "what scores are made of: position, key, query, content, exactly; and what moving keys around changes",
+    "the exact parts of scores: position, key, query, content; and the effect of moving keys to other positions",
     (SCORES_TABLE,),
     compute_scores,
     Scalars(SCORES_TABLE.columns, "scores", in_runs=tuple(f"score_{term}" for term in TERMS)),

@@ -1,4 +1,4 @@
-"""At which frequency a plane turns with position, by sums over a grid of them, and whether it is more than chance.
+"""The frequency at which a plane turns with position, from sums on a grid of frequencies, and a test against chance.
 
 Transforms give every second point of the grid. Positions fill half of what those points resolve, so the points between
 them follow by band-limited interpolation; they are computed only where a neighbour is close to the maximum.
@@ -21,7 +21,7 @@ from qkscope.core.rows import Pair
 OVERSAMPLING = 4
 """Grid points per 2π/window."""
 TAPS = 16
-"""Points that a point between them is interpolated from; the error is 1e-5 of the largest sum."""
+"""Points from which one between them is interpolated; the error is 1e-5 of the largest sum."""
 WORTH_A_LOOK = 0.4
 """The neighbours of a point are examined if its score (a squared sum) is at least this share of the largest.
 
@@ -30,9 +30,9 @@ Between two points a sum can be larger by a factor of at most √2, if all of it
 
 
 AT_ONCE = 4
-"""Transforms that are taken together."""
+"""Transforms that are computed together."""
 
-Part = tuple[Complex[np.ndarray, "_"], Int[np.ndarray, "_"]]
+Signal = tuple[Complex[np.ndarray, "_"], Int[np.ndarray, "_"]]
 """Values v and their positions t."""
 
 
@@ -62,29 +62,29 @@ class Grid:
         signed = np.where(index < self.size // 2, index, index - self.size)
         return np.asarray(2 * np.pi / self.size * signed)
 
-    def even(self, parts: Sequence[Part]) -> Complex64[np.ndarray, "parts 2 base"]:
+    def even(self, signals: Sequence[Signal]) -> Complex64[np.ndarray, "parts 2 base"]:
         """The sums at points 0, 4, 8, … and at 2, 6, 10, …; each up to a phase that ``between`` corrects."""
-        return self._sums(parts, (0, 2))
+        return self._sums(signals, (0, 2))
 
-    def everywhere(self, part: Part) -> Complex64[np.ndarray, "grid"]:
+    def everywhere(self, signal: Signal) -> Complex64[np.ndarray, "grid"]:
         """The sums at every point; each up to a phase."""
-        return self._sums([part], (0, 1, 2, 3))[0].T.reshape(-1)
+        return self._sums([signal], (0, 1, 2, 3))[0].T.reshape(-1)
 
-    def _sums(self, parts: Sequence[Part], shifts: tuple[int, ...]) -> Complex64[np.ndarray, "parts shifts base"]:
+    def _sums(self, signals: Sequence[Signal], shifts: tuple[int, ...]) -> Complex64[np.ndarray, "parts shifts base"]:
         """The sums at the given offsets within every four points, positions counted from the middle of a transform.
 
         Single precision is enough for finding a maximum. A few transforms at a time take half as long as one by one;
         always the same number, so that no result depends on how many are requested.
         """
-        rows = len(parts) * len(shifts)
+        rows = len(signals) * len(shifts)
         sums = np.zeros((-(-rows // AT_ONCE) * AT_ONCE, self.base), dtype=np.complex64)
-        for row, ((values, position), shift) in zip(sums, product(parts, shifts), strict=False):
+        for row, ((values, position), shift) in zip(sums, product(signals, shifts), strict=False):
             turned = values * _shifted(position.tobytes(), position.dtype.str, shift, self.size, self.middle)
             np.add.at(row, position, turned.astype(np.complex64))
         for start in range(0, len(sums), AT_ONCE):
             chunk = slice(start, start + AT_ONCE)
             sums[chunk] = fft.fft(sums[chunk], axis=-1, overwrite_x=True)
-        return sums[:rows].reshape(len(parts), len(shifts), self.base)
+        return sums[:rows].reshape(len(signals), len(shifts), self.base)
 
     @property
     def middle(self) -> int:
@@ -96,8 +96,8 @@ class Grid:
     ) -> Complex[np.ndarray, "parts some"]:
         """The sums half-way between points 2·``before`` and those after them."""
         around = (before[:, None] + _OFFSETS) % (2 * self.base)
-        place = around // 2
-        return (even[:, around % 2, place] * _turns(self.base)[place]) @ _WEIGHTS
+        column = around // 2
+        return (even[:, around % 2, column] * _turns(self.base)[column]) @ _WEIGHTS
 
 
 @lru_cache(maxsize=32)
@@ -128,15 +128,15 @@ def strongest(grid: Grid, even: Complex64[np.ndarray, "parts 2 base"], score: Sc
     """The point of the grid, other than 0, at which the score of one or several sums is largest."""
     scores = score(even, None)
     scores[0, 0] = -1.0  # frequency 0 is not a rotation
-    place, best = np.unravel_index(int(scores.argmax()), scores.shape)
-    first = 2 * int(best) + int(place)
-    parity, index = np.divmod(np.flatnonzero(scores >= WORTH_A_LOOK * scores[place, best]), grid.base)
+    best_parity, best = np.unravel_index(int(scores.argmax()), scores.shape)
+    first = 2 * int(best) + int(best_parity)
+    parity, index = np.divmod(np.flatnonzero(scores >= WORTH_A_LOOK * scores[best_parity, best]), grid.base)
     last = 2 * grid.base - 1
     good = np.concatenate([2 * index + parity, [0, last]])  # the lowest frequencies are next to 0
     before = np.unique(np.concatenate([good, (good - 1) % (last + 1)]))
     odd = score(grid.between(even, before), 2 * before + 1)
     largest = int(odd.argmax())
-    return 2 * int(before[largest]) + 1 if odd[largest] >= scores[place, best] else 2 * first
+    return 2 * int(before[largest]) + 1 if odd[largest] >= scores[best_parity, best] else 2 * first
 
 
 NULL_DRAWS = 400
@@ -166,7 +166,7 @@ def token_positions(pair: Pair) -> tuple[TokenPositions, TokenPositions]:
 
 @dataclass(frozen=True)
 class Turning:
-    """How planes turn with position, one value per plane."""
+    """The rotation of planes with position, one value per plane."""
 
     frequency: Float[np.ndarray, "planes"]
     """Radians per token; its sign depends on the orientation of the plane."""
@@ -188,11 +188,13 @@ def turning(
     frequency = _strongest(classes, Grid(window))
     by_document = [_sums(phasor, tokens, frequency) for phasor, tokens in classes]
     lengths = [np.abs(sums.sum(-1)) for sums in by_document]
-    together = np.sum([np.abs(sums.sum(-1)) ** 2 for sums in by_document], axis=0)
-    apart = np.sum([(np.abs(sums) ** 2).sum(-1) for sums in by_document], axis=0)
+    coherent = np.sum([np.abs(sums.sum(-1)) ** 2 for sums in by_document], axis=0)
+    incoherent = np.sum([(np.abs(sums) ** 2).sum(-1) for sums in by_document], axis=0)
     n = max(len(tokens_q) + len(tokens_k), 1)
     return Turning(
-        frequency, np.sum(lengths, axis=0) / n, np.divide(together, apart, out=np.zeros(len(apart)), where=apart > 0)
+        frequency,
+        np.sum(lengths, axis=0) / n,
+        np.divide(coherent, incoherent, out=np.zeros(len(incoherent)), where=incoherent > 0),
     )
 
 
@@ -206,20 +208,20 @@ def chance_coherence(tokens_q: TokenPositions, tokens_k: TokenPositions, window:
 @lru_cache(maxsize=16)
 def _chance(docs_q: bytes, at_q: bytes, docs_k: bytes, at_k: bytes, dtype: str, window: int, seed: int) -> float:
     q, k = (
-        TokenPositions(np.frombuffer(docs, dtype), np.frombuffer(at, dtype))
-        for docs, at in ((docs_q, at_q), (docs_k, at_k))
+        TokenPositions(np.frombuffer(docs, dtype), np.frombuffer(position, dtype))
+        for docs, position in ((docs_q, at_q), (docs_k, at_k))
     )
     rng = np.random.default_rng(seed)
-    drawn = []
+    coherences = []
     for start in range(0, NULL_DRAWS, 25):
         size = min(25, NULL_DRAWS - start)
         angle_q, angle_k = (rng.uniform(-np.pi, np.pi, (size, len(tokens))) for tokens in (q, k))
-        drawn.append(turning(angle_q, angle_k, q, k, window).coherence)
-    return float(np.quantile(np.concatenate(drawn), NULL_QUANTILE))
+        coherences.append(turning(angle_q, angle_k, q, k, window).coherence)
+    return float(np.quantile(np.concatenate(coherences), NULL_QUANTILE))
 
 
 def _centred(phasor: Complex[np.ndarray, "planes n"]) -> Complex[np.ndarray, "planes n"]:
-    """Without its mean: a cloud off the centre has the same angle at every position, which is not a rotation."""
+    """Subtract the mean: a cloud off the centre has the same angle at every position, which is not a rotation."""
     return phasor - phasor.mean(-1, keepdims=True) if phasor.shape[-1] else phasor
 
 
@@ -256,7 +258,7 @@ class Circle:
     omega: float
     r_squared: float
     at_edge: bool
-    """Whether ω is the lowest frequency of the grid, as for a drift that does not turn."""
+    """True if ω is the lowest frequency of the grid, as for a drift that does not turn."""
 
 
 def fit_circles(
@@ -275,12 +277,12 @@ def fit_circles(
     centred = [tuple(w - w.mean() for w in head) for head in heads]
     totals = [sum(float(np.vdot(w, w).real) for w in head) for head in centred]
     fittable = [total > 0 and weight.any_nonzero for total in totals]
-    parts = [
+    signals = [
         (np.concatenate(head) / total**0.5, position)
         for head, total, can_fit in zip(centred, totals, fittable, strict=True)
         if can_fit
     ]
-    even = iter(grid.even(parts) if parts else ())
+    even = iter(grid.even(signals) if signals else ())
 
     def explained(sums: np.ndarray, points: Int[np.ndarray, "points"] | None) -> Float[np.ndarray, "*points"]:
         power = sums[0].real ** 2 + sums[0].imag ** 2
@@ -306,12 +308,12 @@ class _Weights(NamedTuple):
     even: Float32[np.ndarray, "2 base"]
     """At even points, as ``Grid.even`` lays them out."""
     any_nonzero: bool
-    """Whether any weight is not 0."""
+    """True if any weight is not 0."""
 
 
 @lru_cache(maxsize=4)
 def _weights(at_q: bytes, at_k: bytes, window: int) -> _Weights:
-    """Cached, because heads share tokens."""
+    """The weights for these token positions; cached, because heads share tokens."""
     grid = Grid(window)
     spread = np.zeros(grid.size)
     for position in (np.frombuffer(at_q, np.int64), np.frombuffer(at_k, np.int64)):
@@ -324,7 +326,7 @@ def _weights(at_q: bytes, at_k: bytes, window: int) -> _Weights:
 
 
 def _r_squared(classes: list[tuple[Complex[np.ndarray, "_"], TokenPositions]], omega: float, total: float) -> float:
-    """The share explained at one ω, in double precision."""
+    """The share of variance explained at one ω, in double precision."""
     fitted, spread = 0j, 0.0
     for w, tokens in classes:
         turn = np.exp(-1j * omega * tokens.position)

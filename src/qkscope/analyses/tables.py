@@ -24,15 +24,15 @@ _T = TypeVar("_T")
 class Tables:
     """Tables by name, and the delete-one replicates of the columns that summaries average (NaN: no such group)."""
 
-    given: Mapping[str, Columns | pd.DataFrame]
-    """Each as columns or as a frame."""
+    tables: Mapping[str, Columns | pd.DataFrame]
+    """Each table as columns or as a frame."""
     replicates: dict[str, Float[np.ndarray, "heads groups"]] = field(default_factory=dict)
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:
-        """Each as a frame."""
+        """Each table as a frame."""
         return {
-            name: table if isinstance(table, pd.DataFrame) else frame_of(table) for name, table in self.given.items()
+            name: table if isinstance(table, pd.DataFrame) else frame_of(table) for name, table in self.tables.items()
         }
 
 
@@ -42,15 +42,15 @@ def frame_of(columns: Columns) -> pd.DataFrame:
 
 
 def merge_tables(parts: Sequence[Tables]) -> Tables:
-    """Different tables of the same heads."""
-    tables = {name: table for part in parts for name, table in part.given.items()}
+    """Combine different tables of the same heads."""
+    tables = {name: table for part in parts for name, table in part.tables.items()}
     return Tables(tables, {name: values for part in parts for name, values in part.replicates.items()})
 
 
 def concat_tables(parts: Sequence[Tables]) -> Tables:
-    """The same tables of different heads."""
+    """Concatenate the same tables of different heads."""
     tables = {
-        name: _joined(parts_of_table) for name, parts_of_table in _by_name([part.given for part in parts]).items()
+        name: _joined(parts_of_table) for name, parts_of_table in _by_name([part.tables for part in parts]).items()
     }
     replicates = {
         name: np.concatenate(arrays) for name, arrays in _by_name([part.replicates for part in parts]).items()

@@ -1,4 +1,4 @@
-"""From the values of an analysis to tables: columns that name a head, estimates, intervals, notes and flags."""
+"""From the values of an analysis to tables: index columns, estimates, intervals, notes and flags."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from qkscope.core.headdata import HeadData
 def batch_of(
     model: str, family: str, heads: Sequence[HeadData], analyses: Sequence[Analysis], options: AnalysisOptions
 ) -> Batch:
-    """Heads of a model, ready for these analyses."""
+    """A batch of a model's heads for these analyses."""
     return Batch(model, family, tuple(heads), _names(analyses), any(analysis.axes for analysis in analyses), options)
 
 
 def tabulate(batch: Batch, analyses: Sequence[Analysis]) -> tuple[Tables, list[int]]:
-    """The tables of a batch, and the heads that do not drift at all; analyses that need axis a leave those out."""
+    """The tables of a batch, and the indices of heads without drift, which analyses that need axis a leave out."""
     if not batch.axes or batch.drifts.all():
         return _tables(batch, analyses), []
-    on_axes, others = (
+    on_axes, without_axes = (
         [analysis for analysis in analyses if analysis.axes is needs_axes] for needs_axes in (True, False)
     )
     drifting = np.flatnonzero(batch.drifts).tolist()
-    parts = [_tables(batch.some(range(len(batch)), _names(others), axes=False), others)]
+    parts = [_tables(batch.select(range(len(batch)), _names(without_axes), axes=False), without_axes)]
     if drifting:
-        parts.append(_tables(batch.some(drifting, _names(on_axes), axes=True), on_axes))
+        parts.append(_tables(batch.select(drifting, _names(on_axes), axes=True), on_axes))
     return merge_tables(parts), np.flatnonzero(~batch.drifts).tolist()
 
 
@@ -56,7 +56,7 @@ def _tables(batch: Batch, analyses: Sequence[Analysis]) -> Tables:
 
 def _table(batch: Batch, table: Table, values: TableValues) -> Tables:
     """One table with all its columns, and the replicates that summaries average."""
-    values = replace(values, left_out=_left_out(batch, table, values) if batch.options.intervals else {})
+    values = replace(values, replicates=_all_replicates(batch, table, values) if batch.options.intervals else {})
     numbers = _with_intervals(batch, table.columns, values)
     head = values.head
     if head is None:
@@ -69,18 +69,18 @@ def _table(batch: Batch, table: Table, values: TableValues) -> Tables:
     return Tables({table.name: columns}, _replicates(batch, values, np.unique(head)))
 
 
-def _left_out(batch: Batch, table: Table, values: TableValues) -> Columns:
+def _all_replicates(batch: Batch, table: Table, values: TableValues) -> Columns:
     """The replicates, also of columns that are another column times the reach."""
     products = {
-        column.name: values.left_out[column.per_token] * batch.reach[:, None]
+        column.name: values.replicates[column.per_token] * batch.reach[:, None]
         for column in table.columns
-        if column.per_token in values.left_out
+        if column.per_token in values.replicates
     }
-    return dict(values.left_out) | products
+    return dict(values.replicates) | products
 
 
 def _row_labels(batch: Batch, table: Table, numbers: Columns) -> Columns:
-    """Per head: its name, what kind of layer it is in, and the flags of its rows."""
+    """Columns with one value per head: index, notes about its layer, and the flags of its rows."""
     labels = dict(batch.index)
     if table.notes:
         labels["nope"] = _optional([head.nope for head in batch.heads])
@@ -102,15 +102,15 @@ def _with_intervals(batch: Batch, columns: Sequence[Column], values: TableValues
             for end in ("", *ENDS):
                 numbers[column.name + end] = np.asarray(numbers[column.per_token + end] * batch.reach)
         elif column.scale is not None:
-            interval = _interval(batch, column, numbers[column.name], values.left_out)
+            interval = _interval(batch, column, numbers[column.name], values.replicates)
             numbers |= dict(zip((column.name + end for end in ENDS), vars(interval).values(), strict=True))
     return numbers
 
 
-def _interval(batch: Batch, column: Column, estimate: np.ndarray, left_out: Mapping[str, np.ndarray]) -> Interval:
+def _interval(batch: Batch, column: Column, estimate: np.ndarray, by_column: Mapping[str, np.ndarray]) -> Interval:
     """The interval of a column; groups with a NaN replicate do not count."""
     assert column.scale is not None
-    replicates = left_out.get(column.name)
+    replicates = by_column.get(column.name)
     if replicates is None:
         missing = np.full(estimate.shape, np.nan)
         return Interval(missing, missing, missing)
@@ -124,19 +124,19 @@ def _interval(batch: Batch, column: Column, estimate: np.ndarray, left_out: Mapp
 
 def _flattened(numbers: Columns, n_heads: int) -> tuple[Columns, Int[np.ndarray, "rows"]]:
     """One row per head and element of the further axes; values with one entry per head are repeated."""
-    rest: tuple[int, ...] = max((values.shape[1:] for values in numbers.values()), key=len)
-    times = int(np.prod(rest, dtype=int))
+    further_axes: tuple[int, ...] = max((values.shape[1:] for values in numbers.values()), key=len)
+    n_repeats = int(np.prod(further_axes, dtype=int))
     columns = {
-        name: values.reshape(-1) if len(values.shape) > 1 else values.repeat(times, 0)
+        name: values.reshape(-1) if len(values.shape) > 1 else values.repeat(n_repeats, 0)
         for name, values in numbers.items()
     }
-    return columns, np.arange(n_heads).repeat(times)
+    return columns, np.arange(n_heads).repeat(n_repeats)
 
 
 def _replicates(batch: Batch, values: TableValues, heads: Int[np.ndarray, "some"]) -> Columns:
     """Replicates of each column, NaN for groups that the jackknife does not delete; the first row of several."""
     first = {
-        name: replicates.reshape(*replicates.shape[:2], -1)[..., 0] for name, replicates in values.left_out.items()
+        name: replicates.reshape(*replicates.shape[:2], -1)[..., 0] for name, replicates in values.replicates.items()
     }
     return {name: np.where(batch.usable > 0, replicates, np.nan)[heads] for name, replicates in first.items()}
 
@@ -158,7 +158,7 @@ def with_scalars(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None])
 
 
 def with_flags(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -> pd.DataFrame:
-    """The table ``heads`` with the flags that any table raises for a head, and none that it no longer raises."""
+    """The table ``heads`` with all flags that any table now raises for a head; earlier flags of tables are dropped."""
     if "flags" in heads:
         heads = heads.assign(flags=[_of_every_table(flags) for flags in heads["flags"]])
     for name in DECLARED_TABLES:
@@ -166,7 +166,7 @@ def with_flags(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame | None]) -
         if name != HEADS_TABLE.name and table is not None and len(table) and "flags" in table and len(heads):
             raised = table.drop_duplicates(HEAD_KEY)[[*HEAD_KEY, "flags"]].rename(columns={"flags": "more"})
             merged = heads.merge(raised, on=HEAD_KEY, how="left")
-            heads = heads.assign(flags=[_union(*both) for both in zip(merged["flags"], merged["more"], strict=True)])
+            heads = heads.assign(flags=[_union(*pair) for pair in zip(merged["flags"], merged["more"], strict=True)])
     return heads
 
 
@@ -186,16 +186,18 @@ def _union(*flags: object) -> str:
 
 
 def _of_heads(heads: pd.DataFrame, table: pd.DataFrame, scalars: Scalars) -> pd.DataFrame:
-    """What a table says about each of these heads; empty where it says nothing."""
+    """A table's scalars for each of these heads; empty where it has none."""
     columns = with_ends(scalars.columns)
     if table.empty:
         return _empty(columns, heads)
     names = [column.name for column in columns]
-    found = heads[HEAD_KEY].merge(_whole(table, scalars, names), on=HEAD_KEY, how="left").reindex(columns=names)
-    return found.astype({column.name: column.dtype or "float64" for column in columns}).set_axis(heads.index)
+    values = (
+        heads[HEAD_KEY].merge(_one_row_per_head(table, scalars, names), on=HEAD_KEY, how="left").reindex(columns=names)
+    )
+    return values.astype({column.name: column.dtype or "float64" for column in columns}).set_axis(heads.index)
 
 
-def _whole(table: pd.DataFrame, scalars: Scalars, names: list[str]) -> pd.DataFrame:
+def _one_row_per_head(table: pd.DataFrame, scalars: Scalars, names: list[str]) -> pd.DataFrame:
     """One row per head with these columns."""
     if scalars.of is not None:
         return scalars.of(table)
@@ -203,15 +205,15 @@ def _whole(table: pd.DataFrame, scalars: Scalars, names: list[str]) -> pd.DataFr
 
 
 def heads_from(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """What tables say about whole heads if there is no table ``heads``; None if nothing."""
+    """The scalars of whole heads from other tables, in place of a table ``heads``; None if there are none."""
     heads: pd.DataFrame | None = None
     for name, scalars in SCALARS.items():
         table = tables.get(name)
         if table is None or table.empty or scalars.of is not None:
             continue
         names = [column.name for column in with_ends(scalars.columns)]
-        named = [column for column in (*HEAD_KEY, "family", "k_head", *names) if column in table]
-        rows = table.drop_duplicates(HEAD_KEY)[named]
+        present = [column for column in (*HEAD_KEY, "family", "k_head", *names) if column in table]
+        rows = table.drop_duplicates(HEAD_KEY)[present]
         if heads is not None:
             new = [column for column in rows if column not in heads]
             rows = heads.merge(rows[[*HEAD_KEY, *new]], on=HEAD_KEY, how="outer")

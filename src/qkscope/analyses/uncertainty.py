@@ -24,7 +24,7 @@ MIN_GROUPS = 4
 MIN_ROWS_PER_DIMENSION = 5
 """With fewer rows per dimension a row carries the flag ``low_n``."""
 _NONE = 1e-13
-"""Share of a variance in the mean square that is rounding."""
+"""A variance below this share of the mean square is rounding error."""
 
 
 class Scale(Enum):
@@ -63,7 +63,7 @@ def jackknife(
     ``wider`` multiplies the width.
     """
     se = _center_and_se(estimate, replicates, present)[1]
-    transform, invert = _TRANSFORMS.get(scale, (_itself, _itself))
+    transform, invert = _TRANSFORMS.get(scale, (_identity, _identity))
     center, spread = _center_and_se(transform(estimate), transform(replicates), present)
     n_groups = _like(present.sum(1), estimate)
     half = wider * stdtrit(np.maximum(n_groups - 1, 1), (1 + _LEVEL) / 2) * spread
@@ -72,8 +72,8 @@ def jackknife(
     # An interval centred at the bias-corrected value is extended to the estimate where it does not contain it.
     low = np.minimum(np.clip(low, least, most), estimate)
     high = np.maximum(np.clip(high, least, most), estimate)
-    enough = n_groups >= MIN_GROUPS
-    return Interval(*(np.where(enough, bound, np.nan) for bound in (se, low, high)))
+    has_interval = n_groups >= MIN_GROUPS
+    return Interval(*(np.where(has_interval, bound, np.nan) for bound in (se, low, high)))
 
 
 def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "*batch 8"]:
@@ -81,8 +81,8 @@ def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "*batch 8"]:
     return moments.groups_present * np.asarray(moments.n_groups >= MIN_GROUPS)[..., None]
 
 
-def flags(moments: HeadMoments, more: Mapping[str, Bool[np.ndarray, "heads"]] | None = None) -> list[str]:
-    """The flags of each head, joined by ``;``: what to know before using its numbers; ``more`` are of its table."""
+def flags(moments: HeadMoments, table_flags: Mapping[str, Bool[np.ndarray, "heads"]] | None = None) -> list[str]:
+    """The flags of each head, joined by ``;``: cautions about its numbers; ``table_flags`` are those of the table."""
     n_q, n_k = moments.q.n.sum(-1), moments.k.n.sum(-1)
     counted = {
         "nonfinite_q": moments.dropped_q,
@@ -96,7 +96,7 @@ def flags(moments: HeadMoments, more: Mapping[str, Bool[np.ndarray, "heads"]] | 
         "constant_q": constant(moments.total_q),
         "constant_k": constant(moments.total_k),
         **counted,
-        **(more or {}),
+        **(table_flags or {}),
     }
     return [
         ";".join(f"{name}={heads[i]}" if name in counted else name for name, heads in raised.items() if heads[i])
@@ -105,7 +105,7 @@ def flags(moments: HeadMoments, more: Mapping[str, Bool[np.ndarray, "heads"]] | 
 
 
 def constant(moments: Moments) -> Bool[np.ndarray, "*batch"]:
-    """Whether the vectors are all the same, as those of a head that was cut: nothing can be said about what varies."""
+    """True where all vectors are equal, as in a head that was cut: there is no variance to describe."""
     variance = np.trace(moments.cov_x, axis1=-2, axis2=-1)
     return np.asarray(variance <= _NONE * (variance + (moments.mean_x**2).sum(-1)))
 
@@ -128,12 +128,12 @@ def _fisher_z(r: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     return np.arctanh(np.clip(r, -limit, limit))
 
 
-def _itself(value: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+def _identity(value: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     return value
 
 
 def _arcsine(share: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """The scale on which the spread of a counted share does not depend on the share."""
+    """Arcsine of the root: on this scale the spread of a counted share does not depend on the share."""
     return np.arcsin(np.sqrt(np.clip(share, 0.0, 1.0)))
 
 

@@ -1,1 +1,1 @@
-"""From a model and texts to a Run: the only code that knows torch and transformers."""
+"""Measure a model on texts and write a run; needs torch and transformers."""

@@ -1,4 +1,4 @@
-"""From the parts of a capture to a finished run; needs no model, so shares can be merged on any machine."""
+"""Assemble the parts of a capture into a finished run; needs no model, so shares can be merged on any machine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from qkscope.files.inprogress import (
     KEPT_FOLDER,
     CaptureInProgress,
     check_capture_folder,
+    check_same_settings,
     read_manifest,
-    refuse_difference,
 )
 from qkscope.files.layerfiles import layer_file, write_layer
 from qkscope.files.locks import being_read, held
@@ -35,14 +35,14 @@ from qkscope.files.runfolder import MANIFEST, MOMENTS, PASSAGE_ENTRY, PASSAGE_FI
 from qkscope.heads import read_by
 
 OnLayer = Callable[[int, int], None]
-"""Called with the number of layers done and the number of all layers."""
+"""A callback that takes the number of layers done and the number of all layers."""
 
 
 def n_left_out(folder: Path) -> int:
-    """Number of documents left out of a run, or of one job's share of it."""
+    """Return the number of documents left out of a run, or of one job's share of it."""
     if (folder / MANIFEST).exists():
         return len(RunFolder.open(folder).manifest.left_out)
-    return len(_share(folder).note.left_out)
+    return len(_share(folder).total_metadata.left_out)
 
 
 def assemble(
@@ -50,13 +50,13 @@ def assemble(
 ) -> None:
     """Write a run whose shards are all done: moments, sample and vectors first, the manifest last.
 
-    ``last`` are the number and the vectors of a shard that is only in memory. Every step can be repeated, so a process
+    ``last`` is the number and the vectors of a shard that is only in memory. Every step can be repeated, so a process
     killed at any point loses only the work of that step.
     """
     manifest, folder = RunManifest.model_validate(state.manifest), state.folder
     digests: dict[Path, str] = {}
     if not state.finished:
-        note = state.parts.note
+        note = state.parts.total_metadata
         left_out = [
             entry.model_dump() | {"name": str(manifest.documents[entry.document].name)} for entry in note.left_out
         ]
@@ -71,14 +71,14 @@ def assemble(
 
 
 def mean_loss(losses: Mapping[int, tuple[float, int]]) -> dict[str, Any] | None:
-    """What run.json records of the sums and counts by document: mean per token, standard error by document, tokens."""
-    kept = [(total, n) for total, n in losses.values() if n]
-    if not kept:
+    """The loss entry of run.json from sums and counts by document: mean per token, standard error, number of tokens."""
+    measured = [(total, n) for total, n in losses.values() if n]
+    if not measured:
         return None
-    totals, counts = np.array(kept, dtype=float).T
+    totals, counts = np.array(measured, dtype=float).T
     mean = totals.sum() / counts.sum()
-    spread = ((totals - counts * mean) ** 2).sum() * len(kept) / max(len(kept) - 1, 1)
-    se = round(float(np.sqrt(spread) / counts.sum()), 6) if len(kept) > 1 else None
+    spread = ((totals - counts * mean) ** 2).sum() * len(measured) / max(len(measured) - 1, 1)
+    se = round(float(np.sqrt(spread) / counts.sum()), 6) if len(measured) > 1 else None
     return {"mean": round(float(mean), 6), "se": se, "tokens": int(counts.sum())}
 
 
@@ -100,9 +100,9 @@ def merge(folders: Sequence[Path], output: Path, *, partial: bool = False, on_do
 def _merge(shares: list[Parts], output: Path, partial: bool, on_done: OnLayer | None) -> list[int]:
     manifest = shares[0].manifest
     for share in shares[1:]:
-        refuse_difference(share.folder, share.manifest, manifest, "leave it out, or rerun its job")
+        check_same_settings(share.folder, share.manifest, manifest, "leave it out, or rerun its job")
     _refuse_twice(shares)
-    missing = sorted(set(range(shares[0].in_all)) - {shard for share in shares for shard in share.done})
+    missing = sorted(set(range(shares[0].n_shards)) - {shard for share in shares for shard in share.done})
     if missing and not partial:
         raise CaptureError(_lacking(RunManifest.model_validate(manifest), missing))
     with held(output):
@@ -122,7 +122,7 @@ def _merge(shares: list[Parts], output: Path, partial: bool, on_done: OnLayer | 
 
 
 def _share(folder: Path) -> Parts:
-    """The parts in the folder of a job; damage is an error here, since nothing can be measured again."""
+    """The parts in the folder of a job; damaged parts are an error here, since nothing can be measured again."""
     if is_url(folder):
         raise DatasetError(f"{as_url(folder)} is not a folder; copy it to one")
     if not (folder / PROGRESS).is_file():
@@ -138,15 +138,15 @@ def _share(folder: Path) -> Parts:
 def _take_over(share: Parts, state: CaptureInProgress) -> None:
     """Copy the kept vectors and then the parts of a share; those already copied are skipped."""
     state.kept.mkdir(exist_ok=True)
-    for name in share.note.kept:
+    for name in share.total_metadata.kept:
         _copy(share.folder / KEPT_FOLDER / name, state.kept / name)
-    for span in sorted(share.notes):
+    for span in sorted(share.metadata):
         if span.first not in state.parts.done:
-            state.parts.add(span, share.layers(span), share.notes[span])
+            state.parts.add(span, share.layers(span), share.metadata[span])
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file of a share, unless it is there."""
+    """Copy a file of a share, unless the target exists."""
     if target.exists():
         return
     if not source.is_file():
@@ -156,17 +156,17 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _write_layers(state: CaptureInProgress, kept: KeptFiles, on_done: OnLayer | None) -> dict[Path, str]:
-    """Write moments and vectors, several layers at a time; all of it is on disk in the end. Returns their digests."""
+    """Write moments and vectors, several layers at a time, sync them to disk, and return their digests."""
     folder, manifest = state.folder, RunManifest.model_validate(state.manifest)
     datasets = datasets_of(folder, manifest)
     (folder / MOMENTS).mkdir(exist_ok=True)
-    for path in (folder / MOMENTS).glob(".*"):  # what a process that was killed while it wrote has left
+    for path in (folder / MOMENTS).glob(".*"):  # left by a process that was killed while writing
         path.unlink()
     digests: dict[Path, str] = {}
 
     def write(layer: LayerEntry) -> dict[Path, str]:
         rows, path = kept.rows(layer.layer), folder / MOMENTS / layer_file(layer.layer)
-        sample, *others = [(dataset, dataset.of(rows)) for dataset in datasets]
+        sample, *other_parts = [(dataset, dataset.of(rows)) for dataset in datasets]
         total = state.parts.total(layer.layer)
         assert total is not None
         try:
@@ -175,27 +175,27 @@ def _write_layers(state: CaptureInProgress, kept: KeptFiles, on_done: OnLayer | 
             reason = f"the sums of layer {layer.layer} exceed single precision ({error})"
             raise CaptureError(f"{reason}; its vectors are far larger than any model's: check the weights") from None
         del total
-        files = [path, *(file for dataset, part in (sample, *others) for file in dataset.write_layer(layer, part))]
+        files = [path, *(file for dataset, part in (sample, *other_parts) for file in dataset.write_layer(layer, part))]
         for file in files:
             sync(file)
         return {file: digest(file) for file in files}
 
-    several = THREADS if manifest.options.vectors is None else 1  # a dataset of vectors may be large
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(several) as threads:
+    n_threads = THREADS if manifest.options.vectors is None else 1  # a dataset of vectors may be large
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_threads) as threads:
         for number, of_layer in enumerate(threads.map(write, manifest.layers), start=1):
             digests |= of_layer
             if on_done is not None:
                 on_done(number, len(manifest.layers))
     for dataset in datasets:
         dataset.write_card()
-    for place in dict.fromkeys(file.parent for file in digests):
-        sync(place)
+    for written_folder in dict.fromkeys(file.parent for file in digests):
+        sync(written_folder)
     return digests
 
 
 def _with_spread(total: LayerMoments, rows: LayerRows, layer: LayerEntry, manifest: RunManifest) -> LayerMoments:
-    """The moments as a finished run keeps them: of queries by bucket only their spread along pairs of sampled keys."""
-    if total.spread is not None:  # of a run of one shard, it was computed with the sums
+    """The moments as a finished run stores them: queries by bucket only as their spread along pairs of sampled keys."""
+    if total.spread is not None:  # in a run of one shard, it was computed with the sums
         return total
     assert total.q_buckets is not None
     sampled = SampledKeys.of(

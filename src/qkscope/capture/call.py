@@ -1,4 +1,4 @@
-"""Slices of an attention call: padded batches, text between images, requests of an engine, and the sums they go to."""
+"""Slices of an attention call: padded batches, text between images, requests of an engine; and adding them to sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from qkscope.capture.images import TextStretch
+from qkscope.capture.images import TextSpan
 from qkscope.capture.layers import Layer
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.rope import Embedding, by_heads
@@ -22,7 +22,7 @@ from qkscope.errors import CaptureError
 
 
 def padded(documents: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Token ids of documents, padded to one length, and the attention mask if any are padded."""
+    """Return token ids of documents, padded to one length, and the attention mask; None if none is padded."""
     length = max(map(len, documents))
     ids = torch.zeros(len(documents), length, dtype=torch.int64)
     for number, document in enumerate(documents):
@@ -49,12 +49,12 @@ def batch_tokens(shard: Shard, rows: list[int], first: int, columns: int, option
     )
 
 
-def stretch_tokens(stretch: TextStretch, example: int, kept: np.ndarray, width: int) -> BatchTokens:
-    """The tokens of a stretch of a document, with columns before them that do not count back to a bucket's beginning.
+def span_tokens(span: TextSpan, example: int, kept: np.ndarray, width: int) -> BatchTokens:
+    """The tokens of a text span, preceded by columns that do not count, back to the beginning of a bucket.
 
-    Of images, the distance of a key is not one number, so no queries are followed through all their keys.
+    With images, the distance to a key is not one number, so no attention is summed by distance.
     """
-    position, end = stretch.positions
+    position, end = span.positions
     first = position // width * width
     return BatchTokens(
         first=first,
@@ -65,13 +65,13 @@ def stretch_tokens(stretch: TextStretch, example: int, kept: np.ndarray, width: 
     )
 
 
-def stretch_of(attention: Attention, stretch: TextStretch, tokens: BatchTokens, *, temperature: bool) -> Attention:
-    """The call of these tokens alone, after columns of zeros; with what was rotated if that tells a temperature."""
-    begin = stretch.position - tokens.first
+def span_call(attention: Attention, span: TextSpan, tokens: BatchTokens, *, temperature: bool) -> Attention:
+    """The call of these tokens alone, after columns of zeros; with the rotated queries if ``temperature``."""
+    begin = span.position - tokens.first
 
     def part(x: torch.Tensor) -> torch.Tensor:
-        of_stretch = x[:, :, stretch.column : stretch.column + stretch.length]
-        return torch.nn.functional.pad(of_stretch, (0, 0, begin, 0))
+        of_span = x[:, :, span.column : span.column + span.length]
+        return torch.nn.functional.pad(of_span, (0, 0, begin, 0))
 
     rotary = attention.rotary
     if temperature and rotary is not None:
@@ -82,7 +82,7 @@ def stretch_of(attention: Attention, stretch: TextStretch, tokens: BatchTokens, 
 
 @dataclass(frozen=True)
 class RequestSpan:
-    """The tokens of one request in a call, as the engine's metadata say."""
+    """The tokens of one request in a call, as the engine's metadata state."""
 
     column: int
     """First column of the call."""
@@ -99,26 +99,26 @@ class RequestSpan:
 def documents_of(
     spans: Sequence[RequestSpan], ids: np.ndarray, sent: Sequence[np.ndarray], read: Iterable[int] = ()
 ) -> list[int]:
-    """Which of the documents sent each request is, by its tokens ``ids``, besides those that were read before.
+    """Return the number of the document that each request is, by its tokens ``ids``, among those not in ``read``.
 
-    Which of several that are equal is theirs does not matter. An error if one is not read as a whole.
+    Of several equal documents, any may be returned. An error if a document is not read as a whole.
     """
-    numbers, waiting = list[int](), [number for number in range(len(sent)) if number not in set(read)]
+    numbers, unread = list[int](), [number for number in range(len(sent)) if number not in set(read)]
     for span in spans:
         tokens = ids[span.columns]
-        same = [n for n in waiting if n not in numbers and np.array_equal(sent[n], tokens)]
-        if span.position or not same:
+        matches = [n for n in unread if n not in numbers and np.array_equal(sent[n], tokens)]
+        if span.position or not matches:
             longest = max(map(len, sent))
             raise CaptureError(
                 f"the engine read {span.length} tokens from position {span.position} on, not a whole document; create "
                 f"it with enable_prefix_caching=False and max_num_batched_tokens of at least {longest}"
             )
-        numbers.append(same[0])
+        numbers.append(matches[0])
     return numbers
 
 
 def request_call(attention: Attention, span: RequestSpan) -> Attention:
-    """The call of one request alone, as if it had been the only one."""
+    """The call of one request alone, as if it were the only one."""
     (module, *tensors), options = attention.call
     query, key, value = (x[:, :, span.columns] for x in tensors[:3])
     of_request = {name: option for name, option in options.items() if name != "position_ids"}
@@ -126,26 +126,26 @@ def request_call(attention: Attention, span: RequestSpan) -> Attention:
         attention,
         q=attention.q[:, :, span.columns],
         k=attention.k[:, :, span.columns],
-        rotary=None if attention.rotary is None else _rotary(attention, attention.rotary, span),
+        rotary=None if attention.rotary is None else _request_rotary(attention, attention.rotary, span),
         call=((module, query, key, value, *tensors[3:]), of_request),
     )
 
 
 def request_output(output: torch.Tensor, span: RequestSpan) -> torch.Tensor:
-    """The output of one request (1, T, …), of that of all (T of all, …), with or without a batch of one."""
+    """The output of one request (1, T, …), from that of all requests (T, …), with or without a batch axis of one."""
     flat = output.reshape(-1, output.shape[-1]) if output.ndim == 2 else output.reshape(-1, *output.shape[2:])
     return flat[None, span.columns]
 
 
-def _rotary(attention: Attention, rotary: Rotary, span: RequestSpan) -> Rotary:
-    q = _turned(attention.q, rotary.q, span)
-    return Rotary(q, None if rotary.k is None else _turned(attention.k, rotary.k, span))
+def _request_rotary(attention: Attention, rotary: Rotary, span: RequestSpan) -> Rotary:
+    q = _request_rotated(attention.q, rotary.q, span)
+    return Rotary(q, None if rotary.k is None else _request_rotated(attention.k, rotary.k, span))
 
 
-def _turned(x: torch.Tensor, turned: RotatedTensor, span: RequestSpan) -> RotatedTensor:
+def _request_rotated(x: torch.Tensor, rotated: RotatedTensor, span: RequestSpan) -> RotatedTensor:
     length = x.shape[2]
-    before, after = (by_heads(part, x)[:, :, span.columns] for part in (turned.before, turned.after))
-    angles = (part.reshape(-1, length, part.shape[-1])[:1, span.columns] for part in turned.angles)
+    before, after = (by_heads(part, x)[:, :, span.columns] for part in (rotated.before, rotated.after))
+    angles = (part.reshape(-1, length, part.shape[-1])[:1, span.columns] for part in rotated.angles)
     return RotatedTensor(before, after, tuple(angles))
 
 
@@ -160,15 +160,15 @@ class CallPart:
     tokens: BatchTokens
     angles: _Angles
     """Cos and sin of each embedding in use, at these positions."""
-    stretch: TextStretch | None = None
-    """Which columns of the call they are; None: all."""
+    span: TextSpan | None = None
+    """Their columns of the call; None: all."""
 
     def of(self, attention: Attention, layer: Layer) -> Attention:
         """The call of these tokens alone."""
-        if self.stretch is None:
+        if self.span is None:
             return attention
         scaled = layer.rope is not None and layer.rope.temperature
-        return stretch_of(attention, self.stretch, self.tokens, temperature=scaled)
+        return span_call(attention, self.span, self.tokens, temperature=scaled)
 
     def angles_of(self, layer: Layer, device: torch.device) -> _Angle | None:
         """The angles of a layer on its device, copied there once per forward pass; None without any."""
@@ -181,22 +181,22 @@ class CallPart:
 
 @dataclass(frozen=True)
 class LayerCalls:
-    """The layers that are measured, and what is measured of their calls."""
+    """The measured layers, and the parts of their calls that are added to sums."""
 
     layers: Mapping[int, Layer]
     options: CaptureOptions
 
-    def part(self, tokens: BatchTokens, end: int, stretch: TextStretch | None = None) -> CallPart:
-        """The tokens at positions from their first on, with the angles there."""
+    def part(self, tokens: BatchTokens, end: int, span: TextSpan | None = None) -> CallPart:
+        """The tokens at positions from the first up to ``end``, with the angles there."""
         ropes = [] if self.options.pre_rope else [layer.rope for layer in self.layers.values()]
         used = {rope.embedding for rope in ropes if rope is not None}
         first = tokens.first
         return CallPart(
-            tokens, {rotary: rotary.angles(torch.arange(first, end, device=rotary.device)) for rotary in used}, stretch
+            tokens, {rotary: rotary.angles(torch.arange(first, end, device=rotary.device)) for rotary in used}, span
         )
 
     def adding(self, sums: Mapping[int, LayerSums], parts: list[CallPart]) -> OnAttention:
-        """Adds the parts of a forward pass to the sums of each layer."""
+        """Return a callback that adds the parts of a forward pass to the sums of each layer."""
 
         def add(attention: Attention) -> None:
             layer = self.layers.get(attention.layer)
@@ -209,7 +209,7 @@ class LayerCalls:
         return add
 
     def chosen(self, attention: Attention, layer: Layer) -> Attention:
-        """The call with only the chosen heads, before the rotation if ``pre_rope``."""
+        """The call with the chosen heads only, before the rotation if ``pre_rope``."""
         q, k = attention.q, attention.k
         if self.options.pre_rope and attention.rotary is not None:
             turned_q, turned_k = attention.rotary.q.before, attention.rotary.k

@@ -1,8 +1,8 @@
 """Corpus: documents as token ids, as every command and function reads them.
 
-A model trained with a beginning-of-sequence (BOS) token reads other texts without it: its loss rises and heads change
-sign. The files that say whether there is one do not always agree, and a tokenizer converted from another format may
-drop it. So the model's own files are asked, in one place.
+A model trained with a beginning-of-sequence (BOS) token behaves differently without it: its loss rises and heads change
+sign. The files that state whether there is one do not always agree, and a tokenizer converted from another format may
+drop it. So this module decides, from the model's own files.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from transformers.utils.hub import cached_file
 from qkscope.capture.images import ImageInputs, has_images, image_inputs, inputs_text, tensors
 from qkscope.capture.model import check_tokens, is_panic, load_tokenizer, parsed_once
 from qkscope.capture.options import ModelOptions, TextOptions
-from qkscope.capture.sampling import Stretches
+from qkscope.capture.sampling import TextSpans
 from qkscope.capture.shardsums import ModelReport
 from qkscope.capture.texts import Document, read_documents
 from qkscope.errors import CaptureError, ConfigError
 
 LONGEST_TOKEN = 40
-"""Characters of a token that are kept."""
+"""Characters of a token's text that are stored, at most."""
 SHORTEST = 16
-"""Tokens of a document whose prediction is measured, at least."""
+"""Smallest length of a document whose predictions are measured, in tokens."""
 
 
 def token_ids(text: str, tokenizer: Any) -> np.ndarray:
-    """The ids as the tokenizer gives them, special tokens included."""
+    """Return the tokenizer's ids of a text, special tokens included."""
     with tokenizer_errors():
         return np.asarray(tokenizer(text)["input_ids"], dtype=np.int64)
 
 
 def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> np.ndarray:
-    """The ids of a conversation, as the tokenizer's chat template writes it."""
+    """Return the ids of a conversation, formatted by the tokenizer's chat template."""
     if not getattr(tokenizer, "chat_template", None):
         raise CaptureError("the texts are conversations, but the tokenizer has no chat template; give plain texts")
     with tokenizer_errors():
@@ -51,12 +51,12 @@ def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> np.ndarra
 
 
 def token_texts(ids: np.ndarray, tokenizer: Any) -> list[str]:
-    """Each token as text, as far as a single token is."""
-    distinct, places = np.unique(ids, return_inverse=True)
+    """Return each token as text, decoded by itself."""
+    distinct, inverse = np.unique(ids, return_inverse=True)
     with tokenizer_errors():
         decoded = [str(tokenizer.decode([token]))[:LONGEST_TOKEN] for token in distinct.tolist()]
     texts = [text.encode("utf-8", "replace").decode() for text in decoded]
-    return [texts[place] for place in places.tolist()]
+    return [texts[index] for index in inverse.tolist()]
 
 
 @contextmanager
@@ -77,26 +77,26 @@ ASKED, GGUF, TOKENIZER_FILE, TOKENIZER = "asked for", "GGUF metadata", "add_bos_
 
 @dataclass(frozen=True)
 class Bos:
-    """The token that documents begin with, or None, and who says so."""
+    """The token that documents begin with, or None, and the source that decided it."""
 
     token: int | None
     source: str = TOKENIZER
 
     def as_dict(self) -> dict[str, Any]:
-        """As run.json records it."""
+        """Return the entry of run.json."""
         return {"token": self.token, "source": self.source}
 
 
 @dataclass(frozen=True)
 class _Statements:
-    """What each source says: True, False, or nothing (None)."""
+    """The statement of each source: True, False, or none (None)."""
 
     gguf: bool | None
     tokenizer_file: bool | None
     tokenizer: bool
 
     def decided(self) -> tuple[bool, str]:
-        """A GGUF file knows best; otherwise one statement for it is enough."""
+        """Return the decision and its source: a GGUF file decides alone; otherwise one source in favour is enough."""
         if self.gguf is not None:
             return self.gguf, GGUF
         if self.tokenizer_file and not self.tokenizer:
@@ -104,27 +104,27 @@ class _Statements:
         return self.tokenizer, TOKENIZER
 
     def disagreement(self) -> str | None:
-        """The statements that differ, in words; None if all agree."""
-        said = {GGUF: self.gguf, TOKENIZER_FILE: self.tokenizer_file, TOKENIZER: self.tokenizer}
-        known = {name: value for name, value in said.items() if value is not None}
-        if len(set(known.values())) < 2:
+        """Return the statements in words if they differ; None if all agree."""
+        by_source = {GGUF: self.gguf, TOKENIZER_FILE: self.tokenizer_file, TOKENIZER: self.tokenizer}
+        statements = {name: value for name, value in by_source.items() if value is not None}
+        if len(set(statements.values())) < 2:
             return None
-        return ", ".join(f"{name} says {'yes' if value else 'no'}" for name, value in known.items())
+        return ", ".join(f"{name} says {'yes' if value else 'no'}" for name, value in statements.items())
 
 
 def find_bos(
-    files: ModelOptions, tokenizer: PreTrainedTokenizerBase, asked: bool | None = None, model: Any = None
+    files: ModelOptions, tokenizer: PreTrainedTokenizerBase, requested: bool | None = None, model: Any = None
 ) -> Bos:
-    """Return the token that documents begin with; sources that disagree are a warning.
+    """Return the token that documents begin with; warn if sources disagree.
 
-    ``files`` says where model and tokenizer come from. Of a loaded ``model``, nothing is downloaded.
+    ``files`` states where model and tokenizer come from. For a loaded ``model``, nothing is downloaded.
     """
     token, gguf = _token(files, tokenizer, model), _gguf_metadata(files)
-    if asked is False:
+    if requested is False:
         return Bos(None, ASKED)
     if gguf.get("bos_token_id") is not None:
         token = int(gguf["bos_token_id"])
-    if asked:
+    if requested:
         if token is None:
             raise CaptureError("neither the tokenizer nor the model names a BOS token; leave out --bos (bos=True)")
         return Bos(token, ASKED)
@@ -133,26 +133,26 @@ def find_bos(
         _stated(files, downloads=model is None),
         token is not None and _first_of("a", tokenizer) == token,
     )
-    wanted, source = statements.decided()
+    begins, source = statements.decided()
     disagreement = statements.disagreement()
     if disagreement is not None:
-        verdict = "begin" if wanted else "do not begin"
+        verdict = "begin" if begins else "do not begin"
         _log.warning(
             "whether texts begin with a BOS token: %s; documents %s with it (decide with --bos or --no-bos, "
             "from Python with bos=True or bos=False)",
             disagreement, verdict,
         )  # fmt: skip
-    if wanted and token is None:
+    if begins and token is None:
         raise CaptureError(
             f"{source} asks for a BOS token, but no file names it; use --no-bos (bos=False), or give another tokenizer"
         )
-    return Bos(token if wanted else None, source)
+    return Bos(token if begins else None, source)
 
 
 def tokenize(documents: list[Document], tokenizer: PreTrainedTokenizerBase, bos: Bos | None = None) -> list[np.ndarray]:
-    """Token ids of each whole document; they are cut to the window later. Without ``bos`` as the tokenizer has it.
+    """Return token ids of each whole document, before they are cut; without ``bos``, as the tokenizer adds it.
 
-    A conversation begins as its template says.
+    A conversation begins as its template does.
     """
     return [
         _tokens(document.text, tokenizer, bos) if document.chat is None else chat_ids(document.chat, tokenizer)
@@ -164,10 +164,10 @@ def _tokens(text: str, tokenizer: PreTrainedTokenizerBase, bos: Bos | None) -> n
     ids = token_ids(text, tokenizer)
     if bos is None:
         return ids
-    own = tokenizer.bos_token_id
-    begins = len(ids) > 0 and ids[0] in {bos.token, own} - {None}
-    rest = ids[1:] if begins else ids
-    return rest if bos.token is None else np.append(np.int64(bos.token), rest)
+    tokenizer_bos = tokenizer.bos_token_id
+    begins = len(ids) > 0 and ids[0] in {bos.token, tokenizer_bos} - {None}
+    ids_without_bos = ids[1:] if begins else ids
+    return ids_without_bos if bos.token is None else np.append(np.int64(bos.token), ids_without_bos)
 
 
 def _first_of(text: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -198,12 +198,12 @@ def _generation_config(files: ModelOptions) -> GenerationConfig | None:
 
 def _stated(files: ModelOptions, *, downloads: bool) -> bool | None:
     """Return ``add_bos_token`` of tokenizer_config.json, which transformers does not keep for every tokenizer."""
-    place = files.tokenizer or files.model
-    if not place or place.endswith(".gguf"):
+    source = files.tokenizer or files.model
+    if not source or source.endswith(".gguf"):
         return None
     try:
         revision = None if files.tokenizer else files.revision
-        file = cached_file(place, "tokenizer_config.json", revision=revision, local_files_only=not downloads)
+        file = cached_file(source, "tokenizer_config.json", revision=revision, local_files_only=not downloads)
         value = json.loads(Path(str(file)).read_text(encoding="utf-8")).get("add_bos_token")
     except (OSError, ValueError, AttributeError):
         return None
@@ -218,29 +218,29 @@ def _gguf_metadata(files: ModelOptions) -> dict[str, Any]:
 
     with parsed_once():
         fields = gguf.GGUFReader(Path(files.model)).fields
-    known = {name: fields.get(f"tokenizer.ggml.{name}") for name in ("add_bos_token", "bos_token_id")}
-    return {name: entry.contents() for name, entry in known.items() if entry is not None}
+    entries = {name: fields.get(f"tokenizer.ggml.{name}") for name in ("add_bos_token", "bos_token_id")}
+    return {name: entry.contents() for name, entry in entries.items() if entry is not None}
 
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """Token ids of a document, and where they are."""
+    """Token ids of a document, and their positions."""
 
     ids: np.ndarray
     images: ImageInputs | None = None
-    """What the model is called with, if the document has images."""
+    """The inputs of the model, if the document has images."""
 
     @classmethod
-    def of(cls, given: np.ndarray | ImageInputs) -> DocumentTokens:
-        """From token ids of a text, or from a document with images."""
-        return cls(given.ids, given) if isinstance(given, ImageInputs) else cls(given)
+    def of(cls, ids_or_images: np.ndarray | ImageInputs) -> DocumentTokens:
+        """Return the tokens of a text's ids, or of a document with images."""
+        return cls(ids_or_images.ids, ids_or_images) if isinstance(ids_or_images, ImageInputs) else cls(ids_or_images)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
-    def positions(self) -> Stretches:
-        """Positions of the tokens: from 0 on, unless images lie between them."""
+    def positions(self) -> TextSpans:
+        """Positions of the tokens: from 0 on, unless there are images between them."""
         return ((0, len(self.ids)),) if self.images is None else self.images.positions
 
     @property
@@ -249,38 +249,38 @@ class DocumentTokens:
         return self.positions[-1][1] if self.positions else 0
 
     def cut(self, window: int | None) -> DocumentTokens:
-        """The tokens at positions within a window; None: all."""
+        """Return the tokens at positions within a window; None: all."""
         if window is None:
             return self
         return DocumentTokens.of(self.ids[:window] if self.images is None else self.images.cut(window))
 
     def at(self, positions: np.ndarray) -> np.ndarray:
-        """The ids at some of its positions."""
+        """Return the ids at some positions."""
         if self.images is None:
             return self.ids[positions]
-        known = np.concatenate([np.arange(*stretch) for stretch in self.positions])
-        return self.ids[np.searchsorted(known, positions)]
+        positions_of_ids = np.concatenate([np.arange(*span) for span in self.positions])
+        return self.ids[np.searchsorted(positions_of_ids, positions)]
 
     def n_after(self, skip_first: int) -> int:
-        """Tokens after the first positions."""
+        """Return the number of tokens after the first positions."""
         return sum(max(0, end - max(first, skip_first)) for first, end in self.positions)
 
     def as_dict(self) -> dict[str, Any]:
-        """What the manifest records."""
+        """Return the document's entry in the manifest."""
         if self.images is None:
             return {"tokens": len(self)}
-        positions = [list(stretch) for stretch in self.positions]
+        positions = [list(span) for span in self.positions]
         return {"tokens": len(self), "image_tokens": self.images.image_tokens, "positions": positions}
 
 
 def check_documents(names: list[str], documents: list[DocumentTokens], report: ModelReport) -> None:
-    """Raise an error for a text with tokens of images, and for images whose positions a layer counts otherwise."""
+    """Raise an error for a text with image tokens, and for images whose positions a layer counts in another way."""
     for name, document in zip(names, documents, strict=True):
         foreign = document.ids[np.isin(document.ids, report.placeholders)] if report.placeholders else document.ids[:0]
         if document.images is None and len(foreign):
             raise CaptureError(
-                f"{name} contains token {foreign[0]}, which stands for an image, video or sound, without any; give "
-                "qkscope.capture_model what the model's processor returns, or leave the document out"
+                f"{name} contains token {foreign[0]}, a placeholder for an image, video or sound, but has none; pass "
+                "qkscope.capture_model the output of the model's processor, or leave the document out"
             )
         if document.images is not None:
             _check_layers(name, document.images, report)
@@ -316,32 +316,32 @@ class Passage:
     tokens: tuple[str, ...]
 
     def cut(self, window: int | None) -> Passage:
-        """Its tokens within a window."""
+        """Return the tokens within a window."""
         return Passage(self.ids[:window], self.tokens[:window])
 
 
 def bundled_passage(tokenizer: PreTrainedTokenizerBase, bos: Bos | None = None) -> Passage:
-    """The passage in the tokens of this tokenizer."""
+    """Return the passage in the tokens of this tokenizer."""
     ids = tokenize([Document("passage", PASSAGE)], tokenizer, bos)[0][:PASSAGE_TOKENS]
     return Passage(ids, tuple(token_texts(ids, tokenizer)))
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents as token ids, how they begin, and the tokenizer that says so."""
+    """Documents as token ids, the token they begin with, and the tokenizer."""
 
     documents: list[Document]
     tokens: list[np.ndarray | ImageInputs]
-    """Token ids of each whole document, or what the model is called with if it has images."""
+    """Token ids of each whole document, or the inputs of the model if it has images."""
     bos: Bos | None = None
-    """None: every document was given as token ids."""
+    """The token that documents begin with; None: every document was given as token ids."""
     passage: Passage | None = None
     """The bundled passage, if there is a tokenizer."""
     tokenizer: Any = None
 
     @classmethod
     def read(cls, texts: TextOptions, model: ModelOptions) -> Corpus:
-        """Read the documents that a command names, with the tokenizer of a model that is not loaded yet."""
+        """Read the documents that a command names, with the tokenizer of a model that is yet to be loaded."""
         documents = read_documents(list(texts.texts), texts.field, texts.max_docs)
         _log.info("%d documents; loading %s", len(documents), model.model)
         tokenizer = load_tokenizer(model)
@@ -350,9 +350,9 @@ class Corpus:
 
     @classmethod
     def of(cls, texts: Sequence[Any], tokenizer: Any, model: Any, bos: bool | None = None) -> Corpus:
-        """Read texts for a loaded model: strings, rows of token ids, or what a processor returns for one document.
+        """Read texts for a loaded model: strings, rows of token ids, or a processor's output for one document.
 
-        Strings begin as the model's own files say, unless ``bos`` decides it; token ids stay as they are.
+        Strings begin as the model's own files say, unless ``bos`` is given; token ids are not changed.
         """
         check_texts(texts, tokenizer)
         begin = None
@@ -370,15 +370,15 @@ class Corpus:
     @property
     def ids(self) -> list[np.ndarray]:
         """Token ids of each document; of one with images, those of its text."""
-        return [given.ids if isinstance(given, ImageInputs) else given for given in self.tokens]
+        return [tokens.ids if isinstance(tokens, ImageInputs) else tokens for tokens in self.tokens]
 
     @property
     def words(self) -> Callable[[np.ndarray], list[str]] | None:
-        """From token ids to each token as text; None without a tokenizer."""
+        """A function from token ids to each token as text; None without a tokenizer."""
         return None if self.tokenizer is None else partial(token_texts, tokenizer=self.tokenizer)
 
     def about(self, model: str, revision: str | None = None, overrides: Any = None) -> dict[str, Any]:
-        """Return what run.json records of where the model comes from, and how documents begin."""
+        """Return the entries of run.json on where the model comes from and how documents begin."""
         bos = None if self.bos is None else self.bos.as_dict()
         return {"id": model, "revision": revision, "config_overrides": overrides, "bos": bos}
 
@@ -414,14 +414,14 @@ def _tokens_of(text: Any, document: Document, tokenizer: Any, model: Any, bos: B
 
 
 def _identity(text: Any) -> str:
-    """Return what identifies a text: itself, its tokens or, with images, all its inputs."""
+    """Return a string that identifies a text: itself, its tokens or, with images, all its inputs."""
     if isinstance(text, Mapping):
         return inputs_text(text)
     return text if isinstance(text, str) else " ".join(map(str, np.asarray(text).reshape(-1).tolist()))
 
 
 def _files_of(model: Any, tokenizer: Any) -> ModelOptions:
-    """Where a loaded model and its tokenizer come from, as far as they tell."""
+    """Return where a loaded model and its tokenizer come from, as far as they record it."""
     of_tokenizer = getattr(tokenizer, "init_kwargs", {})
     gguf = next((v for v in of_tokenizer.values() if isinstance(v, str) and v.endswith(".gguf")), None)
     if gguf is not None and Path(gguf).is_file():

@@ -16,7 +16,7 @@ from qkscope.capture.watch import Attention, OnAttention, OnOutput, watching
 from qkscope.errors import CaptureError
 
 Watch = Callable[[OnAttention, OnOutput], AbstractContextManager[None]]
-"""How calls are watched, where it is not as those of any model."""
+"""A replacement for ``watching``, for models that are watched in another way."""
 
 _log = logging.getLogger("qkscope")
 _ATTEMPTS = 4
@@ -25,13 +25,13 @@ _ROWS = 128
 """Queries whose attention is recomputed."""
 
 _GATE = 256, 1024
-"""Tokens of the first document that the gate looks at: at least and at most so many."""
+"""Smallest and largest number of tokens of the first document that the gate uses."""
 _SHARE = 128
-"""One in so many of all tokens, in between: its passes shall cost little beside those of all documents."""
+"""Between these, the gate uses one in so many of all tokens, so that its passes take little of the whole time."""
 
 
 def gate_tokens(in_all: int, window: int | None) -> int:
-    """Tokens of the first document that the gate looks at.
+    """Return the number of tokens of the first document that the gate uses.
 
     >>> gate_tokens(1000, None), gate_tokens(64_000, None), gate_tokens(10**6, 512)
     (256, 500, 512)
@@ -41,7 +41,7 @@ def gate_tokens(in_all: int, window: int | None) -> int:
 
 
 def check(model: nn.Module, forward: Callable[[], torch.Tensor], watch: Watch | None = None) -> list[Attention]:
-    """Run ``forward`` plainly and watched; returns what was seen, or raises if anything differs.
+    """Run ``forward`` plainly and watched; return the attention calls, or raise if anything differs.
 
     Hidden states are compared bit for bit, and each layer's attention output is recomputed from q and k by hand. Matrix
     products need not repeat themselves to the last bit (it can depend on where in memory their operands lie), so a
@@ -49,7 +49,7 @@ def check(model: nn.Module, forward: Callable[[], torch.Tensor], watch: Watch | 
     """
     watch = watch or partial(watching, model)
     plain: list[torch.Tensor] = []
-    seen: list[Attention] = []
+    attentions: list[Attention] = []
     errors: dict[int, float] = {}
 
     def compare(attention: Attention, output: torch.Tensor) -> None:
@@ -59,16 +59,16 @@ def check(model: nn.Module, forward: Callable[[], torch.Tensor], watch: Watch | 
         with torch.compiler.set_stance("force_eager"):  # as when it is watched
             plain.append(forward())
         _refuse_non_finite(model, plain[0])
-        seen.clear()
-        with watch(seen.append, compare):
+        attentions.clear()
+        with watch(attentions.append, compare):
             watched = forward()
-        if any(torch.equal(one, watched) for one in plain):
+        if any(torch.equal(hidden, watched) for hidden in plain):
             break
     else:
         raise CaptureError("parity: the model's hidden states change when its attention is watched")
-    _refuse_several_calls(seen)
+    _refuse_several_calls(attentions)
     worst = max(errors, key=lambda layer: errors[layer])
-    limit = 1e-3 if seen[0].q.dtype == torch.float32 else 5e-2
+    limit = 1e-3 if attentions[0].q.dtype == torch.float32 else 5e-2
     if not errors[worst] < limit:
         raise CaptureError(
             f"parity: attention recomputed from q and k of layer {worst} is off by {errors[worst]:.1e} of its size; "
@@ -76,26 +76,26 @@ def check(model: nn.Module, forward: Callable[[], torch.Tensor], watch: Watch | 
         )
     _log.info(
         "checked on %d tokens: watching changes no bit, and attention recomputed from q and k is off by at most %.0e",
-        seen[0].q.shape[2], errors[worst],
+        attentions[0].q.shape[2], errors[worst],
     )  # fmt: skip
-    return seen
+    return attentions
 
 
-def _refuse_several_calls(seen: list[Attention]) -> None:
-    """Tell layers that attend more than once in a pass, and models whose attention was not called at all."""
-    if not seen:
+def _refuse_several_calls(attentions: list[Attention]) -> None:
+    """Raise an error if a layer attends more than once in a pass, or if no attention was called."""
+    if not attentions:
         raise CaptureError("parity: the model's attention layers were not called")
-    calls = Counter(attention.layer for attention in seen)
+    calls = Counter(attention.layer for attention in attentions)
     layer, most = calls.most_common(1)[0]
     if most > 1:
         raise CaptureError(
             f"layer {layer} attends {most} times in one pass (two maps per layer, or layers that are used again); "
-            "which of them is meant cannot be told"
+            "such layers are not supported"
         )
 
 
 def _refuse_non_finite(model: nn.Module, hidden: torch.Tensor) -> None:
-    """Tell weights that are not finite, and states that overflow, from a model that changes when it is watched."""
+    """Raise an error if hidden states are not finite, and name the weights that are not, if any."""
     if torch.isfinite(hidden).all():
         return
     for name, weight in model.named_parameters():
@@ -118,12 +118,12 @@ def _recomputed_error(attention: Attention, output: torch.Tensor) -> float:
 
 
 _HIDDEN = -1e4
-"""What is added to a score that is masked is less than this."""
+"""Masks add less than this to a masked score."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of one document: scores as the softmax sees them, −∞ or nearly so where masked, and what it makes of them."""
+    """Attention of one document: scores before the softmax, −∞ or nearly so where masked, and weights after it."""
 
     scores: torch.Tensor
     """(H, n, S)."""
@@ -153,13 +153,13 @@ def attention_weights(
 
 def own_mask(attention: Attention) -> torch.Tensor | None:
     """The mask of a call, if it has one for each query and key."""
-    rest, options = attention.call[0][3:], attention.call[1]
-    mask = rest[1] if len(rest) > 1 else options.get("attention_mask")
+    positional, options = attention.call[0][3:], attention.call[1]
+    mask = positional[1] if len(positional) > 1 else options.get("attention_mask")
     return mask if isinstance(mask, torch.Tensor) and mask.ndim == 4 else None
 
 
 def sees_later(attention: Attention) -> bool:
-    """Whether queries also see later keys, as in encoders: as the call's mask says or, without one, its module."""
+    """True if queries also see later keys, as in encoders, by the call's mask or, without one, by its module."""
     if own_mask(attention) is None:
         causal = attention.call[1].get("is_causal")
         return not (getattr(attention.module, "is_causal", True) if causal is None else causal)
@@ -169,14 +169,16 @@ def sees_later(attention: Attention) -> bool:
 
 
 def mask_of(attention: Attention, row: int, columns: torch.Tensor) -> torch.Tensor:
-    """What is added to the scores of these queries: the model's own mask, or the one it implies."""
+    """The mask added to the scores of these queries: the model's own, or the one that it implies."""
     _, query, key = attention.call[0][:3]
     keys, mask = key.shape[2], own_mask(attention)
     if mask is not None:
         of_row = mask[min(row, len(mask) - 1)]
         of_row = of_row.expand(-1, query.shape[2], -1) if of_row.shape[1] == 1 else of_row
         part = of_row.index_select(1, columns)[..., :keys]
-        return torch.zeros_like(part, dtype=torch.float32).masked_fill(~part, -torch.inf) if _is_bool(part) else part
+        if part.dtype != torch.bool:
+            return part
+        return torch.zeros_like(part, dtype=torch.float32).masked_fill(~part, -torch.inf)
     query_at = (columns + keys - query.shape[2])[:, None]
     key_at = torch.arange(keys, device=columns.device)
     distance = query_at - key_at
@@ -191,10 +193,6 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
         return torch.bmm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
-
-
-def _is_bool(mask: torch.Tensor) -> bool:
-    return mask.dtype == torch.bool
 
 
 def for_each_query_head(part: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The layers that are measured, and each as the first document shows it: heads, scaling, window, rotary encoding."""
+"""The measured layers, each described by a call on the first document: heads, scaling, window, rotary encoding."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Layer:
     key_heads: tuple[int, ...]
     d: int
     both: bool
-    """Whether queries also see later keys, as in encoders."""
+    """True if queries also see later keys, as in encoders."""
     kind: str | None
     """Layer type in the model's config, such as sliding_attention."""
 
     @property
     def local(self) -> bool:
-        """Whether queries see only some of the earlier keys."""
+        """True if queries see only some of the earlier keys."""
         return self.sliding_window is not None or self.kind in ("sliding_attention", "chunked_attention")
 
     def as_dict(self) -> dict[str, Any]:
-        """What the manifest records."""
+        """Return the entry in the manifest."""
         return {key: value for key, value in vars(self).items() if key != "rope"} | {
             "rope": None if self.rope is None else self.rope.as_dict()
         }
@@ -72,32 +72,32 @@ def _kind(decoder: PreTrainedModel, layer: int) -> str | None:
 
 @dataclass(frozen=True)
 class ChosenLayers:
-    """Descriptions by layer, of those that are measured."""
+    """Descriptions of the measured layers, by number."""
 
     layers: dict[int, Layer]
     q_per_kv: int
-    """Query heads per key head, the same in all of them."""
+    """Query heads per key head, the same in all layers."""
     any_local: bool
-    """Whether any layer of the model sees only some of the earlier keys."""
+    """True if any layer of the model sees only some of the earlier keys."""
     encoder: bool
-    """Whether any also sees later ones."""
+    """True if any layer of the model also sees later keys."""
     one_pass: bool
-    """Whether a document must go through the model at once."""
+    """True if a document must go through the model in one pass."""
 
     @classmethod
     def of(
         cls, attentions: list[Attention], decoder: PreTrainedModel, candidates: list[Embedding], options: CaptureOptions
     ) -> ChosenLayers:
-        """From the calls of a pass, one for each layer; an error if options ask for what the layers cannot give."""
-        usual = _with_keys_of_tokens(attentions, options)
-        layers = {call.layer: describe_layer(call, decoder, candidates, options) for call in usual}
+        """Describe the layers from the calls of a pass, one for each; an error if they do not support the options."""
+        calls = _with_keys_of_tokens(attentions, options)
+        layers = {call.layer: describe_layer(call, decoder, candidates, options) for call in calls}
         encoder = any(layer.both for layer in layers.values())
         by_length = any(layer.rope is not None and layer.rope.depends_on_length for layer in layers.values())
         _check_passes(options, encoder=encoder, by_length=by_length)
         chosen = _chosen(layers, options)
         return cls(
             {layer: layers[layer] for layer in sorted(chosen)},
-            _agreed({call.layer: call.q_per_kv for call in usual if call.layer in chosen}),
+            _agreed({call.layer: call.q_per_kv for call in calls if call.layer in chosen}),
             any(layer.local for layer in layers.values()),
             encoder,
             encoder or by_length,
@@ -105,21 +105,21 @@ class ChosenLayers:
 
 
 def _with_keys_of_tokens(attentions: list[Attention], options: CaptureOptions) -> list[Attention]:
-    """The calls whose keys are those of single tokens; an error if others are asked for."""
-    usual = [a for a in attentions if a.call[0][2].shape[2] == a.q.shape[2]]
-    other = {a.layer for a in attentions} - {a.layer for a in usual}
-    wanted = other if options.layers is None else other & set(options.layers)
-    if wanted:
-        rest = ",".join(str(attention.layer) for attention in usual)
+    """Return the calls whose keys are those of single tokens; an error if other layers were chosen."""
+    supported = [a for a in attentions if a.call[0][2].shape[2] == a.q.shape[2]]
+    unsupported = {a.layer for a in attentions} - {a.layer for a in supported}
+    rejected = unsupported if options.layers is None else unsupported & set(options.layers)
+    if rejected:
+        alternatives = ",".join(str(attention.layer) for attention in supported)
         raise CaptureError(
-            f"layer {min(wanted)} attends to keys that are not those of single tokens, such as compressed ones; "
-            + (f"choose others: --layers {rest}" if rest else "the model cannot be captured")
+            f"layer {min(rejected)} attends to keys that are not those of single tokens, such as compressed ones; "
+            + (f"choose others: --layers {alternatives}" if alternatives else "the model cannot be captured")
         )
-    return usual
+    return supported
 
 
 def _check_passes(options: CaptureOptions, *, encoder: bool, by_length: bool) -> None:
-    """Raise an error if documents must be read at once, or without padding, and are not to be."""
+    """Reject ``--prefill`` and ``--batch`` for models that do not allow them."""
     if by_length and (options.batch > 1 or options.prefill):
         raise CaptureError(
             "the rotary encoding of this model depends on the length of the document (dynamic or longrope); "
@@ -143,7 +143,7 @@ def _chosen(layers: dict[int, Layer], options: CaptureOptions) -> set[int]:
 
 
 def _agreed(q_per_kv: dict[int, int]) -> int:
-    """Query heads per key head of all these layers; an error says which layers agree."""
+    """Return the query heads per key head of all these layers; an error names the layers that agree."""
     first = next(iter(q_per_kv.values()))
     same = [layer for layer, number in q_per_kv.items() if number == first]
     if len(same) < len(q_per_kv):

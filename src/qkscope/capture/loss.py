@@ -1,4 +1,4 @@
-"""The mean loss of the documents as they are captured: it tells at once if the input is not what the model reads.
+"""The mean loss of the captured documents, which shows at once if the input is not what the model expects.
 
 Logits at every token would cost as much as several layers, so a few tokens of each document stand for all of them.
 """
@@ -18,12 +18,12 @@ from qkscope.capture.watch import backbone
 LOSS_TOKENS = 64
 """Tokens of each document whose loss is computed, at most: evenly spaced over it."""
 GATE_TOKENS = 16
-"""Tokens on which the logits are compared with the model's own."""
+"""Tokens on which computed logits are compared with the model's own."""
 
 
 @dataclass(frozen=True)
 class OutputHead:
-    """From hidden states to logits."""
+    """The map from hidden states to logits."""
 
     project: Callable[[torch.Tensor], torch.Tensor]
     scale: float
@@ -41,25 +41,25 @@ class OutputHead:
 
 
 def output_head(model: PreTrainedModel, ids: torch.Tensor, hidden: torch.Tensor) -> OutputHead | None:
-    """How the model computes logits, checked on a few tokens; None if it does so in a way that is not known here."""
+    """Return the model's map to logits, checked on a few tokens; None if it computes them in an unknown way."""
     head = model.get_output_embeddings()
     if head is None:
         return None
     config = backbone(model).config
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-    found = OutputHead(head, scale, getattr(config, "final_logit_softcapping", None))
+    candidate = OutputHead(head, scale, getattr(config, "final_logit_softcapping", None))
     try:
         with torch.no_grad():
-            own = model(input_ids=ids[:, :GATE_TOKENS].to(hidden.device), use_cache=False).logits[0].float()
-            ours = found.logits(hidden[0, :GATE_TOKENS])
+            expected = model(input_ids=ids[:, :GATE_TOKENS].to(hidden.device), use_cache=False).logits[0].float()
+            computed = candidate.logits(hidden[0, :GATE_TOKENS])
     except (TypeError, ValueError, AttributeError):
         return None
-    close = own.shape == ours.shape and float((own - ours).norm()) <= 0.02 * float(own.norm())
-    return found if close else None
+    close = expected.shape == computed.shape and float((expected - computed).norm()) <= 0.02 * float(expected.norm())
+    return candidate if close else None
 
 
 def loss_positions(length: int) -> np.ndarray:
-    """Positions of a document whose next token is predicted for the loss.
+    """Return the positions of a document whose next-token loss is computed.
 
     >>> loss_positions(4).tolist()
     [0, 1, 2]
@@ -69,7 +69,7 @@ def loss_positions(length: int) -> np.ndarray:
 
 @dataclass
 class LossSums:
-    """Sum of the losses of each document, and their number; empty if logits are not known."""
+    """Sum of the losses of each document, and their number; empty if logits cannot be computed."""
 
     head: OutputHead | None
     _sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
@@ -83,15 +83,16 @@ class LossSums:
             number: (sum(float(part) for part in self._sums[number]), count) for number, count in self._counts.items()
         }
 
+    @torch.no_grad()
     def add(self, documents: dict[int, np.ndarray], hidden: torch.Tensor, first: int) -> None:
-        """Add what one forward pass says: hidden states of documents, by number, at the positions from ``first`` on."""
+        """Add one forward pass: hidden states of documents, by number, at positions from ``first`` on."""
         if self.head is None:
             return
         for row, (number, ids) in enumerate(documents.items()):
-            at = loss_positions(len(ids))
-            at = at[(at >= first) & (at < first + hidden.shape[1])]
-            self._counts[number] = self._counts.get(number, 0) + len(at)
+            positions = loss_positions(len(ids))
+            positions = positions[(positions >= first) & (positions < first + hidden.shape[1])]
+            self._counts[number] = self._counts.get(number, 0) + len(positions)
             sums = self._sums.setdefault(number, [])
-            if len(at):
-                index = on_device(at - first, hidden.device)
-                sums.append(self.head.losses(hidden[row, index], ids[at + 1]).sum())
+            if len(positions):
+                index = on_device(positions - first, hidden.device)
+                sums.append(self.head.losses(hidden[row, index], ids[positions + 1]).sum())

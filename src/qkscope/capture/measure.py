@@ -1,4 +1,4 @@
-"""Measurement by one replica of the model: the layers it has, and the sums of each shard of documents."""
+"""Measurement by one replica of the model: a description of its layers, and the sums of each shard of documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from qkscope._version import __version__
 from qkscope.capture import gate as parity
 from qkscope.capture import model as models
-from qkscope.capture.call import LayerCalls, batch_tokens, padded, stretch_tokens
+from qkscope.capture.call import LayerCalls, batch_tokens, padded, span_tokens
 from qkscope.capture.images import ImageInputs, placeholders
 from qkscope.capture.layers import ChosenLayers, Layer
 from qkscope.capture.loss import GATE_TOKENS, LossSums, OutputHead, output_head
@@ -44,7 +44,7 @@ class Measurement:
         self.model, self.decoder, self.options = model, backbone(model), options
         self.attentions = self_attentions(model)
         # Documents must not depend on earlier ones, not even through the state of a rotary embedding.
-        self.forget = [embedding.remembered() for embedding in embeddings(model)]
+        self.restores = [embedding.state_restorer() for embedding in embeddings(model)]
         embedding: Any = self.decoder.get_input_embeddings()
         self.vocabulary = int(embedding.weight.shape[0])
         self.longest = self._longest()
@@ -57,7 +57,7 @@ class Measurement:
     def shard(
         self, shard: Shard, *, keep_going: bool = False, on_documents: Callable[[int], None] | None = None
     ) -> ShardSums:
-        """The sums of one shard.
+        """Measure one shard.
 
         If a batch runs out of memory, the shard is measured again with single documents; if a single document runs out
         of memory, that is an error or, if ``keep_going``, all documents that do not fit are left out.
@@ -66,8 +66,8 @@ class Measurement:
         try:
             return self._attempt(shard, self.options.batch, left_out, on_documents)
         except OutOfMemoryIn as error:
-            lone = len(error.rows) == 1
-            if lone and not keep_going:
+            is_single = len(error.rows) == 1
+            if is_single and not keep_going:
                 raise CaptureError(does_not_fit(shard, error)) from None
         _empty_cache()
         if keep_going:
@@ -78,12 +78,12 @@ class Measurement:
             raise CaptureError(does_not_fit(shard, error)) from None
 
     def _misfits(self, shard: Shard) -> dict[int, str]:
-        """Documents that do not fit into memory even alone, each with the reason."""
+        """Return the documents that do not fit into memory even alone, each with the reason."""
         reasons = {}
         for example in shard.examples:
-            others = {other: "" for other in shard.examples if other != example}
+            left_out = {number: "" for number in shard.examples if number != example}
             try:
-                self._attempt(shard, 1, others, None)
+                self._attempt(shard, 1, left_out, None)
             except OutOfMemoryIn as error:
                 reasons[example] = f"out of memory ({error.reason})"
                 _empty_cache()
@@ -109,14 +109,14 @@ class Measurement:
                 on_documents(batch_rows[-1] + 1)
         with raise_out_of_memory([]):
             kept = kept_vectors(labels, sums)
-            whole = replace(shard, sampled=None) if left_out else shard
-            sampled = sampled_keys(kept, whole, self.layers, self.chosen.q_per_kv, plan.buckets)
+            complete = replace(shard, sampled=None) if left_out else shard
+            sampled = sampled_keys(kept, complete, self.layers, self.chosen.q_per_kv, plan.buckets)
             moments = finished(sums, shard, sampled) if rows else {}
         return ShardSums(moments, kept, left_out, self.report.digest, losses.of)
 
     def passage(self, ids: np.ndarray) -> dict[int, Vectors]:
-        """Queries and keys of the chosen heads at every token of a short text, by layer."""
-        for restore in self.forget:
+        """Return queries and keys of the chosen heads at every token of a short text, by layer."""
+        for restore in self.restores:
             restore()
         vectors: dict[int, Vectors] = {}
 
@@ -133,13 +133,13 @@ class Measurement:
         return vectors
 
     def check_images(self, document: ImageInputs) -> None:
-        """The gate of documents with images: parity through the whole model, and the rotation of their text tokens."""
-        for restore in self.forget:
+        """Check a document with images: parity through the whole model, and the rotation of its text tokens."""
+        for restore in self.restores:
             restore()
         for attention in parity.check(self.model, lambda: document.call(self.model)):
             layer = self.layers.get(attention.layer)
             if layer is not None and layer.rope is not None:
-                check_angles(attention, layer.rope, *document.places)
+                check_angles(attention, layer.rope, *document.columns_and_positions)
 
     def _empty_sums(self, plan: Plan, layer: Layer) -> LayerSums:
         reach = ReachSums(plan, layer.query_heads, both=layer.both) if self.options.reach_queries else None
@@ -150,7 +150,7 @@ class Measurement:
     # ---- description of the model ---------------------------------------------------------------
 
     def _longest(self) -> int:
-        """Tokens that a document may have."""
+        """Return the largest length of a document, in tokens."""
         return int(getattr(self.decoder.config, "max_position_embeddings", None) or 2**31)
 
     def _report(self) -> ModelReport:
@@ -170,7 +170,7 @@ class Measurement:
 
     def _look(self, gate: np.ndarray) -> ChosenLayers:
         """Check parity on these tokens, and describe every layer that is to be measured."""
-        ids = torch.from_numpy(np.clip(gate, 0, self.vocabulary - 1))[None]  # token ids beyond it are an error later
+        ids = torch.from_numpy(np.clip(gate, 0, self.vocabulary - 1))[None]  # too large token ids are an error later
 
         def forward() -> torch.Tensor:
             with torch.no_grad():
@@ -185,9 +185,9 @@ class Measurement:
         return ChosenLayers.of(attentions, self.decoder, embeddings(self.model), self.options)
 
     def _output_head(self, gate: np.ndarray) -> OutputHead | None:
-        """How the model computes logits; None if that cannot be told, and then no loss is recorded."""
+        """Return the model's map to logits; None if it is unknown, and then no loss is recorded."""
         ids = torch.from_numpy(np.clip(gate[:GATE_TOKENS], 0, self.vocabulary - 1))[None]
-        for restore in self.forget:
+        for restore in self.restores:
             restore()
         with torch.no_grad():
             hidden = self._decode(ids, None, None, 0).last_hidden_state
@@ -211,8 +211,8 @@ class Measurement:
         labels: list[tuple[np.ndarray, np.ndarray]],
         losses: LossSums,
     ) -> None:
-        """One batch of documents through the model, in one pass or in steps through a cache."""
-        for restore in self.forget:
+        """Run one batch of documents through the model, in one pass or in steps through a cache."""
+        for restore in self.restores:
             restore()
         ids, mask = padded([shard.ids[row] for row in rows])
         length = ids.shape[1]
@@ -236,13 +236,13 @@ class Measurement:
         sums: dict[int, LayerSums],
         labels: list[tuple[np.ndarray, np.ndarray]],
     ) -> None:
-        """One document with images through the whole model; its text is added stretch by stretch, without a loss."""
-        for restore in self.forget:
+        """Run one document with images through the whole model; its text is added span by span, without a loss."""
+        for restore in self.restores:
             restore()
         example, parts = shard.examples[row], []
-        for stretch in shard.images[example].stretches:
-            tokens = stretch_tokens(stretch, example, shard.kept[row], plan.width)
-            parts.append(self.calls.part(tokens, stretch.positions[1], stretch))
+        for span in shard.images[example].text_spans:
+            tokens = span_tokens(span, example, shard.kept[row], plan.width)
+            parts.append(self.calls.part(tokens, span.positions[1], span))
             labels.append((np.full(len(tokens.kept[0]), example), tokens.kept[0] + tokens.first))
         with watching(self.model, self.calls.adding(sums, parts), modules=self.attentions):
             shard.images[example].call(self.model)
@@ -260,7 +260,7 @@ class Measurement:
         )
 
     def _step(self, length: int, width: int) -> int:
-        """Tokens per forward pass: all, or a multiple of the bucket width."""
+        """Return the tokens per forward pass: all, or a multiple of the bucket width."""
         if self.options.prefill is not None:
             requested = self.options.prefill or length
         else:
@@ -281,7 +281,7 @@ def _plain(value: Any) -> Any:
 
 
 def _device_name(device: torch.device, model: PreTrainedModel) -> str:
-    """The CPU, or the name of the GPU and whether the reduction kernel forms its sums."""
+    """Return ``cpu``, or the name of the GPU and whether the reduction kernel computes its sums."""
     if device.type != "cuda":
         return device.type
     d, half = head_size(backbone(model).config), model.dtype in (torch.bfloat16, torch.float16)

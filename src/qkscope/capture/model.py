@@ -1,4 +1,4 @@
-"""A model and its tokenizer from a Hub id, a folder or a GGUF file; devices; a model in training, left as it was."""
+"""Load a model and its tokenizer from a Hub id, a folder or a GGUF file; resolve devices; read a model in training."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     """Load only the tokenizer."""
-    place, arguments = location(options)
+    path_or_id, arguments = location(options)
     with _errors_as_one_line(options), parsed_once():
         if options.tokenizer:
             return AutoTokenizer.from_pretrained(options.tokenizer, trust_remote_code=options.trust_remote_code)
         if adapted(options) is not None and (Path(options.model) / "tokenizer_config.json").exists():
             return AutoTokenizer.from_pretrained(options.model)
-        return AutoTokenizer.from_pretrained(place, **arguments)
+        return AutoTokenizer.from_pretrained(path_or_id, **arguments)
 
 
 def load_model(options: ModelOptions) -> PreTrainedModel:
     """Load only the model, in evaluation mode."""
-    place, arguments = location(options)
+    path_or_id, arguments = location(options)
     with _errors_as_one_line(options), parsed_once():
-        config = AutoConfig.from_pretrained(place, **arguments)
+        config = AutoConfig.from_pretrained(path_or_id, **arguments)
         for key, value in (options.config_overrides or {}).items():
             _override(config, key, value)
         refuse_absurd(config)
@@ -67,7 +67,7 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
         dtype = resolved_dtype(options.dtype, device)
         _warm_up(config, device, dtype)
         loaded: Any = model_class(config).from_pretrained(
-            place, config=config, dtype=dtype, output_loading_info=True, **device_arguments, **arguments
+            path_or_id, config=config, dtype=dtype, output_loading_info=True, **device_arguments, **arguments
         )
         model: PreTrainedModel = loaded[0]
         _refuse_missing(options, loaded[1])
@@ -81,9 +81,9 @@ def load_model(options: ModelOptions) -> PreTrainedModel:
 
 
 def _refuse_foreign_kernels(options: ModelOptions, config: PretrainedConfig) -> None:
-    """Raise an error if attention is to be computed by code that would be downloaded from the Hub and run."""
-    asked = [options.attn, *(part._attn_implementation for part in (config, config.get_text_config(decoder=True)))]
-    for name in asked:
+    """Raise an error if the attention implementation is code that would be downloaded from the Hub and run."""
+    names = [options.attn, *(part._attn_implementation for part in (config, config.get_text_config(decoder=True)))]
+    for name in names:
         if isinstance(name, str) and re.search(r"[/:]", name):
             raise CaptureError(
                 f"the attention implementation {name!r} is code on the Hub, which is not run; use --attn sdpa or eager"
@@ -91,15 +91,15 @@ def _refuse_foreign_kernels(options: ModelOptions, config: PretrainedConfig) -> 
 
 
 def _warm_up(config: PretrainedConfig, device: str, dtype: torch.dtype | str) -> None:
-    """Have the reduction kernel compiled while weights are loaded, which takes seconds on a machine's first run."""
+    """Compile the reduction kernel while weights are loaded; this takes seconds on a machine's first run."""
     d = head_size(config.get_text_config())
     if device.startswith("cuda") and dtype in (torch.bfloat16, torch.float16) and d:
-        place = torch.device(device) if ":" in device else torch.device("cuda", torch.cuda.current_device())
-        warm_up(place, dtype, d)
+        gpu = torch.device(device) if ":" in device else torch.device("cuda", torch.cuda.current_device())
+        warm_up(gpu, dtype, d)
 
 
 def _commit(options: ModelOptions) -> str | None:
-    """The commit of a Hub model, from the cache it was loaded from; None for a folder or a file."""
+    """Return the commit of a Hub model, from the cache it was loaded from; None for a folder or a file."""
     if Path(options.model).exists() or options.model.endswith(".gguf"):
         return None
     from huggingface_hub import try_to_load_from_cache
@@ -110,29 +110,29 @@ def _commit(options: ModelOptions) -> str | None:
 
 
 def model_class(config: Any) -> Any:
-    """The automatic class that a model is loaded with: a causal language model or, if it is none, what it is."""
-    made = str((getattr(config, "architectures", None) or [""])[0])
-    if made.endswith("ForMaskedLM") and type(config) in MODEL_FOR_MASKED_LM_MAPPING:
+    """Return the auto class that loads a model: for causal language models, masked language models, or others."""
+    architecture = str((getattr(config, "architectures", None) or [""])[0])
+    if architecture.endswith("ForMaskedLM") and type(config) in MODEL_FOR_MASKED_LM_MAPPING:
         return AutoModelForMaskedLM
-    own = getattr(config, "auto_map", None) or {}
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
+    auto_map = getattr(config, "auto_map", None) or {}
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in auto_map:
         return AutoModelForCausalLM
     return AutoModel
 
 
 def load_quietly() -> None:
-    """Show no progress bar while weights are loaded, from now on."""
+    """Disable progress bars of weight loading, from now on."""
     from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    of_gguf: Any = modeling_gguf_pytorch_utils  # its bar is not one of those that are switched off by this
-    if hasattr(of_gguf, "tqdm"):
-        of_gguf.tqdm = partial(of_gguf.tqdm, disable=True)
+    gguf_utils: Any = modeling_gguf_pytorch_utils  # its bar is not disabled by the line above
+    if hasattr(gguf_utils, "tqdm"):
+        gguf_utils.tqdm = partial(gguf_utils.tqdm, disable=True)
 
 
 def adapted(options: ModelOptions) -> ModelOptions | None:
-    """The model that a local folder with an adapter (PEFT) is for; None for anything else."""
+    """Return the base model of a local folder with an adapter (PEFT); None for anything else."""
     folder = Path(options.model)
     if not (folder / ADAPTER_FILE).is_file() or (folder / "config.json").exists():
         return None
@@ -141,14 +141,14 @@ def adapted(options: ModelOptions) -> ModelOptions | None:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         base = None
     if not isinstance(base, str) or not base:
-        raise CaptureError(f"{options.model} is an adapter, but its {ADAPTER_FILE} does not say of which model")
+        raise CaptureError(f"{options.model} is an adapter, but its {ADAPTER_FILE} does not name its base model")
     return replace(options, model=base, revision=None)
 
 
 def location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
-    """Location and arguments for ``from_pretrained``; of an adapter, those of its model."""
+    """Return location and arguments for ``from_pretrained``; for an adapter, those of its base model."""
     options = adapted(options) or options
-    # Not None, with which transformers would ask the user.
+    # Not None: transformers would then ask the user.
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     arguments |= {"revision": options.revision} if options.revision else {}
     if not options.model.endswith(".gguf"):
@@ -175,13 +175,13 @@ def _errors_as_one_line(options: ModelOptions) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         reason = " ".join(str(error).split())[:400] or type(error).__name__
-        if type(error).__name__ == "UnpicklingError":  # not what torch advises: to load whatever it is
-            reason = "a file of its weights holds more than tensors, which is not loaded; convert it to safetensors"
+        if type(error).__name__ == "UnpicklingError":  # torch advises to load it anyway; we do not
+            reason = "a weights file contains objects other than tensors and is not loaded; convert it to safetensors"
         raise CaptureError(f"{options.model} cannot be loaded ({reason})") from None
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether this is how compiled code of a library gave up."""
+    """True if compiled code of a library panicked."""
     return type(error).__name__ == "PanicException"
 
 
@@ -197,7 +197,7 @@ def _refuse_missing(options: ModelOptions, loading: dict[str, Any]) -> None:
 
 
 def describe_model(model: PreTrainedModel) -> dict[str, Any]:
-    """What the manifest records of the model."""
+    """Return the manifest's description of the model."""
     decoder = backbone(model)
     return {
         "class": type(model).__name__,
@@ -211,7 +211,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _digest(model: PreTrainedModel) -> str:
-    """Identifies the weights by a few values of each; of those not in memory, only the name and shape count."""
+    """Return a digest of the weights, from a few values of each; of weights not in memory, from name and shape."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
@@ -222,7 +222,7 @@ def _digest(model: PreTrainedModel) -> str:
 
 
 def _numbers(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The values of a parameter; those of a quantised one as they are computed with."""
+    """Return the values of a parameter; of a quantised one, dequantised."""
     values: torch.Tensor = parameter.detach()
     return values.dequantize() if type(values) is not torch.Tensor and hasattr(values, "dequantize") else values
 
@@ -253,7 +253,7 @@ def _override(config: Any, key: str, value: Any) -> None:
 
 
 def resolved_device(requested: str) -> str:
-    """The device, with ``auto`` resolved for this machine."""
+    """Return the device, with ``auto`` resolved for this machine."""
     if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if requested.startswith("cuda") and not torch.cuda.is_available():
@@ -264,7 +264,7 @@ def resolved_device(requested: str) -> str:
 
 
 def resolved_dtype(requested: str, device: str) -> Any:
-    """The torch dtype; on a GPU ``auto`` is left to transformers."""
+    """Return the torch dtype; on a GPU, ``auto`` is left to transformers."""
     if requested == "auto":
         return torch.float32 if device == "cpu" else "auto"
     if requested not in DTYPES:
@@ -274,29 +274,29 @@ def resolved_dtype(requested: str, device: str) -> Any:
 
 @contextmanager
 def parsed_once() -> Iterator[None]:
-    """While it holds, ``gguf.GGUFReader`` returns the file that was parsed last, if it is asked for that one again."""
+    """Make ``gguf.GGUFReader`` return the file that was parsed last, within the block, if it is opened again."""
     try:
         import gguf
     except ImportError:  # needed for GGUF files only
         yield
         return
-    plain: Any = gguf.GGUFReader
+    original: Any = gguf.GGUFReader
 
     def reader(path: os.PathLike[str] | str, mode: str = "r") -> Any:
         if mode != "r":
-            return plain(path, mode)
+            return original(path, mode)
         status = Path(path).stat()
-        return _parsed(plain, str(Path(path).resolve()), status.st_mtime_ns, status.st_size)
+        return _parsed(original, str(Path(path).resolve()), status.st_mtime_ns, status.st_size)
 
     gguf.GGUFReader = reader  # type: ignore[assignment,misc]
     try:
         yield
     finally:
-        gguf.GGUFReader = plain  # type: ignore[misc]
+        gguf.GGUFReader = original  # type: ignore[misc]
 
 
 def forget_parsed() -> None:
-    """Let go of the file that was parsed last."""
+    """Release the file that was parsed last."""
     _parsed.cache_clear()
 
 
@@ -313,11 +313,11 @@ class Gpu:
     free_gib: float
     total_gib: float
     kernel: bool
-    """Whether the reduction kernel runs on it and agrees with torch."""
+    """True if the reduction kernel runs on it and agrees with torch."""
 
 
 def gpus() -> list[Gpu]:
-    """Every GPU that torch sees."""
+    """Return every GPU that torch sees."""
     devices = []
     for number in range(torch.cuda.device_count()):
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info(number))
@@ -328,9 +328,9 @@ def gpus() -> list[Gpu]:
 
 @contextmanager
 def eval_mode(model: Any) -> Iterator[None]:
-    """Evaluation mode within the block; after it, the mode of every module and all random states are as before."""
+    """Set evaluation mode within the block; then restore the mode of every module and all random states."""
     modes = {module: module.training for module in plain_model(model).modules()}
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng():
         plain_model(model).eval()
         try:
@@ -338,16 +338,16 @@ def eval_mode(model: Any) -> Iterator[None]:
         finally:
             for module, training in modes.items():
                 module.training = training
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)  # noqa: NPY002
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def seconds_of_a_pass(model: Any, ids: np.ndarray) -> float:
-    """How long the decoder takes for one document without gradients, the first pass included."""
+    """Return the seconds of the decoder for one document without gradients; the first pass is included."""
     decoder = backbone(model)
     weight: Any = decoder.get_input_embeddings().weight
-    began = time.monotonic()
+    start = time.monotonic()
     with torch.no_grad():
         hidden = decoder(input_ids=torch.from_numpy(ids)[None].to(weight.device), use_cache=False).last_hidden_state
         float(hidden[0, -1, 0])  # waits for a GPU
-    return time.monotonic() - began
+    return time.monotonic() - start

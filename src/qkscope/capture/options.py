@@ -1,6 +1,6 @@
-"""Options of a capture: the model, the texts, what is measured, and how it is done.
+"""Options of a capture: the model, the texts, the measurement, and its execution.
 
-Each option is written once, here; the command line, the YAML file and the table in docs/capture.md follow.
+Each option is declared once, here; the command line, YAML files and the table in docs/capture.md are built from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qkscope.progress import OnProgress
 
 
 def need_torch(instead: str = "") -> None:
-    """Say what to install where there is no torch or transformers, and what can be done without, if anything can."""
+    """Raise an error with the install command if torch or transformers is missing; ``instead`` is an alternative."""
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             way_out = f"install it with: pip install torch, then pip install 'qkscope[capture]'{instead}"
@@ -31,7 +31,7 @@ Sampler = Literal["uniform", "log_uniform", "all"]
 
 
 def parse_overrides(value: object) -> dict[str, Any]:
-    """Entries of a model's config, from YAML or JSON."""
+    """Return entries of a model's config, from YAML or JSON."""
     if isinstance(value, dict):
         return value
     import yaml
@@ -47,7 +47,7 @@ def parse_overrides(value: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, and how it is loaded."""
+    """The model, and how it is loaded."""
 
     model: str = option(
         help="Hub id, local folder (also of a PEFT adapter) or GGUF file.",
@@ -77,7 +77,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Which texts are read."""
+    """The texts to read."""
 
     texts: tuple[str, ...] = option(
         help=".txt, .md, .json, .jsonl or .parquet files, folders (without .json), globs, hf:// URLs; may be repeated.",
@@ -95,7 +95,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class VectorSampling:
-    """How vectors are chosen for a dataset."""
+    """The choice of vectors for a dataset."""
 
     rate: float = option(
         1.0, "Also write a dataset with this share of the vectors (0 to 1).", name="save_vectors", typed=float | None,
@@ -106,7 +106,7 @@ class VectorSampling:
         choices=("uniform", "log_uniform", "all"),
     )  # fmt: skip
     seed: int = 0
-    """Seed of the choice of tokens, and of heads: that of the capture."""
+    """Seed of the choice of tokens and heads: the seed of the capture."""
     heads: int | None = option(
         None, "Query heads drawn for --save-vectors, with the key heads they read.", name="vector_heads", least=1
     )
@@ -121,7 +121,7 @@ class VectorSampling:
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """What is measured; everything here is part of the run's identity."""
+    """The measurement; all of these options are part of the run's identity."""
 
     window: int | None = option(
         None, "Tokens per document; by default the longest, if it fits.", least=16, most=MOST_TOKENS
@@ -156,7 +156,7 @@ class CaptureOptions:
         choices=(UNDONE_COV,),
     )  # fmt: skip
     vectors: VectorSampling | None = None
-    """Also write a dataset of vectors."""
+    """Options of an additional dataset of vectors; None: no such dataset."""
     documents_per_shard: int | None = option(
         None, "Documents that are measured, saved and, after a kill, repeated together; 8, on a GPU more.", least=1
     )
@@ -171,7 +171,7 @@ class CaptureOptions:
 
 @dataclass(frozen=True)
 class Share:
-    """Which of several jobs this is, from 1."""
+    """The share of one of several jobs, numbered from 1."""
 
     job: int
     of: int
@@ -182,7 +182,7 @@ class Share:
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """From ``2/8``.
+        """Parse a share such as ``2/8``.
 
         >>> Share.parse("2/8")
         Share(job=2, of=8)
@@ -193,16 +193,17 @@ class Share:
         return cls(int(parts[1]), int(parts[2]))
 
     def shards(self, in_all: int) -> range:
-        """The shards of this job: consecutive ones, as evenly as it goes."""
+        """Return the shards of this job: consecutive, as evenly distributed as possible."""
         if self.of > in_all:
-            many = "one shard" if in_all == 1 else f"{in_all} shards"
-            raise CaptureError(f"these documents make {many}, too few for {self.of} jobs; use {in_all} or fewer")
+            advice = "one job" if in_all == 1 else f"at most {in_all} jobs"
+            shards = "1 shard" if in_all == 1 else f"{in_all} shards"
+            raise CaptureError(f"only {shards} for {self.of} jobs; use {advice}, or a smaller --documents-per-shard")
         return range((self.job - 1) * in_all // self.of, self.job * in_all // self.of)
 
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """How a capture is done; nothing here changes a byte of what comes of it, except what is left out."""
+    """The execution of a capture; these options change no byte of the run, except which documents are left out."""
 
     workers: int | None = option(
         None, "Workers with a replica of the model each; by default this process alone.", least=1, in_config=False
@@ -220,44 +221,45 @@ class ExecutionOptions:
     )
     resume: bool = option(True, "Resume what is in the folder, or begin again.", in_config=False)
     on_progress: OnProgress | None = None
-    """Called with the tokens measured, all tokens, and how many documents these are."""
+    """A callback that takes the tokens measured, all tokens, and a note on documents."""
     on_writing: Callable[[int, int], None] | None = None
-    """Told how far the writing of the finished run is."""
+    """A callback that takes the layers written and all layers, while the finished run is written."""
 
     @property
     def alone(self) -> bool:
-        """Whether this process does the work itself."""
+        """True if this process does the work itself."""
         return self.engine == "local" and self.workers in (None, 1)
 
-    def place(self, device: str) -> ExecutionTarget:
-        """Where it runs, given the device of a replica."""
-        asked = ExecutionTarget(self.workers, self.engine, self.ray_address, gpus=1 if device.startswith("cuda") else 0)  # type: ignore[arg-type]
+    def target(self, device: str) -> ExecutionTarget:
+        """Return where the capture runs, given the device of a replica."""
+        gpus = 1 if device.startswith("cuda") else 0
+        target = ExecutionTarget(self.workers, self.engine, self.ray_address, gpus=gpus)  # type: ignore[arg-type]
         if self.alone:
             return IN_PROCESS
         if device == "balanced":
             raise ConfigError(
                 "--device balanced spreads one replica over all devices; use it without --workers and Ray"
             )
-        return asked
+        return target
 
-    def threads(self, asked: int | None) -> int | None:
-        """CPU threads of a replica: all of them in this process, one where there are workers."""
-        return asked or (self.workers if self.alone else 1)
+    def threads(self, requested: int | None) -> int | None:
+        """Return the CPU threads of a replica: all in this process (None), one with workers."""
+        return requested or (self.workers if self.alone else 1)
 
 
 CONFIG_CLASSES = (ModelOptions, TextOptions, CaptureOptions, VectorSampling)
-"""Whose options a YAML file may hold."""
+"""Dataclasses whose options a YAML file may set."""
 
 
 def load_capture_config(path: Path) -> dict[str, Any]:
-    """The options of a capture from a YAML file, by name; errors name the file, the key and the nearest valid one."""
+    """Read the options of a capture from a YAML file, by name; errors name the file, the key and the nearest one."""
     from qkscope.config import load_options
 
     return load_options(path, "CaptureConfig", *CONFIG_CLASSES)
 
 
 def capture_options(values: dict[str, Any]) -> CaptureOptions:
-    """What is measured, from the values of all options."""
+    """Return the options of the measurement, from the values of all options."""
     if values["save_vectors"] is None and values["vector_heads"] is not None:
         raise ConfigError("--vector-heads chooses heads for --save-vectors, which was not given")
     vectors = None if values["save_vectors"] is None else from_values(VectorSampling, values, seed=values["seed"])

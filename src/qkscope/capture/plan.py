@@ -1,7 +1,7 @@
 """Memory, disk and time of a capture, estimated before it runs.
 
-Sizes follow from the model's config. Time is that of one layer of the same shape with random weights, timed here and
-now at two lengths, times the number of layers.
+Sizes follow from the model's config. Time is that of one layer of the same shape with random weights, timed on this
+machine at two lengths, times the number of layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("qkscope")
 
 GIB = 2**30
 _STORED = {torch.bfloat16: 1.42, torch.float16: 1.74, torch.float32: 3.42}
-"""Bytes on disk of one number of a vector, compressed."""
+"""Compressed bytes on disk per component of a vector."""
 _TIMED = {"cpu": 2048, "cuda": 8192}
 """Tokens of the longer of the two timed passes, at most."""
 _WATCHED = {"cpu": 1.07, "cuda": 1.05}
@@ -40,7 +40,7 @@ _WATCHED = {"cpu": 1.07, "cuda": 1.05}
 _WRITTEN = 150e6
 """Bytes per second of a run that are merged, compressed, written and synced."""
 _START = {"cpu": 1.0, "cuda": 2.0}
-"""Seconds of the gate and before it, besides its passes."""
+"""Seconds up to the end of the gate, without its passes."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,17 @@ class Estimate:
     moments: int
     """Sums of the finished run."""
     per_token: float
-    """Of the sample, or of saved vectors: all heads at one token."""
+    """Bytes of the sample or of saved vectors per token, for all heads."""
     options: CaptureOptions
     linear: float
-    """Seconds of a pass per token, NaN where a layer could not be timed …"""
+    """Seconds of a pass per token; NaN if a layer could not be timed."""
     quadratic: float
-    """… and per token squared."""
-    place: str
+    """Seconds of a pass per token squared."""
+    device_type: str
+    """``cpu`` or ``cuda``."""
 
     def disk(self, lengths: Sequence[int]) -> float:
-        """Of the finished run of documents of these lengths; without any, with a full sample."""
+        """Return the size of the finished run for documents of these lengths; without any, with a full sample."""
         tokens = sum(lengths)
         sample = min(self.options.sample, tokens) if lengths else self.options.sample
         saved = 0.0
@@ -72,14 +73,14 @@ class Estimate:
         return self.moments + (sample + saved) * self.per_token
 
     def tokens_per_second(self, length: int) -> float:
-        """Of forward passes over documents of this length."""
+        """Return the speed of forward passes over documents of this length."""
         return length / self._pass(length)
 
     def seconds(self, lengths: Sequence[int]) -> float:
-        """From the loaded model to the run on disk."""
-        passes = sum(self._pass(length) for length in lengths) * _WATCHED[self.place]
+        """Return the time from the loaded model to the run on disk."""
+        passes = sum(self._pass(length) for length in lengths) * _WATCHED[self.device_type]
         gate = 2 * self._pass(min(gate_tokens(sum(lengths), None), max(lengths)))
-        return passes + gate + _START[self.place] + self.disk(lengths) / _WRITTEN
+        return passes + gate + _START[self.device_type] + self.disk(lengths) / _WRITTEN
 
     def _pass(self, length: int) -> float:
         return self.linear * length + self.quadratic * length**2
@@ -92,7 +93,7 @@ def estimate(model_options: ModelOptions, options: CaptureOptions, window: int) 
         with init_empty_weights():
             model = model_class(config).from_config(config, trust_remote_code=False)
         model.tie_weights()  # or embeddings that are also the output count twice
-    except Exception as error:  # as in models.py
+    except Exception as error:  # as in model.py
         raise _unreadable(model_options, error) from None
     text, layers = backbone(model).config, len(self_attentions(model))
     n_q = int(text.num_attention_heads)
@@ -117,12 +118,12 @@ def estimate(model_options: ModelOptions, options: CaptureOptions, window: int) 
         options=options,
         linear=layers * seconds[0],
         quadratic=layers * seconds[1],
-        place="cpu" if device == "cpu" else "cuda",
+        device_type="cpu" if device == "cpu" else "cuda",
     )
 
 
 def _layer_bytes(n_q: int, n_k: int, d: int, buckets: int, window: int) -> int:
-    """Size of a layer's file, as layerfiles.py writes it."""
+    """Return the size of a layer's file, as layerfiles.py writes it."""
     heads, planes = n_q + n_k, d // 2
     groups = heads * N_GROUPS * _moments_bytes(d)
     cells = heads * N_GROUPS * buckets * (d * 4 + 16)
@@ -133,18 +134,18 @@ def _layer_bytes(n_q: int, n_k: int, d: int, buckets: int, window: int) -> int:
 
 
 def _moments_bytes(d: int) -> int:
-    """Size of the moments of one head."""
+    """Return the size of the moments of one head."""
     return (d + 1) * (d + 2) // 2 * 4 + (d + 2) * 8
 
 
 def _config(options: ModelOptions) -> PretrainedConfig:
-    place, arguments = location(options)
+    path_or_id, arguments = location(options)
     try:
-        config = AutoConfig.from_pretrained(place, **arguments)
+        config = AutoConfig.from_pretrained(path_or_id, **arguments)
         refuse_absurd(config)
     except CaptureError:
         raise
-    except Exception as error:  # as in models.py
+    except Exception as error:  # as in model.py
         raise _unreadable(options, error) from None
     return config
 
@@ -154,8 +155,8 @@ def _unreadable(options: ModelOptions, error: Exception) -> CaptureError:
 
 
 def _layer_times(config: PretrainedConfig, window: int, device: str, dtype: torch.dtype) -> tuple[float, float]:
-    """Seconds of one layer per token, and per token squared."""
-    place = "cpu" if device == "cpu" else "cuda"
+    """Return the seconds of one layer per token, and per token squared."""
+    device_type = "cpu" if device == "cpu" else "cuda"
     small = copy.deepcopy(config)
     text: Any = small.get_text_config()
     text.num_hidden_layers, text.vocab_size = 1, 256
@@ -163,12 +164,12 @@ def _layer_times(config: PretrainedConfig, window: int, device: str, dtype: torc
         text.layer_types = text.layer_types[:1]
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     try:
-        with torch.device(place):
+        with torch.device(device_type):
             decoder = backbone(model_class(small).from_config(small, dtype=dtype, trust_remote_code=False).eval())
-        longer = min(window, _TIMED[place])
+        longer = min(window, _TIMED[device_type])
         shorter = max(longer // 2, 1)
-        t_long, t_short = (_timed(decoder, length, place) for length in (longer, shorter))
-    except Exception as error:  # as in models.py
+        t_long, t_short = (_timed(decoder, length, device_type) for length in (longer, shorter))
+    except Exception as error:  # as in model.py
         _log.warning("one layer of this model could not be timed (%s)", " ".join(str(error).split())[:200])
         return math.nan, math.nan
     if longer == shorter:
@@ -177,9 +178,9 @@ def _layer_times(config: PretrainedConfig, window: int, device: str, dtype: torc
     return max(t_long / longer - quadratic * longer, 0.0), quadratic
 
 
-def _timed(decoder: Any, length: int, place: str) -> float:
-    """Seconds of a forward pass, the best of a few."""
-    ids = torch.randint(0, 256, (1, length), device=place)
+def _timed(decoder: Any, length: int, device_type: str) -> float:
+    """Return the seconds of a forward pass, the fastest of a few."""
+    ids = torch.randint(0, 256, (1, length), device=device_type)
     best = float("inf")
     for _ in range(4):
         start = time.perf_counter()

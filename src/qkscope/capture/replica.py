@@ -1,4 +1,4 @@
-"""A replica of the model in a worker: it is sent as a description, and the worker loads the model."""
+"""A replica of the model in a worker: the worker receives a description and loads the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qkscope.engine.workers import worker_number
 
 @dataclass
 class Replica:
-    """Measures a shard; for None instead of a shard, returns the report on the model."""
+    """A callable that measures a shard; for None instead of a shard, it returns the report on the model."""
 
     source: PreTrainedModel | ModelOptions | ServingEngine
     """A loaded model, an engine that has one, or the options by which every worker loads it."""
@@ -30,16 +30,16 @@ class Replica:
     gate: np.ndarray
     """Tokens of the first document, for the parity check."""
     passage: np.ndarray | None = None
-    """Tokens whose vectors are part of the report."""
+    """Tokens whose vectors the report contains."""
     keep_going: bool = False
     images: ImageInputs | None = None
-    """The first document with images, for the check of these."""
+    """The first document with images, for their check."""
     on_documents: Callable[[Shard, int], None] | None = None
-    """Called after every batch of documents, in this process only."""
+    """A callback after every batch of documents, in this process only."""
     _measurement: Measurement | None = field(default=None, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is sent to a worker: without the measurement and the callback of this process."""
+        """Return the state that is sent to a worker, without the measurement and the callback of this process."""
         return vars(self) | {"on_documents": None, "_measurement": None}
 
     def __call__(self, shard: Shard | None) -> ModelReport | ShardSums:

@@ -22,14 +22,14 @@ from qkscope.errors import CaptureError
 
 _Layout = Literal["half", "interleaved"]
 _SAME = 0.5
-"""Mean cosine of what attends with what was rotated; less than 1 where it is normalised in between."""
+"""Smallest mean cosine of attending with rotated queries; below 1 if they are normalised in between."""
 _TOLERANCE = 2e-2
-"""Largest relative error at which a hypothesis about the rotation is accepted; bf16 needs that much."""
+"""Largest relative error at which a hypothesis about the rotation is accepted, large enough for bf16."""
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """A rotary embedding of the model, with the layer type to ask it for if it has several."""
+    """A rotary embedding of the model, with the layer type to call it with if it has several."""
 
     module: nn.Module
     layer_type: str | None = None
@@ -40,39 +40,39 @@ class Embedding:
         return next((buffer.device for buffer in self.module.buffers()), torch.device("cpu"))
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cos and sin (T, planes) in float32 at these positions (T,), times the embedding's attention factor."""
-        cos, sin = self._answer(positions)
+        """Return cos and sin (T, planes) in float32 at these positions (T,), times the embedding's attention factor."""
+        cos, sin = self._cos_sin(positions)
         return cos[..., self._columns], sin[..., self._columns]
 
     @cached_property
     def _columns(self) -> slice:
-        """One column per plane of what it answers, read once: comparing columns waits for all that a GPU has to do."""
-        return _distinct_columns(self._answer(torch.arange(1, 9, device=self.device))[1])
+        """One column per plane of its output, found once: comparing columns waits for all work queued on a GPU."""
+        return _distinct_columns(self._cos_sin(torch.arange(1, 9, device=self.device))[1])
 
-    def _answer(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _cos_sin(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         probe = torch.zeros(1, 1, 1, dtype=torch.float32, device=positions.device)
         options = {} if self.layer_type is None else {"layer_type": self.layer_type}
         try:
             with torch.no_grad():
-                answer = self._copy()(probe, positions[None], **options)
+                output = self._copy()(probe, positions[None], **options)
         except (IndexError, ValueError) as error:
             raise CaptureError(
                 f"{type(self.module).__name__} cannot be asked for its angles at a text's positions ({error}); try a "
                 "newer transformers"
             ) from None
-        if isinstance(answer, torch.Tensor):
-            return answer.real[0].float(), answer.imag[0].float()
-        cos, sin = (part[0].float() for part in answer)
+        if isinstance(output, torch.Tensor):
+            return output.real[0].float(), output.imag[0].float()
+        cos, sin = (part[0].float() for part in output)
         return cos, sin
 
     def _copy(self) -> nn.Module:
-        """A copy to evaluate, since some embeddings change when they are called with a longer sequence than before."""
+        """Return a copy to evaluate, since some embeddings change when called with a longer sequence than before."""
         copied = copy.copy(self.module)
         copied._buffers = dict(self.module._buffers)
         return copied
 
-    def remembered(self) -> Callable[[], None]:
-        """A function that restores the embedding to its present state."""
+    def state_restorer(self) -> Callable[[], None]:
+        """Return a function that restores the embedding to its present state."""
         attributes, buffers = dict(vars(self.module)), dict(self.module._buffers)
 
         def restore() -> None:
@@ -82,7 +82,7 @@ class Embedding:
         return restore
 
     def depends_on_length(self, window: int) -> bool:
-        """Whether the angle at a position depends on how long the sequence is."""
+        """True if the angle at a position depends on the length of the sequence."""
         short = torch.tensor([0, 1], device=self.device)
         long = torch.tensor([0, 1, window - 1], device=self.device)
         return not torch.equal(self.angles(short)[1], self.angles(long)[1][:2])
@@ -102,9 +102,9 @@ class LayerRope:
     sign: int
     """+1 if planes turn counter-clockwise with position."""
     temperature: bool
-    """Whether queries are scaled by a position-dependent factor after the rotation."""
+    """True if queries are scaled by a position-dependent factor after the rotation."""
     depends_on_length: bool
-    """Whether the frequencies change with the length of the document (dynamic, longrope)."""
+    """True if the frequencies change with the length of the document (dynamic, longrope)."""
     embedding: Embedding = field(repr=False, compare=False)
 
     @property
@@ -126,7 +126,7 @@ class LayerRope:
         return self.layout, self.start, self.planes, self.sign, self.attention_factor
 
     def as_dict(self) -> dict[str, Any]:
-        """What the manifest records."""
+        """Return the entry in the manifest."""
         return {key: value for key, value in vars(self).items() if key != "embedding"}
 
 
@@ -141,11 +141,11 @@ def planes_of(x: torch.Tensor, planes: int, layout: _Layout, start: int = 0) -> 
 def describe_rope(
     attention: Attention, positions: torch.Tensor, candidates: list[Embedding], window: int
 ) -> LayerRope | None:
-    """The rotary encoding of a layer from one call of its attention; None if it has none."""
+    """Return the rotary encoding of a layer from one call of its attention; None if it has none."""
     if attention.rotary is None:
         return None
     if alike(attention.q, attention.rotary.q.after) < _SAME:
-        return None  # what was rotated is not what attends
+        return None  # the rotated tensor is not the one that attends
     before, after = (by_heads(part, attention.q) for part in (attention.rotary.q.before, attention.rotary.q.after))
     embedding = _used(attention, positions, candidates)
     cos, sin = embedding.angles(positions)
@@ -196,14 +196,17 @@ def _embeddings(decoder: nn.Module, types: list[str]) -> Iterator[Embedding]:
         if not type(module).__name__.endswith("RotaryEmbedding"):
             continue
         if "layer_type" in inspect.signature(type(module).forward).parameters:
-            known = getattr(module, "rope_type", None)
-            yield from (Embedding(module, kind) for kind in (sorted(known) if isinstance(known, dict) else types))
+            types_of_module = getattr(module, "rope_type", None)
+            yield from (
+                Embedding(module, kind)
+                for kind in (sorted(types_of_module) if isinstance(types_of_module, dict) else types)
+            )
         else:
             yield Embedding(module)
 
 
 def _used(attention: Attention, positions: torch.Tensor, candidates: list[Embedding]) -> Embedding:
-    """The embedding that produced the angles of this layer."""
+    """Return the embedding that produced the angles of this layer."""
     angles = _call_angles(attention, positions.shape[0])
     for candidate in candidates:
         expected = torch.complex(*candidate.angles(positions))
@@ -237,13 +240,13 @@ def _distinct_columns(part: torch.Tensor) -> slice:
 def _layout(
     before: torch.Tensor, after: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, where: str
 ) -> tuple[_Layout, int]:
-    """The coordinates that form a plane after the rotation, and its direction: the hypothesis with the least error."""
+    """Return the layout of planes after the rotation, and its direction: the hypothesis with the smallest error."""
     planes = cos.shape[-1]
     layouts: tuple[_Layout, _Layout] = ("half", "interleaved")
     errors = {}
     for source, target, sign in product(layouts, layouts, (1, -1)):
-        turned = planes_of(before, planes, source) * torch.complex(cos, sign * sin)
-        errors[target, sign, source] = _error(planes_of(after, planes, target), turned)
+        rotated = planes_of(before, planes, source) * torch.complex(cos, sign * sin)
+        errors[target, sign, source] = _error(planes_of(after, planes, target), rotated)
     best = min(errors, key=lambda key: errors[key])
     if errors[best] > _TOLERANCE:
         raise CaptureError(f"{where}: its rotary function is not a known rotation of planes")
@@ -251,7 +254,7 @@ def _layout(
 
 
 def by_heads(part: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """A tensor of the rotary function as (B, H, T, …): some models call it with (B, T, H, …)."""
+    """Return a tensor of the rotary function as (B, H, T, …): some models call it with (B, T, H, …)."""
     if part.shape[1:3] == q.shape[1:3] and not (part.shape[1] == part.shape[2] and _is_transposed(part, q)):
         return part
     return part.transpose(1, 2)
@@ -272,7 +275,7 @@ def _start(q: torch.Tensor, after: torch.Tensor) -> int:
 
 
 def _has_temperature(q: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether q is the rotated query times something that depends on the position alone."""
+    """True if q is the rotated query times a factor that depends on the position alone."""
     if q.data_ptr() == after.data_ptr() or after.shape[-1] != q.shape[-1] or q.shape[1] < 2:
         return False
     factors = _factor(q.float(), after.float())

@@ -58,7 +58,7 @@ def manifest(
         "stage": "pre-rope" if options.pre_rope else "post-rope",
         "window": options.window,
         "q_per_kv": report.q_per_kv,
-        "options": _recorded(options),
+        "options": _recorded_options(options),
         "threads": report.threads,
         "corpus": corpus,
         "tokens": hashlib.sha256(b"".join(of_document.ids.tobytes() for of_document in tokens)).hexdigest(),
@@ -69,8 +69,8 @@ def manifest(
     } | ({} if passage is None else {PASSAGE_ENTRY: {"tokens": list(passage.cut(report.longest).tokens)}})
 
 
-def _recorded(options: CaptureOptions) -> dict[str, Any]:
-    """Return the options as run.json has them; ``keep`` only if something is kept, so that other runs stay the same."""
+def _recorded_options(options: CaptureOptions) -> dict[str, Any]:
+    """Return the options for run.json; ``keep`` only if it is set, so that other runs stay the same."""
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in asdict(options).items()
@@ -79,7 +79,7 @@ def _recorded(options: CaptureOptions) -> dict[str, Any]:
 
 
 Words = Callable[[np.ndarray], list[str]]
-"""The text of each of some token ids."""
+"""A function from token ids to the text of each."""
 _log = logging.getLogger("qkscope")
 
 
@@ -93,26 +93,29 @@ def capture(
 ) -> Path:
     """Measure the model on these documents; ``about`` states where the model comes from, for the manifest.
 
-    The model is a loaded one, one in a serving engine, or the options by which workers load it. Documents without two
-    tokens after ``skip_first`` are left out and counted in the manifest. Of the corpus's passage all vectors are kept.
+    The model is loaded, or in a serving engine, or given by the options with which workers load it. Documents without
+    two tokens after ``skip_first`` are left out and counted in the manifest. All vectors of the corpus's passage are
+    stored.
     """
     execution = execution or ExecutionOptions()
     check_capture_folder(folder)
-    tokens = [DocumentTokens.of(given).cut(options.window) for given in corpus.tokens]
+    tokens = [DocumentTokens.of(document).cut(options.window) for document in corpus.tokens]
     usable = _usable(tokens, options.skip_first)
     if isinstance(model, ModelOptions):
         device = resolved_device(model.device)
     else:
-        plain = _ready(model.decoder if isinstance(model, ServingEngine) else model, execution)
+        plain = _checked_model(model.decoder if isinstance(model, ServingEngine) else model, execution)
         model, device = model if isinstance(model, ServingEngine) else plain, plain.device.type
     longest = max(document.extent for document in tokens)
     options = replace(options, documents_per_shard=per_shard(options, longest, device))
     passage = None if corpus.passage is None or options.pre_rope else corpus.passage.cut(longest)
-    gate, images = _gates([tokens[number] for number in usable], gate_tokens(sum(map(len, tokens)), options.window))
+    gate, images = _gate_inputs(
+        [tokens[number] for number in usable], gate_tokens(sum(map(len, tokens)), options.window)
+    )
     replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going, images)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
     job_shards = range(in_all) if execution.share is None else execution.share.shards(in_all)
-    with held(folder) as held_folder, pool(replica, execution.place(device), len(job_shards), per_worker=1) as workers:
+    with held(folder) as held_folder, pool(replica, execution.target(device), len(job_shards), per_worker=1) as workers:
         ((_, report),) = workers.map([None])
         assert isinstance(report, ModelReport)
         window = options.window or min(longest, report.longest)
@@ -122,7 +125,7 @@ def capture(
         run_manifest = manifest(report, documents, cut_ids, options, about, n_too_short, passage)
         names = [document.name for document in documents]
         _check(run_manifest, window, names, cut_ids, report)
-        state = _begun(folder, run_manifest, execution)
+        state = _resumed(folder, run_manifest, execution)
         last = None
         if not state.finished:
             if passage is not None:
@@ -137,8 +140,8 @@ def capture(
     return folder
 
 
-def _begun(folder: Path, run_manifest: dict[str, Any], execution: ExecutionOptions) -> CaptureInProgress:
-    """A new capture, or what an earlier attempt left of it."""
+def _resumed(folder: Path, run_manifest: dict[str, Any], execution: ExecutionOptions) -> CaptureInProgress:
+    """Return the state of a new capture, or of an earlier attempt at it."""
     state = CaptureInProgress(folder, run_manifest)
     if not execution.resume:
         state.forget()
@@ -148,8 +151,8 @@ def _begun(folder: Path, run_manifest: dict[str, Any], execution: ExecutionOptio
     return state
 
 
-def _ready(model: Any, execution: ExecutionOptions) -> PreTrainedModel:
-    """A loaded model as it is captured; errors say what has to be done first."""
+def _checked_model(model: Any, execution: ExecutionOptions) -> PreTrainedModel:
+    """Return a loaded model that is ready to be captured; errors say what to do first."""
     plain = plain_model(model)
     if not execution.alone:
         raise ConfigError("a loaded model cannot be sent to workers; pass ModelOptions instead")
@@ -165,15 +168,15 @@ def _ready(model: Any, execution: ExecutionOptions) -> PreTrainedModel:
     return plain
 
 
-def _gates(documents: list[DocumentTokens], size: int) -> tuple[np.ndarray, ImageInputs | None]:
-    """Tokens for the parity check, of a text if there is one, and the first document with images for its own."""
+def _gate_inputs(documents: list[DocumentTokens], size: int) -> tuple[np.ndarray, ImageInputs | None]:
+    """Return tokens for the parity check, from a text if there is one, and the first document with images."""
     texts = [document for document in documents if document.images is None]
     images = [document.images for document in documents if document.images is not None]
     return (texts or documents)[0].ids[:size], images[0] if images else None
 
 
 def _usable(documents: list[DocumentTokens], skip_first: int) -> list[int]:
-    """Numbers of the documents that have two tokens after the first; an error if there is none."""
+    """Return the numbers of the documents with two tokens after the first ones; an error if there is none."""
     usable = [number for number, tokens in enumerate(documents) if tokens.n_after(skip_first) > 1]
     if not usable:
         advice = "use longer texts or a smaller --skip-first"
@@ -184,7 +187,7 @@ def _usable(documents: list[DocumentTokens], skip_first: int) -> list[int]:
 def _check(
     run_manifest: dict[str, Any], window: int, names: list[str], ids: list[DocumentTokens], report: ModelReport
 ) -> None:
-    """Raise an error if the run could not be read again, or documents are not for the model; warn of a long window."""
+    """Raise an error if the manifest is not valid or documents do not fit the model; warn of a long window."""
     error_text = problem(run_manifest)
     if error_text:
         raise CaptureError(f"this capture would not be valid ({error_text}); choose other options")
@@ -196,7 +199,7 @@ def _check(
 
 @dataclass
 class _Job:
-    """One job's share of the capture: hands out the shards that are not done yet, and saves their sums."""
+    """One job's share of the capture: it distributes the shards that are not done yet, and saves their sums."""
 
     state: CaptureInProgress
     report: ModelReport
@@ -209,7 +212,7 @@ class _Job:
     held_folder: HeldFolder
     words: Words | None
     last: tuple[int, KeptVectors] | None = field(default=None, init=False)
-    """Number and vectors of the shard that completed the run, which are not on disk."""
+    """Number and vectors of the shard that completes the run, which are not on disk."""
     _tokens: int = field(default=0, init=False)
     _documents: int = field(default=0, init=False)
     _saving: Future[None] | None = field(default=None, init=False)
@@ -220,7 +223,7 @@ class _Job:
         self._tokens_in_all = sum(map(len, self._job_ids))
 
     def do(self, measure: Callable[[Sequence[Shard]], Any]) -> None:
-        """Measure every shard of this job that is in no part yet.
+        """Measure every shard of this job that no part contains yet.
 
         On a GPU and with workers, a shard is saved while the next one is measured; the one after that waits, so at most
         two are in memory.
@@ -236,7 +239,7 @@ class _Job:
                 self._wait_until_saved()
                 self._saving = saver.submit(self._save, pending[index], sums)
                 if self.execution.alone and self.report.threads is not None:
-                    self._wait_until_saved()  # on a CPU, the next pass would take longer by more than this takes
+                    self._wait_until_saved()  # on a CPU, saving would slow down the next pass by more than it takes
                 self._count(pending[index].examples)
                 if not self.execution.alone:
                     self._report_progress(self._documents, self._tokens)
@@ -285,7 +288,7 @@ class _Job:
         )
 
     def _save(self, shard: Shard, sums: ShardSums) -> None:
-        """Save the vectors first, then the part that lists them; what completes the run is not saved but written."""
+        """Save the vectors first, then the part that lists them; the shard that completes the run is not saved."""
         if sums.report_digest != self.report.digest:
             raise CaptureError(
                 f"the worker that measured {shard} has another model, GPU type or package versions than the first one; "
@@ -304,13 +307,13 @@ class _Job:
             losses=sums.losses,
             left_out=[LeftOutDocument(document=document, reason=reason) for document, reason in sums.left_out.items()],
         )
-        if is_last:  # the run is written right after it
+        if is_last:  # the run is written immediately afterwards
             self.last = shard.number, kept
-        layers = {layer: _loaded(moments) for layer, moments in sums.moments.items()}
+        layers = {layer: _as_loader(moments) for layer, moments in sums.moments.items()}
         self.state.parts.add(span, layers, note, save=not is_last)
 
     def _with_texts(self, kept: KeptVectors) -> KeptVectors:
-        """The kept vectors with their tokens as text."""
+        """Return the kept vectors with their tokens as text."""
         if self.words is None or not self.options.token_text or not len(kept.position):
             return kept
         ids = np.zeros_like(kept.position)
@@ -320,5 +323,5 @@ class _Job:
         return replace(kept, texts=self.words(ids))
 
 
-def _loaded(moments: LayerMoments) -> Callable[[], LayerMoments]:
+def _as_loader(moments: LayerMoments) -> Callable[[], LayerMoments]:
     return lambda: moments

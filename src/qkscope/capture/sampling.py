@@ -27,23 +27,23 @@ from qkscope.files.runfolder import SAMPLE
 from qkscope.files.vectors import DATA_FILE, token_columns, write_vectors
 from qkscope.heads import HeadId
 
-Stretches = tuple[tuple[int, int], ...]
-"""Positions of the tokens of a document: the first of each stretch of consecutive ones, and the one after its last."""
+TextSpans = tuple[tuple[int, int], ...]
+"""Positions of a document's tokens: the first of each consecutive span, and the one after its last."""
 
 
-def sample_tokens(documents: Sequence[Stretches], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
-    """Positions of each document whose tokens are among the ``size`` of lowest priority in the whole run."""
+def sample_tokens(documents: Sequence[TextSpans], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
+    """Return, for each document, the positions of its tokens among the ``size`` of lowest priority in the whole run."""
     return _sampled(tuple(documents), size, seed, skip_first)
 
 
 def numbered_tokens(tokens: list[np.ndarray]) -> np.ndarray:
-    """Positions of each document as one number per token (``token_keys``)."""
+    """Return the positions of each document as one number per token (``token_keys``)."""
     return np.concatenate([token_keys(np.full(len(part), number), part) for number, part in enumerate(tokens)])
 
 
-@lru_cache(maxsize=2)  # those to keep, and those of the finished run's sample
-def _sampled(documents: tuple[Stretches, ...], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
-    positions = [_all(stretches) for stretches in documents]
+@lru_cache(maxsize=2)  # the tokens to keep, and the sample of the finished run
+def _sampled(documents: tuple[TextSpans, ...], size: int, seed: int, skip_first: int) -> list[np.ndarray]:
+    positions = [_positions_in(text_spans) for text_spans in documents]
     example = np.concatenate([np.full(len(part), i) for i, part in enumerate(positions)])
     position = np.concatenate(positions)
     counted = np.flatnonzero(position >= skip_first)
@@ -53,13 +53,13 @@ def _sampled(documents: tuple[Stretches, ...], size: int, seed: int, skip_first:
     return np.split(position[chosen], ends[:-1])
 
 
-def _all(stretches: Stretches) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(first, end) for first, end in stretches)])
+def _positions_in(text_spans: TextSpans) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(first, end) for first, end in text_spans)])
 
 
-def vector_tokens(example: int, stretches: Stretches, sampling: VectorSampling, skip_first: int) -> np.ndarray:
-    """Positions of one document whose vectors go into a dataset."""
-    position = _all(stretches)
+def vector_tokens(example: int, text_spans: TextSpans, sampling: VectorSampling, skip_first: int) -> np.ndarray:
+    """Return the positions of one document whose vectors go into a dataset."""
+    position = _positions_in(text_spans)
     position = position[position >= skip_first]
     if sampling.sampler == "all" or not len(position):
         return position
@@ -72,7 +72,7 @@ def vector_tokens(example: int, stretches: Stretches, sampling: VectorSampling, 
 
 
 _TEXTS = "texts"
-"""Tensor of a shard's file that has its tokens as text: JSON, byte by byte."""
+"""Name of the tensor with a shard's tokens as text: bytes of JSON."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ class KeptVectors:
     position: np.ndarray
     vectors: dict[int, tuple[np.ndarray, np.ndarray]]
     texts: list[str] | None = None
-    """The tokens as text, if they are to be kept."""
+    """The tokens as text, if they are stored."""
 
     @property
     def token(self) -> np.ndarray:
-        """The tokens as text, or as many times None."""
-        return _objects([None] * len(self.position) if self.texts is None else self.texts)
+        """The tokens as text, or None for each."""
+        return _object_array([None] * len(self.position) if self.texts is None else self.texts)
 
 
 def write_kept(folder: Path, shard: int, kept: KeptVectors) -> dict[str, str]:
-    """Write one shard's vectors, if any; returns the name and digest of the file, which are always the same."""
+    """Write one shard's vectors, if any; return the name and digest of the file, which do not vary between runs."""
     if not len(kept.example_id):
         return {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,27 +112,27 @@ class LayerRows(NamedTuple):
     example: np.ndarray
     position: np.ndarray
     token: np.ndarray
-    """As text, or None."""
+    """Tokens as text, or None."""
     q: np.ndarray
     """Queries (n, Hq, d)."""
     k: np.ndarray
     """Keys (n, Hk, d)."""
 
     def at(self, index: np.ndarray) -> LayerRows:
-        """Some of the rows."""
+        """Return the rows at these indices."""
         return LayerRows(*(array[index] for array in self))
 
 
 @dataclass(frozen=True)
 class KeptFiles:
-    """The kept vectors of all shards: in files, and those of the last shard perhaps in memory."""
+    """The kept vectors of all shards: in files, and of the last shard possibly in memory."""
 
     folder: Path
     names: tuple[str, ...]
     last: tuple[int, KeptVectors] | None = None
 
     def rows(self, layer: int) -> LayerRows:
-        """The vectors of one layer."""
+        """Read the vectors of one layer."""
         by_shard = {int(Path(name).stem.rpartition("-")[-1]): self._read(name, layer) for name in self.names}
         if self.last is not None:
             number, kept = self.last
@@ -157,7 +157,7 @@ class KeptFiles:
                 example, position = file.get_tensor("example_id"), file.get_tensor("position")
                 texts = json.loads(file.get_tensor(_TEXTS).tobytes()) if _TEXTS in names else [None] * len(position)
                 q, k = file.get_tensor(f"{layer}.q"), file.get_tensor(f"{layer}.k")
-                return LayerRows(example, position, _objects(texts), q, k)
+                return LayerRows(example, position, _object_array(texts), q, k)
         except (OSError, ValueError, SafetensorError) as error:
             raise CaptureError(f"{path} cannot be read as kept vectors ({error}); capture the run again") from None
 
@@ -169,16 +169,16 @@ class RunVectors:
     target: Path
     manifest: RunManifest
     tokens: np.ndarray
-    """Its tokens, one number each."""
+    """Tokens of the dataset, one number each."""
     heads: set[HeadId] | None
-    """Its heads; None: all."""
+    """Heads of the dataset; None: all."""
 
     def of(self, rows: LayerRows) -> LayerRows:
-        """Those of the kept vectors that belong to it."""
+        """Return the kept vectors that belong to the dataset."""
         return rows.at(np.flatnonzero(np.isin(token_keys(rows.example, rows.position), self.tokens)))
 
     def write_layer(self, layer: LayerEntry, rows: LayerRows) -> list[Path]:
-        """Write the heads of a layer; returns the files, which are not synced to disk yet."""
+        """Write the heads of a layer; return the files, which are not synced to disk yet."""
         bucket = rows.position // bucket_width(self.manifest.window, self.manifest.options.buckets)
         columns = token_columns(
             rows.position, rows.example, bucket=bucket, sliding_window=layer.sliding_window,
@@ -194,7 +194,7 @@ class RunVectors:
         return paths
 
     def write_card(self) -> None:
-        """Write its dataset.json."""
+        """Write dataset.json."""
         scalings = {layer.scaling for layer in self.manifest.layers}
         write_card(
             self.target,
@@ -206,26 +206,26 @@ class RunVectors:
 
 
 def datasets_of(folder: Path, manifest: RunManifest) -> list[RunVectors]:
-    """The sample of a run and, if it was requested, its dataset of vectors."""
+    """Return the sample of a run and, if it was requested, its dataset of vectors."""
     options, documents = manifest.options, [document.spans for document in manifest.documents]
     sampled = sample_tokens(documents, options.sample, options.seed, options.skip_first)
     datasets = [RunVectors(folder / SAMPLE, manifest, numbered_tokens(sampled), None)]
     if options.vectors is not None:
         sampling = VectorSampling(**options.vectors.model_dump())
-        chosen = [vector_tokens(i, stretches, sampling, options.skip_first) for i, stretches in enumerate(documents)]
+        chosen = [vector_tokens(i, text_spans, sampling, options.skip_first) for i, text_spans in enumerate(documents)]
         heads = _drawn_heads(manifest, sampling)
         datasets.append(RunVectors(folder / VECTORS_FOLDER, manifest, numbered_tokens(chosen), heads))
     return datasets
 
 
-def _objects(texts: Sequence[str | None]) -> np.ndarray:
+def _object_array(texts: Sequence[str | None]) -> np.ndarray:
     array = np.empty(len(texts), dtype=object)
     array[:] = texts
     return array
 
 
 def _rope(manifest: RunManifest) -> dict[str, Any] | None:
-    """The rotary encoding of each layer, as dataset.json states it; None for vectors before the rotation."""
+    """Return the rotary encoding of each layer for dataset.json; None for vectors before the rotation."""
     if not manifest.rotated:
         return None
     keys = ("frequencies", "layout", "start", "sign")
@@ -237,7 +237,7 @@ def _rope(manifest: RunManifest) -> dict[str, Any] | None:
 
 
 def _drawn_heads(manifest: RunManifest, sampling: VectorSampling) -> set[HeadId] | None:
-    """The query heads of a dataset, drawn as ``random.Random(seed).sample``, with the key heads they read."""
+    """Return the query heads of a dataset, drawn by ``random.Random(seed).sample``, and the key heads they read."""
     if sampling.heads is None:
         return None
     queries = sorted(HeadId(layer.layer, h, "q") for layer in manifest.layers for h in layer.query_heads)

@@ -1,7 +1,7 @@
-"""Measurement inside a serving engine whose model is transformers' own: it schedules the documents, we watch.
+"""Measurement inside a serving engine with a transformers model: the engine schedules the documents, we watch.
 
-An engine reads several documents in one pass, one after the other without padding. Its metadata tell where each begins;
-each is then added as if it had been alone.
+An engine reads several documents in one pass, one after the other without padding. Its metadata state where each
+begins; each is then added as if it were alone.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from qkscope.errors import CaptureError
 
 
 class ServingEngine(ABC):
-    """What a measurement asks of an engine."""
+    """The interface of an engine for a measurement."""
 
     decoder: PreTrainedModel
     """The model without its language-model head, on whose attention modules the engine's attention is called."""
     versions: dict[str, str]
-    """Of the engine's packages, by name."""
+    """Versions of the engine's packages, by name."""
     longest: int
-    """Tokens that a document may have."""
+    """Largest length of a document, in tokens."""
 
     @abstractmethod
     def prefill(self, documents: Sequence[np.ndarray]) -> None:
@@ -45,11 +45,11 @@ class ServingEngine(ABC):
 
     @abstractmethod
     def spans(self) -> list[RequestSpan]:
-        """The requests of the pass that is under way."""
+        """Return the requests of the current pass."""
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of hidden states, as the engine computes them."""
+        """Return logits of hidden states, as the engine computes them."""
 
 
 class ServedMeasurement(Measurement):
@@ -59,11 +59,11 @@ class ServedMeasurement(Measurement):
         self.engine = engine
         self._sent: Sequence[np.ndarray] = ()
         self._spans: dict[int, RequestSpan] = {}
-        """Of the pass under way, by the number of the document among those sent."""
+        """Requests of the current pass, by the number of the document among those sent."""
         super().__init__(engine.decoder, gate, options)
 
     def _watching(self, on_attention: OnAttention, on_output: OnOutput | None = None) -> AbstractContextManager[None]:
-        """Each request's call by itself."""
+        """Watch each request's call by itself."""
 
         def split(attention: Attention) -> None:
             for span in self._spans.values():
@@ -77,46 +77,46 @@ class ServedMeasurement(Measurement):
         return watching(self.model, split, None if on_output is None else split_output, self.attentions)
 
     def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
-        """Hidden states of one document."""
+        """Run one document; return its hidden states."""
         if cache is not None or mask is not None or first:
             raise CaptureError("an engine reads single documents as a whole")
         (hidden,) = self._read([ids[0].numpy()])
         return SimpleNamespace(last_hidden_state=hidden[None])
 
     def _read(self, documents: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """Hidden states of each document (T, size)."""
+        """Run documents; return the hidden states of each (T, size)."""
         with self._requests(documents) as hidden:
             self.engine.prefill(documents)
         return [hidden[number] for number in range(len(documents))]
 
     @contextmanager
     def _requests(self, documents: Sequence[np.ndarray]) -> Iterator[dict[int, torch.Tensor]]:
-        """Note which documents each pass of the model reads, and its hidden states.
+        """Record which documents each pass of the model reads, and its hidden states.
 
-        In the place of hooks, which are not called by engines that compile: they call ``forward`` themselves.
+        This replaces ``forward``, since engines that compile call it directly, without hooks.
         """
         model: Any = self.model
-        forward, own = model.forward, vars(model).get("forward")
+        forward, replaced_forward = model.forward, vars(model).get("forward")
         hidden: dict[int, torch.Tensor] = {}
 
-        def noted(**named: Any) -> Any:
-            spans, ids = self.engine.spans(), named.get("input_ids")
+        def recording_forward(**inputs: Any) -> Any:
+            spans, ids = self.engine.spans(), inputs.get("input_ids")
             if ids is None:
                 raise CaptureError("the engine calls the model without token ids, so documents cannot be told apart")
             numbers = documents_of(spans, ids.reshape(-1).cpu().numpy(), self._sent, read=hidden)
             self._spans = dict(zip(numbers, spans, strict=True))
-            output = forward(**named)
+            output = forward(**inputs)
             for number, span in self._spans.items():
                 hidden[number] = output[0].reshape(-1, output[0].shape[-1])[span.columns]
             return output
 
-        self._sent, model.forward = documents, noted
+        self._sent, model.forward = documents, recording_forward
         try:
             yield hidden
         finally:
             del model.forward
-            if own is not None:
-                model.forward = own
+            if replaced_forward is not None:
+                model.forward = replaced_forward
             self._sent, self._spans = (), {}
 
     def _forward(
@@ -128,8 +128,8 @@ class ServedMeasurement(Measurement):
         labels: list[tuple[np.ndarray, np.ndarray]],
         losses: LossSums,
     ) -> None:
-        """These documents, in as few passes as the engine takes."""
-        for restore in self.forget:
+        """Run these documents, in as few passes as the engine needs."""
+        for restore in self.restores:
             restore()
         documents = [shard.ids[row] for row in rows]
         tokens = [batch_tokens(shard, [row], 0, len(shard.ids[row]), self.options) for row in rows]

@@ -1,4 +1,4 @@
-"""Shards: fixed numbers of documents that are measured and saved together and, after a kill, measured again."""
+"""Shards: fixed numbers of documents that are measured and saved together and, after a kill, repeated."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 from qkscope.capture.images import ImageInputs
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.sampling import Stretches, sample_tokens, vector_tokens
+from qkscope.capture.sampling import TextSpans, sample_tokens, vector_tokens
 
 _DOCUMENTS = 8
-"""Documents per shard on a CPU, and the minimum on a GPU."""
+"""Documents per shard on a CPU, and the smallest number on a GPU."""
 TOKENS = 2**22
 """Tokens per shard on a GPU, where saving the sums of a large model takes as long as many forward passes."""
 
@@ -35,29 +35,29 @@ class Shard:
     sampled: np.ndarray | None = None
     """The tokens of the run's sample, one number each, if this shard is the whole run."""
     images: dict[int, ImageInputs] = field(default_factory=dict)
-    """What the model is called with, for each of its documents that has images, by number in the run."""
+    """The inputs of the model for each document with images, by number in the run."""
 
     def __str__(self) -> str:
         return f"documents {self.examples[0]} to {self.examples[-1]}"
 
 
 def per_shard(options: CaptureOptions, longest: int, device: str) -> int:
-    """Documents per shard: as requested, or chosen by the device and the longest document."""
+    """Return the documents per shard: as requested, or by the device and the longest document."""
     if options.documents_per_shard is not None:
         return options.documents_per_shard
     return _DOCUMENTS if device == "cpu" else max(_DOCUMENTS, TOKENS // longest)
 
 
-def kept_tokens(documents: Sequence[Stretches], options: CaptureOptions) -> list[np.ndarray]:
-    """Positions of each document whose vectors are kept, for the sample or for the dataset of vectors."""
+def kept_tokens(documents: Sequence[TextSpans], options: CaptureOptions) -> list[np.ndarray]:
+    """Return the positions of each document whose vectors are kept, for the sample or the dataset of vectors."""
     sampled = sample_tokens(documents, options.sample, options.seed, options.skip_first)
     sampling = options.vectors
     if sampling is None:
         return sampled
     chosen = [
-        vector_tokens(example, stretches, sampling, options.skip_first) for example, stretches in enumerate(documents)
+        vector_tokens(example, text_spans, sampling, options.skip_first) for example, text_spans in enumerate(documents)
     ]
-    return [np.union1d(*both) for both in zip(sampled, chosen, strict=True)]
+    return [np.union1d(*positions) for positions in zip(sampled, chosen, strict=True)]
 
 
 _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -73,7 +73,7 @@ class OutOfMemoryIn(Exception):
 
 @contextmanager
 def raise_out_of_memory(rows: list[int]) -> Iterator[None]:
-    """Raise ``OutOfMemoryIn`` for any of the errors by which torch reports that memory ran out."""
+    """Raise ``OutOfMemoryIn`` for any error with which torch reports that memory ran out."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -87,7 +87,7 @@ def raise_out_of_memory(rows: list[int]) -> Iterator[None]:
 
 
 def does_not_fit(shard: Shard, error: OutOfMemoryIn) -> str:
-    """What did not fit into memory, and what to do about it."""
+    """Return a message on what did not fit into memory and what to do."""
     if not error.rows:
         return f"out of memory while merging the sums of {shard} ({error.reason}); use fewer --documents-per-shard"
     row = error.rows[0]

@@ -1,4 +1,4 @@
-"""The report of a replica on its model, and the sums of a shard, brought to the host."""
+"""The report of a replica on its model, and the sums of a shard, copied to the host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelReport:
     threads: int | None
     """Threads on a CPU, on which the last bits of a forward pass depend; None on a GPU."""
     device: str
-    """The CPU, or the name of the GPU and how its sums are formed."""
+    """``cpu``, or the name of the GPU and how its sums are computed."""
     versions: dict[str, str]
     passage: dict[int, Vectors] = field(default_factory=dict)
     """Queries and keys of the passage by layer; only the first replica reads it."""
@@ -50,9 +50,9 @@ class ModelReport:
 
     @property
     def digest(self) -> str:
-        """Identifies the model, wherever it runs."""
-        said = {name: value for name, value in vars(self).items() if name != "passage"}
-        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+        """Digest that identifies the model, independent of the process."""
+        described = {name: value for name, value in vars(self).items() if name != "passage"}
+        return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ShardSums:
     """The sums and kept vectors of one shard."""
 
     moments: dict[int, LayerMoments]
-    """By layer; empty if no document could be measured."""
+    """Moments by layer; empty if no document could be measured."""
     kept: KeptVectors
     left_out: dict[int, str]
     """Documents that could not be measured, and why."""
@@ -69,19 +69,19 @@ class ShardSums:
     losses: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Sum of the losses of some tokens of each document, and their number."""
     one_by_one: bool = False
-    """Whether batches did not fit into memory and documents were measured alone, which changes the last bits."""
+    """True if batches did not fit into memory and documents were measured alone, which changes the last bits."""
 
 
 OfLayer = Callable[[int], SampledKeys | None]
-"""The sampled keys of a layer, by its number."""
+"""A function from a layer's number to its sampled keys."""
 _AT_ONCE = 4
-"""Layers that are finished at once: each takes some hundred MiB of its device while it is."""
+"""Layers that are finished in parallel; each takes some hundred MiB of its device meanwhile."""
 _WAITING = 2**27
-"""Bytes of kept vectors that wait on a GPU for a transfer: every new piece of host memory for one makes it wait."""
+"""Bytes of kept vectors per transfer from a GPU, at least: each new allocation of host memory makes the GPU wait."""
 
 
 def finished(sums: dict[int, LayerSums], shard: Shard, sampled: OfLayer) -> dict[int, LayerMoments]:
-    """The sums of all layers as moments on the host, several layers in parallel; an error if they are not finite."""
+    """Return the sums of all layers as moments on the host, several in parallel; an error if they are not finite."""
 
     def finish(layer: int) -> LayerMoments:
         moments = layer_moments(sums[layer], sampled(layer))
@@ -95,7 +95,7 @@ def finished(sums: dict[int, LayerSums], shard: Shard, sampled: OfLayer) -> dict
 
 
 def sampled_keys(kept: KeptVectors, shard: Shard, layers: Mapping[int, Layer], q_per_kv: int, buckets: int) -> OfLayer:
-    """The sampled keys of a layer of a shard that is the whole run; None for others, whose sums are merged first."""
+    """Return the sampled keys by layer if the shard is the whole run; otherwise None, as sums are merged first."""
     if shard.sampled is None:
         return lambda _: None
     index = np.flatnonzero(np.isin(token_keys(kept.example_id, kept.position), shard.sampled))
@@ -112,7 +112,7 @@ def sampled_keys(kept: KeptVectors, shard: Shard, layers: Mapping[int, Layer], q
 
 
 def kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, LayerSums]) -> KeptVectors:
-    """The kept vectors, sorted by document and position, once they have arrived on the host."""
+    """Wait until the kept vectors are on the host, and return them sorted by document and position."""
     empty = [np.zeros(0, dtype=np.int64)]
     example, position = (np.concatenate(empty + [pair[index] for pair in labels]) for index in (0, 1))
     order = np.lexsort([position, example])
@@ -135,21 +135,21 @@ def kept_vectors(labels: list[tuple[np.ndarray, np.ndarray]], sums: dict[int, La
 def send_kept(sums: dict[int, LayerSums], *, least: int = _WAITING) -> None:
     """Start copying newly kept vectors to the host, if there are many: all layers of a device in one transfer.
 
-    Until the device has been waited for, they must not be read.
+    They must not be read before the device is synchronized.
     """
-    by_place: dict[tuple[torch.device, torch.dtype], list[tuple[LayerSums, int]]] = {}
+    by_device: dict[tuple[torch.device, torch.dtype], list[tuple[LayerSums, int]]] = {}
     for layer_sums in sums.values():
         for index, (q, _) in enumerate(layer_sums.kept):
             if q.is_cuda:
-                by_place.setdefault((q.device, q.dtype), []).append((layer_sums, index))
-    for places in by_place.values():
-        tensors = [x for layer_sums, index in places for x in layer_sums.kept[index]]
+                by_device.setdefault((q.device, q.dtype), []).append((layer_sums, index))
+    for entries in by_device.values():
+        tensors = [x for layer_sums, index in entries for x in layer_sums.kept[index]]
         if sum(x.nbytes for x in tensors) < least:
             continue
         flat = torch.cat([x.reshape(-1) for x in tensors])
         host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
         host.copy_(flat, non_blocking=True)
         parts = iter(host.split([x.numel() for x in tensors]))
-        for layer_sums, index in places:
+        for layer_sums, index in entries:
             q, k = layer_sums.kept[index]
             layer_sums.kept[index] = next(parts).view(q.shape), next(parts).view(k.shape)

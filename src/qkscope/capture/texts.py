@@ -17,7 +17,7 @@ from qkscope.files.hub import locate
 from qkscope.files.readers import parquet_file, read_text
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
-"""What is read of a folder; other files, such as an array in .json, are read if they are named."""
+"""Files that are read from a folder; others, such as an array in .json, are read if they are named."""
 CHAT = "messages"
 """The field of a conversation, which the tokenizer's chat template turns into one text."""
 Messages = tuple[dict[str, str], ...]
@@ -30,55 +30,55 @@ class Document:
     name: str
     text: str
     chat: Messages | None = None
-    """A conversation; its text is what identifies it."""
+    """A conversation; ``text`` then identifies it."""
 
     @property
     def digest(self) -> str:
-        """Identifies the text."""
+        """Digest that identifies the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
 
-def read_documents(places: list[str], field: str = "text", limit: int | None = None) -> list[Document]:
-    """The documents at these places, in order: files, folders, globs or ``hf://datasets/…`` URLs."""
+def read_documents(locations: list[str], field: str = "text", limit: int | None = None) -> list[Document]:
+    """Read the documents at these locations, in order: files, folders, globs or ``hf://datasets/…`` URLs."""
     documents: list[Document] = []
-    for place in places:
-        for document in _at(place, field):
+    for location in locations:
+        for document in _documents_at(location, field):
             if limit is not None and len(documents) >= limit:
                 return documents
             if document.text.strip():
                 documents.append(document)
     if not documents:
-        raise CaptureError(f"no text found at {', '.join(places)}; expected {', '.join(SUFFIXES)} files")
+        raise CaptureError(f"no text found at {', '.join(locations)}; expected {', '.join(SUFFIXES)} files")
     return documents
 
 
-def _at(place: str, field: str) -> Iterator[Document]:
-    if place.startswith("hf://"):
-        located = locate(place)
+def _documents_at(location: str, field: str) -> Iterator[Document]:
+    if location.startswith("hf://"):
+        located = locate(location)
         names = [n for n in located.files.names() if n.startswith(located.prefix) and n.endswith(SUFFIXES)]
         for name in names:
-            yield from _in_file(located.files.path(name), name, field)
+            yield from _documents_in(located.files.path(name), name, field)
         return
-    for path in _paths(place):
+    for path in _paths(location):
         # A name that is not UTF-8 cannot be written into a manifest.
-        yield from _in_file(path, os.fsencode(path.name).decode("utf-8", "replace"), field)
+        yield from _documents_in(path, os.fsencode(path.name).decode("utf-8", "replace"), field)
 
 
-def _paths(place: str) -> list[Path]:
-    path = Path(place)
-    if not place:
+def _paths(location: str) -> list[Path]:
+    path = Path(location)
+    if not location:
         raise CaptureError("--texts is empty; give a file, a folder, a glob or an hf:// URL")
     if path.is_file():
         return [path]
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-    matches = sorted(Path(file) for file in glob.glob(place, recursive=True))  # noqa: PTH207
+    matches = sorted(Path(file) for file in glob.glob(location, recursive=True))  # noqa: PTH207
     if not matches:
-        raise CaptureError(f"{place} matches no file, folder or glob")
+        raise CaptureError(f"{location} matches no file, folder or glob")
     return [file for file in matches if file.is_file()]
 
 
-def _in_file(path: Path, name: str, field: str) -> Iterator[Document]:
+def _documents_in(path: Path, name: str, field: str) -> Iterator[Document]:
     try:
         if path.suffix == ".jsonl":
             yield from _json_lines(path, name, field)
@@ -107,7 +107,7 @@ def _parquet(path: Path, name: str, field: str) -> Iterator[Document]:
 
 
 def _text(value: object, where: str) -> str:
-    """The value itself, if it is valid text; otherwise an error."""
+    """Return the value if it is valid text; otherwise raise an error."""
     try:
         if isinstance(value, str):
             value.encode()

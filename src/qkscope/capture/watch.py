@@ -5,7 +5,7 @@ Every attention class of transformers looks up its attention function by name on
 watched, that name refers to a wrapper that passes the arguments on to a callback and then calls the original. Nothing
 else changes: masks are built for the same name, outputs are bit-identical, and leaving the context undoes everything.
 The module's ``apply_…rotary…`` functions are wrapped the same way; they show which tensors are rotated, and by which
-angles. What is rotated and then attends is the layer's own; other rotated tensors, as those of an indexer, are not.
+angles. A rotated tensor that then attends is the layer's own; others, such as those of an indexer, are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CROSS = {"cross_attention_states", "encoder_hidden_states", "key_value_states"}
 _ROTARY = re.compile(r"apply_\w*(rotary|rope)")
 _REGISTRY = {"ALL_ATTENTION_FUNCTIONS", "eager_attention_forward"}
 _KEPT = 8
-"""Rotated tensors that are kept until the next attention call, at most."""
+"""Largest number of rotated tensors that are kept until the next attention call."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ OnAttention = Callable[[Attention], None]
 OnOutput = Callable[[Attention, torch.Tensor], None]
 AttentionFunction = Callable[..., Any]
 Rewrite = Callable[[Attention], Callable[[AttentionFunction], Any] | None]
-"""Given a call, what is done instead of it with the attention function; None: the call as it is."""
+"""A function from a call to its replacement, which takes the attention function; None: the call is not changed."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def watching(
     """Call ``on_attention`` at every self-attention call of the model's text decoder, within the context.
 
     ``on_output`` is also called, after the attention function, with its output; ``modules`` are the model's
-    ``self_attentions`` if the caller has them already; ``rewrite`` may put something else in the place of a call.
+    ``self_attentions`` if the caller has them already; ``rewrite`` may replace a call.
     Compiled models run uncompiled within the context.
     """
     modules = modules or self_attentions(model)
@@ -88,7 +88,7 @@ def watching(
 
 
 def self_attentions(model: nn.Module) -> list[nn.Module]:
-    """The self-attention modules of the text decoder, by layer; an error if none of them can be watched."""
+    """Return the self-attention modules of the text decoder, by layer; an error if none can be watched."""
     decoder = backbone(model)
     by_layer: dict[int, nn.Module] = {}
     for number, module in numbered([module for module in decoder.modules() if _is_self_attention(module)]):
@@ -99,14 +99,14 @@ def self_attentions(model: nn.Module) -> list[nn.Module]:
 
 
 def numbered(modules: list[nn.Module]) -> Iterator[tuple[int, nn.Module]]:
-    """Attention modules with the number of their layer: their own or, if they do not know it, in order."""
+    """Yield attention modules with their layer number: their own or, if they have none, in order."""
     for n, module in enumerate(modules):
-        own: Any = getattr(module, "layer_idx", None)
-        yield (own if isinstance(own, int) and own >= 0 else n), module
+        own_number: Any = getattr(module, "layer_idx", None)
+        yield (own_number if isinstance(own_number, int) and own_number >= 0 else n), module
 
 
 def _why_not(decoder: nn.Module) -> str:
-    """The reason why no module of a model can be watched."""
+    """Return the reason why no module of a model can be watched."""
     suspects = [module for module in decoder.modules() if re.search(r"Attention|MLA|Attn", type(module).__name__)]
     if not suspects:
         return "it has no attention layers"
@@ -115,14 +115,14 @@ def _why_not(decoder: nn.Module) -> str:
 
 
 def backbone(model: nn.Module) -> PreTrainedModel:
-    """The text decoder without its language-model head: the deepest model whose config is the text config."""
+    """Return the text decoder without its language-model head: the deepest model whose config is the text config."""
     model = plain_model(model)
     text = model.config.get_text_config(decoder=True)
     return [m for m in model.modules() if isinstance(m, PreTrainedModel) and m.config is text][-1]
 
 
 def plain_model(model: Any) -> PreTrainedModel:
-    """The transformers model inside what compiles it, adapts it (PEFT, with its adapters in place) or copies it."""
+    """Return the transformers model inside a wrapper: compiled, adapted (PEFT, adapters included) or parallel."""
     inner = model
     while not isinstance(inner, PreTrainedModel):
         if callable(base := getattr(inner, "get_base_model", None)):
@@ -135,13 +135,13 @@ def plain_model(model: Any) -> PreTrainedModel:
 
 
 def head_size(config: Any) -> int | None:
-    """Length of the vectors of a head, as a config says; None if it does not."""
+    """Return the length of a head's vectors from a config; None if it does not say."""
     heads, size = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     return getattr(config, "head_dim", None) or (size // heads if heads and size else None)
 
 
 def is_split(model: PreTrainedModel) -> bool:
-    """Whether each of several processes has only a part of the model's weights."""
+    """True if each of several processes has only a part of the model's weights."""
     if (getattr(model, "tp_size", None) or 1) > 1:
         return True
     if not torch.distributed.is_available():
@@ -152,7 +152,7 @@ def is_split(model: PreTrainedModel) -> bool:
 
 
 def implementation(module: nn.Module) -> str:
-    """The attention implementation a module uses, such as ``sdpa``."""
+    """Return the attention implementation of a module, such as ``sdpa``."""
     config: Any = module.config
     return str(config._attn_implementation or "eager")
 
@@ -160,14 +160,14 @@ def implementation(module: nn.Module) -> str:
 def _is_self_attention(module: nn.Module) -> bool:
     if not hasattr(module, "config") or getattr(module, "is_cross_attention", False) or not _through_registry(module):
         return False
-    # Attention that can take the states of an encoder may also do without; where it takes nothing else, it cannot.
+    # Attention whose encoder states are optional is self-attention; where they are required, it is not.
     parameters = inspect.signature(type(module).forward).parameters
     required = {name for name in _CROSS & set(parameters) if parameters[name].default is inspect.Parameter.empty}
     return not required and "cross_attention_states" not in parameters
 
 
 def _through_registry(module: nn.Module) -> bool:
-    """Whether the forward function of a module looks its attention function up."""
+    """True if the forward function of a module looks up its attention function."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     source_module = sys.modules.get(type(module).__module__)
     return (
@@ -176,27 +176,27 @@ def _through_registry(module: nn.Module) -> bool:
 
 
 class _Watch:
-    """What the wrappers share: layers of watched modules, callbacks, and what was rotated since the last attention."""
+    """State of the wrappers: layers of watched modules, callbacks, and tensors rotated since the last attention."""
 
     def __init__(
         self, modules: dict[int, int], on_attention: OnAttention, on_output: OnOutput | None, rewrite: Rewrite | None
     ) -> None:
         self.modules, self.on_attention, self.on_output, self.rewrite = modules, on_attention, on_output, rewrite
-        self.turned: list[RotatedTensor] = []
+        self.rotated: list[RotatedTensor] = []
 
     def attention_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The wrapper that replaces an attention function."""
+        """Return the wrapper that replaces an attention function."""
 
         @wraps(original)
         def wrapper(module: nn.Module, query: torch.Tensor, key: torch.Tensor, *args: Any, **options: Any) -> Any:
             if id(module) not in self.modules:
                 return original(module, query, key, *args, **options)
-            turned, self.turned = self.turned, []
-            layer, rotary = self.modules[id(module)], rotary_of(query, key, turned)
+            rotated, self.rotated = self.rotated, []
+            layer, rotary = self.modules[id(module)], rotary_of(query, key, rotated)
             attention = _attention_call(layer, module, query, key, rotary, args, options)
             self.on_attention(attention)
-            instead = None if self.rewrite is None else self.rewrite(attention)
-            result = original(module, query, key, *args, **options) if instead is None else instead(original)
+            replacement = None if self.rewrite is None else self.rewrite(attention)
+            result = original(module, query, key, *args, **options) if replacement is None else replacement(original)
             if self.on_output is not None:
                 self.on_output(attention, result[0])
             return result
@@ -204,16 +204,16 @@ class _Watch:
         return wrapper
 
     def rotary_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The wrapper that replaces a rotary function."""
+        """Return the wrapper that replaces a rotary function."""
 
         @wraps(original)
         def wrapper(*args: Any, **options: Any) -> Any:
             result = original(*args, **options)
             after = [result] if isinstance(result, torch.Tensor) else [x for x in result if is_real(x)]
-            given = [x for x in (*args, *options.values()) if is_real(x)]
-            before, angles = given[: len(after)], tuple(given[len(after) :])
-            turned = [RotatedTensor(x, y, angles) for x, y in zip(before, after, strict=False)]
-            self.turned = [*self.turned, *turned][-_KEPT:]  # modules that are not watched may rotate, too
+            arguments = [x for x in (*args, *options.values()) if is_real(x)]
+            before, angles = arguments[: len(after)], tuple(arguments[len(after) :])
+            rotated = [RotatedTensor(x, y, angles) for x, y in zip(before, after, strict=False)]
+            self.rotated = [*self.rotated, *rotated][-_KEPT:]  # modules that are not watched may rotate as well
             return result
 
         return wrapper
@@ -275,7 +275,7 @@ def _replaced(
 
 
 _COMPARED = 16
-"""Tokens by which rotated tensors are told apart."""
+"""Tokens by which rotated tensors are compared."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class RotatedTensor:
 
 @dataclass(frozen=True)
 class Rotary:
-    """How the queries of a call were rotated, and its keys if they were in the same pass."""
+    """The rotation of a call's queries, and of its keys if they are from the same layer."""
 
     q: RotatedTensor
     k: RotatedTensor | None
@@ -298,48 +298,48 @@ class Rotary:
 
     @property
     def angles(self) -> tuple[torch.Tensor, ...]:
-        """Those of the queries."""
+        """The angles of the queries."""
         return self.q.angles
 
 
-def rotary_of(query: torch.Tensor, key: torch.Tensor, turned: list[RotatedTensor]) -> Rotary | None:
-    """Which of the rotated tensors attend here; None if the queries are not among them."""
-    q = _own(query, turned)
-    return None if q is None else Rotary(q, _own(key[..., -query.shape[-2] :, :], turned, shared=True))
+def rotary_of(query: torch.Tensor, key: torch.Tensor, rotated: list[RotatedTensor]) -> Rotary | None:
+    """Return the rotated tensors that attend in this call; None if its queries are not among them."""
+    q = _own(query, rotated)
+    return None if q is None else Rotary(q, _own(key[..., -query.shape[-2] :, :], rotated, shared=True))
 
 
-def _own(x: torch.Tensor, turned: list[RotatedTensor], *, shared: bool = False) -> RotatedTensor | None:
-    """The rotated tensor that x, (B, H, T, d), is or contains; one head for all of them if ``shared``."""
+def _own(x: torch.Tensor, rotated: list[RotatedTensor], *, shared: bool = False) -> RotatedTensor | None:
+    """Return the rotated tensor that x, (B, H, T, d), is or contains; it may have a single head if ``shared``."""
     heads, tokens, d = x.shape[1:]
     allowed = {heads, 1} if shared else {heads}
     fitting = [
-        one
-        for one in turned
-        if one.after.ndim == 4
-        and one.after.shape[-1] <= d
-        and any(one.after.shape[a] in allowed and one.after.shape[b] == tokens for a, b in ((1, 2), (2, 1)))
+        candidate
+        for candidate in rotated
+        if candidate.after.ndim == 4
+        and candidate.after.shape[-1] <= d
+        and any(candidate.after.shape[a] in allowed and candidate.after.shape[b] == tokens for a, b in ((1, 2), (2, 1)))
     ]
-    same = [one for one in fitting if one.after.data_ptr() == x.data_ptr()]
-    if same:
-        return same[-1]
+    identical = [candidate for candidate in fitting if candidate.after.data_ptr() == x.data_ptr()]
+    if identical:
+        return identical[-1]
     if len(fitting) < 2:
         return fitting[0] if fitting else None
-    return max(fitting, key=lambda one: alike(x, one.after))
+    return max(fitting, key=lambda candidate: alike(x, candidate.after))
 
 
 def alike(x: torch.Tensor, after: torch.Tensor) -> float:
-    """Mean cosine of the first tokens of x, (B, H, T, d), with a rotated tensor, in its first or last coordinates."""
-    size, few = after.shape[-1], slice(0, min(_COMPARED, x.shape[2]))
+    """Return mean cosine of the first tokens of x (B, H, T, d), in its first or last coordinates, to ``after``."""
+    size, first_tokens = after.shape[-1], slice(0, min(_COMPARED, x.shape[2]))
     parts = [after] if after.shape[2] == x.shape[2] else []
     parts += [after.transpose(1, 2)] if after.shape[1] == x.shape[2] else []
-    places = [x[:1, :, few, :size]] + ([x[:1, :, few, -size:]] if size < x.shape[-1] else [])
+    slices = [x[:1, :, first_tokens, :size]] + ([x[:1, :, first_tokens, -size:]] if size < x.shape[-1] else [])
     return max(
-        float(nn.functional.cosine_similarity(place.float(), part[:1, :, few].float(), dim=-1).mean())
-        for place in places
+        float(nn.functional.cosine_similarity(vectors.float(), part[:1, :, first_tokens].float(), dim=-1).mean())
+        for vectors in slices
         for part in parts
     )
 
 
 def is_real(value: object) -> bool:
-    """Whether it is a tensor of real or complex numbers, not of indices."""
+    """True for a tensor of real or complex numbers, not of indices."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

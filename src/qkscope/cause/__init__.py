@@ -1,1 +1,1 @@
-"""The cause of a prediction: terms taken away, windows cut, and what that costs."""
+"""Interventions on a model: remove terms, cut windows, and measure the effect on predictions."""

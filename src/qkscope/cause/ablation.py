@@ -1,4 +1,4 @@
-"""What an intervention costs: the loss and the prediction of documents with and without it."""
+"""The cost of an intervention: the loss and the predictions of documents with and without it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def costs(
     on_pass: Callable[[], None] = lambda: None,
     first: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Sums over the tokens of a document (T,) by octave of their position: MEASURES of each intervention (octaves, 4).
+    """Return sums over the tokens of a document (T,) by octave of position: MEASURES of each intervention (octaves, 4).
 
-    Tokens are those whose prediction is compared: all from ``first`` on but the last, which nothing follows.
+    Predictions are compared at all tokens from ``first`` on except the last, which no token follows.
     """
     plain = predictions(model, document)
     on_pass()
@@ -38,14 +38,14 @@ def costs(
 
 
 def predictions(model: PreTrainedModel, document: torch.Tensor) -> torch.Tensor:
-    """Log probabilities of the next token at every token but the last (T − 1, vocabulary)."""
+    """Return log probabilities of the next token at every token but the last (T − 1, vocabulary)."""
     with torch.no_grad():
         logits = model(input_ids=document[None], use_cache=False).logits[0, :-1]
         return torch.cat([rows.float().log_softmax(-1) for rows in logits.split(_ROWS)])
 
 
 def octaves(length: int) -> np.ndarray:
-    """Octave of each of the positions 0 … length − 1: ⌊log₂ t⌋, and 0 for the first.
+    """Return the octave of each position 0 … length − 1: ⌊log₂ t⌋, and 0 for the first.
 
     >>> octaves(5).tolist()
     [0, 0, 1, 1, 2]

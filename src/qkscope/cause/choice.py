@@ -1,6 +1,6 @@
-"""Which key heads may be cut to a window: ordered by what means alone say, chosen, written, compared with lists.
+"""Choose the key heads to cut to a window: order them, write a cut, and compare the order with published lists.
 
-Scores are high for key heads that must see far. A cut shortens those with the lowest score:
+Scores are high for key heads that need distant keys. A cut shortens those with the lowest score:
 
     far       predicted share of attention beyond the window (mean of the query heads that read the key head)
     area      minus the area under the cumulated mean-field softmax
@@ -37,7 +37,7 @@ ORDERS = {
     "lock": ("lock_q", -1.0),
     "measured": ("mass_beyond", 1.0),
 }
-"""The column that each order is by, and its sign."""
+"""The column of each order, and its sign."""
 KEY = ["layer", "k_head"]
 KeyHead = tuple[int, int]
 CUT, GATES, GATES_CONFIG = "cut.json", "full_attention_heads.tsv", "config.json"
@@ -46,7 +46,7 @@ _DRAWS = 1000
 
 @dataclass(frozen=True)
 class Cut:
-    """Key heads that keep a window of their keys, and the first few."""
+    """Key heads that are cut: they keep a window of their keys, and the first few."""
 
     window: int
     sinks: int
@@ -63,18 +63,18 @@ class Cut:
 
 @dataclass(frozen=True)
 class CutLimits:
-    """What a run says about which key heads a cut can change."""
+    """The limits of a cut: the sinks, sliding windows and shape of a run's model."""
 
     sinks: int
     """Tokens at the start of a document that every head keeps."""
     sliding: dict[int, int | None]
     """The sliding window of each layer."""
     shape: tuple[int, int]
-    """How many layers and key heads the model has."""
+    """Number of layers and of key heads of the model."""
 
     @classmethod
     def of(cls, run: RunFolder) -> CutLimits:
-        """From the manifest of a run; an error for encoders, which keep no keys."""
+        """Read the limits from the manifest of a run; an error for encoders, which cache no keys."""
         if run.manifest.encoder:
             raise ConfigError(f"{run.folder} is a run of an encoder, which keeps no keys: there is nothing to cut")
         manifest = run.manifest
@@ -91,24 +91,24 @@ def check_order(by: str) -> None:
 
 
 def middle_window(tables: dict[str, pd.DataFrame]) -> int:
-    """The middle one of the windows at which reach is known."""
+    """Return the middle one of the windows in the table ``reach``."""
     widths = sorted(tables["reach"]["w"].unique().tolist())
     return int(widths[len(widths) // 2])
 
 
 def query_head_table(tables: dict[str, pd.DataFrame], window: int) -> pd.DataFrame:
-    """One row per query head: what the orders are by, at this window."""
+    """Return one row per query head: the columns of the orders, at this window."""
     reach = tables["reach"]
     widths = sorted(reach["w"].unique().tolist())
     if window not in widths:
         raise ConfigError(f"reach is known for windows of {', '.join(map(str, widths))}; got {window}")
     heads = reach[reach["w"] == window][["layer", "head", "k_head", "predicted_beyond", "mass_beyond", "curve_area"]]
-    own = tables["position"][["layer", "head", "lock_q", "curve_range"]]
-    return heads.merge(own, on=["layer", "head"], how="left")
+    position = tables["position"][["layer", "head", "lock_q", "curve_range"]]
+    return heads.merge(position, on=["layer", "head"], how="left")
 
 
 def key_head_scores(heads: pd.DataFrame, order: str) -> pd.Series:
-    """The score of every key head: the mean over the query heads that read it."""
+    """Return the score of every key head: the mean over the query heads that read it."""
     column, sign = ORDERS[order]
     scores: pd.Series = sign * heads.groupby(KEY)[column].mean()
     if scores.isna().any():
@@ -129,37 +129,37 @@ def choose(heads: pd.DataFrame, order: str, keep: float, window: int, sinks: int
 def every_cut(
     heads: pd.DataFrame, by: str, shares: list[float], window: int, sinks: int, draws: int, seed: int
 ) -> list[Cut]:
-    """No head and all heads; and by every order that is known, reversed and drawn, all but each of the shares.
+    """Return cuts of no head and of all; and, for each share kept, by every known order, reversed, and at random.
 
-    Of the first share there are ``draws`` random choices, of the others a quarter as many.
+    For the first share there are ``draws`` random choices, for the others a quarter as many.
     """
-    known = [order for order, (column, _) in ORDERS.items() if heads[column].notna().all()]
+    known_orders = [order for order, (column, _) in ORDERS.items() if heads[column].notna().all()]
     cuts = [choose(heads, by, 1.0, window, sinks), choose(heads, by, 0.0, window, sinks)]
     cuts = [replace(cut, order=name) for cut, name in zip(cuts, ("none", "all"), strict=True)]
     for number, share in enumerate(shares):
         chosen = choose(heads, by, share, window, sinks)
-        cuts += [choose(heads, order, share, window, sinks) for order in known]
+        cuts += [choose(heads, order, share, window, sinks) for order in known_orders]
         cuts += [_reversed(chosen), *_random(chosen, draws if number == 0 else draws // 4, seed + number)]
     return cuts
 
 
 def _reversed(cut: Cut) -> Cut:
-    """As many heads from the other end of the order."""
+    """Return a cut of the same size from the other end of the order."""
     assert cut.scores is not None
     highest = cut.scores.sort_values(kind="stable").index[len(cut.scores) - len(cut.heads) :]
     return Cut(cut.window, cut.sinks, sorted((int(layer), int(head)) for layer, head in highest), "reversed")
 
 
 def _random(cut: Cut, draws: int, seed: int) -> list[Cut]:
-    """As many heads, drawn."""
+    """Return random cuts of the same size."""
     assert cut.scores is not None
-    rng, every = np.random.default_rng(seed), [(int(layer), int(head)) for layer, head in cut.scores.index]
-    choices = [rng.choice(len(every), len(cut.heads), replace=False) for _ in range(draws)]
-    return [Cut(cut.window, cut.sinks, sorted(every[i] for i in chosen), "random") for chosen in choices]
+    rng, heads = np.random.default_rng(seed), [(int(layer), int(head)) for layer, head in cut.scores.index]
+    choices = [rng.choice(len(heads), len(cut.heads), replace=False) for _ in range(draws)]
+    return [Cut(cut.window, cut.sinks, sorted(heads[i] for i in chosen), "random") for chosen in choices]
 
 
 def longer_than(heads: pd.DataFrame, sliding: dict[int, int | None], window: int) -> pd.DataFrame:
-    """The heads of layers that see further than the window anyway: cutting the others would change nothing."""
+    """Return the heads of layers that see beyond the window: cutting the others would change nothing."""
     wider = heads["layer"].map(lambda layer: (sliding[layer] or np.inf) > window)
     if not wider.any():
         raise ConfigError(f"every layer has a sliding window of {window} tokens or less; choose a smaller one")
@@ -167,7 +167,7 @@ def longer_than(heads: pd.DataFrame, sliding: dict[int, int | None], window: int
 
 
 def write_cut(folder: Path, cut: Cut, model: str, keep: float, shape: tuple[int, int]) -> list[Path]:
-    """Write cut.json, and the same as a table of ``shape``, layers × key heads: ranks of scores, 1 keeps its reach."""
+    """Write cut.json, and ranks of scores as a table of ``shape``, layers × key heads; rank 1 keeps its reach."""
     assert cut.scores is not None
     content = {"model": model, "by": cut.order, "keep": keep, "window": cut.window, "sinks": cut.sinks}
     files = {
@@ -181,18 +181,18 @@ def write_cut(folder: Path, cut: Cut, model: str, keep: float, shape: tuple[int,
 
 
 def rank_gates(scores: pd.Series, shape: tuple[int, int]) -> Float[np.ndarray, "layers hkv"]:
-    """Ranks of scores, from 0 for the lowest to 1; key heads without a score get 1 and keep their reach."""
+    """Return ranks of scores, from 0 for the lowest to 1; key heads without a score get 1 and keep their reach."""
     ranks = pd.Series((rankdata(scores) - 1) / max(len(scores) - 1, 1), index=scores.index)
     return ranks.unstack().reindex(index=range(shape[0]), columns=range(shape[1])).fillna(1.0).to_numpy(float)
 
 
 def gates_text(gates: Float[np.ndarray, "layers hkv"]) -> str:
-    """Gates as lines of numbers between tabs."""
+    """Return gates as lines of tab-separated numbers."""
     return "\n".join("\t".join(f"{value:.4f}" for value in row) for row in gates)
 
 
 def heads_to_cut(run: Run, window: int, by: str, workers: int) -> tuple[pd.DataFrame, CutLimits]:
-    """Return what is known of each query head that a cut can change, and what limits it."""
+    """Return the table of query heads that a cut can change, and the limits of cuts."""
     check_order(by)
     if not isinstance(run.source, CapturedSource):
         raise ConfigError(f"{run.model} is a dataset of vectors; key heads are cut by what a captured run says of them")
@@ -201,11 +201,11 @@ def heads_to_cut(run: Run, window: int, by: str, workers: int) -> tuple[pd.DataF
 
 
 def reach_tables(run: Run, workers: int | None = 1, on_done: OnDone | None = None) -> dict[str, pd.DataFrame]:
-    """The tables ``position`` and ``reach``, without intervals; a head that cannot be analysed raises."""
+    """Return the tables ``position`` and ``reach``, without intervals; a head that cannot be analysed raises."""
     (result,) = analyze(
         [Job(run, options=AnalysisOptions(intervals=False))],
         ["position", "reach"],
-        place=ExecutionTarget(workers),
+        target=ExecutionTarget(workers),
         strict=True,
         on_done=on_done,
     )
@@ -215,11 +215,11 @@ def reach_tables(run: Run, workers: int | None = 1, on_done: OnDone | None = Non
     return {name: frames[name] for name in ("position", "reach")}
 
 
-# ---- other people's lists of heads ----------------------------------------------------------------
+# ---- published lists of heads -----------------------------------------------------------------------
 
 
 def read_list(path: Path) -> tuple[pd.Series, str]:
-    """Scores by (layer, head), and whether heads are query heads (``head``) or key heads (``k_head``).
+    """Read scores by (layer, head), and the column of the heads: query heads (``head``) or key heads (``k_head``).
 
     Either JSON, {"layer-head": score or list of scores}, for query heads, or a table of layers × key heads.
     """
@@ -248,35 +248,37 @@ def _series(scores: dict[Any, float]) -> pd.Series:
 
 
 AGAINST = {"curve_range": -1.0, "lock_q": -1.0, "curve_area": -1.0, "predicted_beyond": 1.0, "mass_beyond": 1.0}
-"""Columns that are compared with a list, and the sign with which they should agree."""
+"""Columns that are compared with a list, and the expected sign of their agreement."""
 
 
 def agreement_with(heads: pd.DataFrame, listed: pd.Series, level: str) -> pd.DataFrame:
-    """How far each column ranks heads as a list does: Spearman's ρ, its interval over layers, AUC of the top tenth."""
+    """Compare each column's ranking with a list: Spearman's ρ, its interval over layers, AUC of the top tenth."""
     means = heads.groupby(["layer", level])[list(AGAINST)].mean()
     common = means.join(listed.rename("listed").rename_axis(["layer", level]), how="inner").dropna(subset=["listed"])
     if len(common) < 3:
         raise ConfigError(f"the list and the run have {len(common)} heads in common; is it of the same model?")
     rows = []
     for column, sign in AGAINST.items():
-        both = common.dropna(subset=[column])
-        if len(both) < 3:
+        complete = common.dropna(subset=[column])
+        if len(complete) < 3:
             continue
-        rng, layers = np.random.default_rng(0), both.index.get_level_values(0)
-        places = {layer: np.flatnonzero(layers == layer) for layer in layers.unique()}
-        ours, theirs = sign * both[column].to_numpy(float), both["listed"].to_numpy(float)
-        drawn = [rng.choice(layers.unique(), layers.nunique()) for _ in range(_DRAWS)]
-        picks = [np.concatenate([places[layer] for layer in draw]) for draw in drawn]
-        low, high = np.nanquantile([_rho(ours[pick], theirs[pick]) for pick in picks], [0.025, 0.975])
+        rng, layers = np.random.default_rng(0), complete.index.get_level_values(0)
+        rows_by_layer = {layer: np.flatnonzero(layers == layer) for layer in layers.unique()}
+        scores, list_scores = sign * complete[column].to_numpy(float), complete["listed"].to_numpy(float)
+        draws = [rng.choice(layers.unique(), layers.nunique()) for _ in range(_DRAWS)]
+        picks = [np.concatenate([rows_by_layer[layer] for layer in draw]) for draw in draws]
+        rhos = np.array([_rho(scores[pick], list_scores[pick]) for pick in picks])
+        has_interval = np.isfinite(rhos).any()  # one layer whose heads score alike has none
+        low, high = np.nanquantile(rhos, [0.025, 0.975]) if has_interval else (np.nan, np.nan)
         rows.append(
-            {"column": ("−" if sign < 0 else "") + column, "n_heads": len(both), "rho": _rho(ours, theirs)}
-            | {"rho_low": low, "rho_high": high, "auc": auc(ours, theirs)}
+            {"column": ("−" if sign < 0 else "") + column, "n_heads": len(complete), "rho": _rho(scores, list_scores)}
+            | {"rho_low": low, "rho_high": high, "auc": auc(scores, list_scores)}
         )
     return pd.DataFrame(rows)
 
 
 def auc(scores: np.ndarray, listed: np.ndarray, top: float = 0.1) -> float:
-    """Chance that a head of the list's top tenth scores higher than one of the others.
+    """Return the chance that a head of the list's top tenth scores higher than one of the others.
 
     >>> auc(np.arange(20.0), np.arange(20.0))
     1.0

@@ -1,7 +1,7 @@
-"""What it costs to cut key heads to a window: the loss on plain text, and on the second copy of a repeated text.
+"""The cost of cutting key heads to a window: the loss on plain text, and on the second copy of a repeated text.
 
-Plain text alone is not enough: copying is what a long reach is for, and a head that seldom looks far may be the one
-that must.
+Plain text alone is not enough: a long reach serves copying, and a head that seldom attends far may be the one that is
+needed for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cut_losses(
     sinks: int,
     on_pass: Callable[[int, int], None] = lambda _done, _in_all: None,
 ) -> dict[tuple[str, str], np.ndarray]:
-    """Σ loss and number of tokens of each document (documents, 2), by cut and kind of text."""
+    """Return Σ loss and number of tokens of each document (documents, 2), by cut and kind of text."""
     check_lengths(documents, max((w for windows in cuts.values() for w in windows.values()), default=0))
     texts = {PLAIN: [(document, 0) for document in documents], COPY: [_twice(document) for document in documents]}
     done, in_all = 0, len(cuts) * sum(map(len, texts.values()))
@@ -48,25 +48,25 @@ def cut_losses(
 
 
 def check_lengths(documents: Sequence[torch.Tensor], window: int) -> None:
-    """Raise an error if a document is too short to be repeated, or for its first copy to lie beyond the window."""
+    """Raise an error if a document is too short to be repeated, or if its first copy lies within the window."""
     shortest = min(map(len, documents))
     if shortest // 2 <= window:
         raise CaptureError(
-            f"a text of {shortest} tokens has the first copy of its half within the window of {window}; give texts of "
-            "more than twice the window (and --window), or a smaller --cut"
+            f"a text of {shortest} tokens is too short for a window of {window}: the first copy is within it; "
+            "give texts of more than twice the window (and --window), or a smaller --cut"
         )
     if shortest < _LEAST:
         raise CaptureError(f"expected documents of {_LEAST} tokens or more, got one of {shortest}; give longer --texts")
 
 
 def _twice(document: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The first half of a document twice, and the first token of the second copy that something predicts."""
+    """Return the first half of a document twice, and the index from which the second copy is predicted."""
     half = document[: len(document) // 2]
     return torch.cat([half, half]), len(half)
 
 
 def _loss(model: PreTrainedModel, document: torch.Tensor, first: int) -> tuple[float, int]:
-    """Σ −log p over the tokens that follow token ``first``, and their number."""
+    """Return Σ −log p over the tokens that follow token ``first``, and their number."""
     document = document.to(model.device)
     following = document[1:, None]
     losses = -predictions(model, document).gather(-1, following)[first:, 0].double()
@@ -82,12 +82,12 @@ def cut_table(
     in_all = max(len(cut.heads) for cut in cuts)
     length = float(np.mean([len(document) for document in documents]))
     entries = locked.entries
-    seen = {layer: min(length, entry.sliding_window or length) for layer, entry in entries.items()}
-    cache = sum(seen[layer] * len(entry.key_heads) for layer, entry in entries.items())
+    visible_keys = {layer: min(length, entry.sliding_window or length) for layer, entry in entries.items()}
+    cache = sum(visible_keys[layer] * len(entry.key_heads) for layer, entry in entries.items())
     rows, draw = [], 0
     for number, cut in enumerate(cuts):
         share = len(cut.heads) / max(in_all, 1)
-        saved = sum(max(0.0, seen[layer] - cut.window - cut.sinks) for layer, _ in cut.heads) / cache
+        saved = sum(max(0.0, visible_keys[layer] - cut.window - cut.sinks) for layer, _ in cut.heads) / cache
         for text in ("plain", "copy"):
             sums = losses[f"{number:03d}", text]
             nll, low, high = mean_with_interval(sums[:, 0], sums[:, 1])

@@ -1,6 +1,6 @@
 """Effects of every term of every head on the prediction: estimated for all heads, measured for some and all at once.
 
-Documents are taken one after the other; what a document gave is kept on disk until all are done, so that a killed
+Documents are processed one by one; the results of each are stored on disk until all are done, so that a killed
 command resumes with the next one. The documents must not be those of the run, whose means define the terms.
 """
 
@@ -38,7 +38,7 @@ DRIFT, CONTROL = "drift", "control"
 
 @dataclass(frozen=True)
 class EffectOptions:
-    """What is estimated and measured."""
+    """The estimates and measurements to make."""
 
     passes: int = option(64, "Backward passes over all documents together, for the estimate; 0: none.", least=0)
     measure: int = option(
@@ -56,35 +56,35 @@ class EffectOptions:
 
 @dataclass(frozen=True)
 class Effects:
-    """What was found; documents come first in every array."""
+    """Estimated and measured effects; documents are the first axis of every array."""
 
     heads: list[LayerHead]
     fisher: np.ndarray
     """F per token, mean over the draws of a document (documents, heads, 4); NaN where none was drawn."""
     single: dict[tuple[LayerHead, int], np.ndarray]
-    """Costs of taking one term of one head away: MEASURES by octave (documents, octaves, 4)."""
+    """Costs of removing one term of one head: MEASURES by octave (documents, octaves, 4)."""
     together: dict[str, np.ndarray]
-    """The same for a term of all heads at once, for the drift and for its control."""
+    """Costs of removing a term of all heads at once, the drift, and its control."""
     strongest: set[LayerHead] = field(default_factory=set)
     """Heads that were measured because their estimate is large; the others were drawn."""
 
 
 @dataclass
 class EffectsJob:
-    """The documents one after the other, what they gave kept in a folder."""
+    """The job that measures documents one by one and stores their results in a folder."""
 
     locked: LockedModel
     documents: list[torch.Tensor]
     """Tokens of each document (T,)."""
     options: EffectOptions
     folder: Path
-    """Where what a document gave is kept until all are done."""
+    """Folder of each document's results until all are done."""
     heads: list[LayerHead] = field(default_factory=list)
     terms: Sequence[int] = range(len(TERMS))
     on_progress: Callable[[float, float], None] = lambda _done, _in_all: None
 
     def run(self) -> Effects:
-        """Estimate for all heads, choose heads, measure those and all together."""
+        """Estimate the effects of all heads, choose heads, measure these and all heads together."""
         self.heads = list(dict.fromkeys(self.heads)) or self.locked.heads
         self.locked.check_heads(self.heads)
         if self.options.passes:
@@ -103,22 +103,22 @@ class EffectsJob:
         together[CONTROL] = partial(
             without_drift, self.locked.model, self.locked, self.heads, control=self.options.seed + 1
         )
-        named = {_name(head, term): change for (head, term), change in single.items()} | together
-        found = [self._measured(number, named) for number in range(len(self.documents))]
-        stacked = {name: _stacked([part[name] for part in found]) for name in named}
+        named = {_result_name(head, term): change for (head, term), change in single.items()} | together
+        by_document = [self._measured(number, named) for number in range(len(self.documents))]
+        stacked = {name: _stacked([part[name] for part in by_document]) for name in named}
         return Effects(
             self.heads,
             estimates,
-            {key: stacked[_name(*key)] for key in single},
+            {key: stacked[_result_name(*key)] for key in single},
             {name: stacked[name] for name in together},
             strongest,
         )
 
     def forget(self) -> None:
-        """Remove what was kept."""
+        """Remove the stored results."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    # ---- the parts ------------------------------------------------------------------------------
+    # ---- steps ----------------------------------------------------------------------------------
 
     def _estimates(self, draws: int) -> np.ndarray:
         if not draws:
@@ -129,9 +129,11 @@ class EffectsJob:
         estimates = np.zeros((len(self.documents), len(self.heads), len(TERMS)))
         for numbers in by_length.values():
             for first in range(0, len(numbers), self.options.batch):
-                some = numbers[first : first + self.options.batch]
-                estimates[some] = self._kept(f"fisher-{some[0]:06d}", partial(self._draw, some, draws))["fisher"]
-                self._tell(4.0 * draws * len(some))
+                batch = numbers[first : first + self.options.batch]
+                estimates[batch] = self._stored_or_computed(
+                    f"fisher-{batch[0]:06d}", partial(self._draw, batch, draws)
+                )["fisher"]
+                self._report_progress(4.0 * draws * len(batch))
         return estimates
 
     def _draw(self, numbers: list[int], draws: int) -> dict[str, np.ndarray]:
@@ -140,31 +142,33 @@ class EffectsJob:
         return {"fisher": fisher_draws(self.locked, self.heads, documents, draws, seed).mean(0)}
 
     def _chosen(self, estimates: np.ndarray) -> tuple[list[LayerHead], set[LayerHead]]:
-        """Half of the heads whose largest estimate is largest, half drawn from the others; in order."""
+        """Return the chosen heads in order, half by their largest estimate, half drawn; and the former half."""
         n = min(self.options.measure, len(self.heads))
-        known = np.isfinite(estimates).all()
-        size = estimates.mean(0)[:, list(self.terms)].max(-1) if known else np.zeros(len(self.heads))
+        has_estimates = np.isfinite(estimates).all()
+        size = estimates.mean(0)[:, list(self.terms)].max(-1) if has_estimates else np.zeros(len(self.heads))
         ranked = np.argsort(-size, kind="stable")
-        first = ranked[: n // 2 if known else 0].tolist()
-        rest = np.setdiff1d(np.arange(len(self.heads)), first)
-        drawn = np.random.default_rng(self.options.seed).permutation(rest)[: n - len(first)].tolist()
+        first = ranked[: n // 2 if has_estimates else 0].tolist()
+        others = np.setdiff1d(np.arange(len(self.heads)), first)
+        drawn = np.random.default_rng(self.options.seed).permutation(others)[: n - len(first)].tolist()
         return [self.heads[i] for i in sorted([*first, *drawn])], {self.heads[i] for i in first}
 
     def _measured(self, number: int, interventions: Mapping[str, Intervention]) -> dict[str, np.ndarray]:
         before = self._done
 
-        def one() -> None:
-            self._tell(1.0)
+        def count_pass() -> None:
+            self._report_progress(1.0)
 
         document = self.documents[number].to(self.locked.model.device)
-        found = self._kept(f"costs-{number:06d}", lambda: costs(self.locked.model, document, interventions, one))
+        sums = self._stored_or_computed(
+            f"costs-{number:06d}", lambda: costs(self.locked.model, document, interventions, count_pass)
+        )
         self._done = before + len(interventions) + 1
-        self._tell(0.0)
-        return found
+        self._report_progress(0.0)
+        return sums
 
     def _factors(self, term: int) -> Factors:
-        left = 1.0 - self.options.gamma
-        return tuple(left if term == other else 1.0 for other in range(len(TERMS)))  # type: ignore[return-value]
+        remaining = 1.0 - self.options.gamma
+        return tuple(remaining if term == number else 1.0 for number in range(len(TERMS)))  # type: ignore[return-value]
 
     def _scale(self, factors: dict[LayerHead, Factors]) -> Intervention:
         def intervention() -> AbstractContextManager[None]:
@@ -172,27 +176,27 @@ class EffectsJob:
 
         return intervention
 
-    def _tell(self, passes: float) -> None:
+    def _report_progress(self, passes: float) -> None:
         self._done += passes
         self.on_progress(self._done, self._in_all)
 
-    def _kept(self, name: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """What is kept under this name of this very job, or else what is made now."""
+    def _stored_or_computed(self, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return the stored result of this name for this job, or compute and store it."""
         path = self.folder / self._digest / f"{name}.safetensors"
         if path.is_file():
             try:
                 with safe_open(path, framework="numpy") as file:
                     return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             except (OSError, SafetensorError):
-                path.unlink()  # damaged; made again
-        made = make()
+                path.unlink()  # damaged; computed again
+        result = compute()
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(path, made)
-        return made
+        write_tensors(path, result)
+        return result
 
     @property
     def _digest(self) -> str:
-        """Identifies the job: its run, model, documents and options."""
+        """Digest that identifies the job: its run, model, documents and options."""
         texts = hashlib.sha256(b"".join(document.numpy().tobytes() for document in self.documents)).hexdigest()
         about: dict[str, Any] = asdict(self.options) | {"heads": self.heads, "terms": list(self.terms), "texts": texts}
         about |= {"run": self.locked.run.manifest.tokens, "model": models.describe_model(self.locked.model)}
@@ -201,22 +205,22 @@ class EffectsJob:
 
 def check_apart(locked: LockedModel, corpus: Corpus) -> None:
     """Raise an error if a document is one that the run was captured on."""
-    own = {document.digest for document in locked.run.manifest.documents}
-    shared = [document.name for document in corpus.documents if document.digest in own]
+    run_digests = {document.digest for document in locked.run.manifest.documents}
+    shared = [document.name for document in corpus.documents if document.digest in run_digests]
     if shared:
-        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
         raise ConfigError(
-            f"{shared[0]}{more} is also in {locked.run.folder}, whose means define the terms; give other --texts, or "
+            f"{shared[0]}{others} is also in {locked.run.folder}, whose means define the terms; give other --texts, or "
             "--allow-overlap"
         )
 
 
-def _name(head: LayerHead, term: int) -> str:
+def _result_name(head: LayerHead, term: int) -> str:
     return f"l{head[0]}h{head[1]}-{TERMS[term]}"
 
 
 def _stacked(parts: list[np.ndarray]) -> np.ndarray:
-    """Sums of documents with different numbers of octaves, side by side."""
+    """Return sums of documents with different numbers of octaves as one array."""
     most = max(len(part) for part in parts)
     return np.stack([np.pad(part, ((0, most - len(part)), (0, 0))) for part in parts])
 
@@ -224,22 +228,33 @@ def _stacked(parts: list[np.ndarray]) -> np.ndarray:
 def effect_tables(
     job: Any, model: str, family: str = "", *, on_progress: Callable[[float, float], None] | None = None
 ) -> dict[str, pd.DataFrame]:
-    """Run a job of cause/effects.py, and put what it found into tables."""
+    """Run an ``EffectsJob`` and return its results as tables."""
     if on_progress is not None:
         job.on_progress = on_progress
-    found, gamma = job.run(), float(job.options.gamma)
+    measured_effects, gamma = job.run(), float(job.options.gamma)
     chosen = [TERMS[term] for term in job.terms]
-    single = {(head, TERMS[term]): sums for (head, term), sums in found.single.items()}
+    single = {(head, TERMS[term]): sums for (head, term), sums in measured_effects.single.items()}
     q_per_kv = job.locked.run.manifest.q_per_kv
-    fisher = found.fisher[..., list(job.terms)]
+    fisher = measured_effects.fisher[..., list(job.terms)]
     lengths = np.array([len(document) for document in job.documents], dtype=float)
-    frame = effects_frame(model, family, q_per_kv, found.heads, chosen, fisher, single, found.strongest, gamma, lengths)
-    together = together_frame(model, family, found.together, len(found.heads), gamma)
+    frame = effects_frame(
+        model,
+        family,
+        q_per_kv,
+        measured_effects.heads,
+        chosen,
+        fisher,
+        single,
+        measured_effects.strongest,
+        gamma,
+        lengths,
+    )
+    together = together_frame(model, family, measured_effects.together, len(measured_effects.heads), gamma)
     return {"effects": frame, "effects_together": together}
 
 
 def parsed_heads(text: str | None) -> list[tuple[int, int]]:
-    """Query heads such as ``l00h03,l02h01``.
+    """Parse query heads such as ``l00h03,l02h01``.
 
     >>> parsed_heads("l00h03,l12h1")
     [(0, 3), (12, 1)]

@@ -1,4 +1,4 @@
-"""How much every term of every head matters, from a few backward passes.
+"""Estimate the effect of every term of every head on the predictions, from a few backward passes.
 
 Let m multiply one term of one head's scores (intervene.py); at m = 1 nothing is changed. For labels y drawn from the
 model's own prediction p,
@@ -29,7 +29,7 @@ from qkscope.heads import TERMS
 def fisher_draws(
     locked: LockedModel, heads: list[LayerHead], documents: torch.Tensor, draws: int, seed: int
 ) -> np.ndarray:
-    """Draws of F per token (draws, B, heads, 4) on documents (B, T) of one length."""
+    """Return draws of F per token (draws, B, heads, 4) on documents (B, T) of one length."""
     texts, length = documents.shape
     leaves = {
         layer: torch.ones(texts, len(numbers), len(TERMS), requires_grad=True)
@@ -40,10 +40,10 @@ def fisher_draws(
         for layer, numbers in by_layer(dict.fromkeys(heads)).items()
     }
     generator = torch.Generator(documents.device).manual_seed(seed)
-    place = {head: n for n, head in enumerate(sorted(heads))}
-    order = [place[head] for head in heads]
-    found = []
-    with weights_held(locked.model), rewriting(locked.model, rewrites):
+    rank = {head: n for n, head in enumerate(sorted(heads))}
+    order = [rank[head] for head in heads]
+    samples = []
+    with frozen_weights(locked.model), rewriting(locked.model, rewrites):
         logits = locked.model(input_ids=documents, use_cache=False).logits.float()
         cumulated = logits.detach().softmax(-1).cumsum(-1)
         for draw in range(draws):
@@ -52,20 +52,20 @@ def fisher_draws(
             loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
             gradients = torch.autograd.grad(loss, list(leaves.values()), retain_graph=draw + 1 < draws)
             squares = torch.cat([gradient.cpu().double() for gradient in gradients], 1).square() / length
-            found.append(squares[:, order].numpy())
-    return np.stack(found)
+            samples.append(squares[:, order].numpy())
+    return np.stack(samples)
 
 
 @contextmanager
-def weights_held(model: PreTrainedModel) -> Iterator[None]:
-    """No gradient with respect to the weights, within the context: it would cost memory and nobody asks for it."""
-    held = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in held:
+def frozen_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Compute no gradient with respect to the weights, within the context, which saves memory."""
+    frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in frozen:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in held:
+        for parameter in frozen:
             parameter.requires_grad_(True)
 
 

@@ -1,8 +1,8 @@
-"""Take a term of the score away from chosen heads of a model, or shorten their reach, while it runs.
+"""Remove a term from the scores of chosen heads of a model, or shorten their reach, while it runs.
 
-Each intervention is a context manager on the seam of attention.py: the model's weights, modules and config are never
-touched, and leaving the context undoes it. With x = R_t(μ̃ + δ) the score of a query and a key is position + key +
-query + content (docs/method.md §8); ``scaled`` multiplies these terms:
+Each intervention is a context manager that replaces attention calls (capture/watch.py): the model's weights, modules
+and config are never changed, and leaving the context undoes it. With x = R_t(μ̃ + δ) the score of a query and a key is
+position + key + query + content (docs/method.md §8); ``scaled`` multiplies these terms:
 
     s' = [R_i μ̃_q, q_i − R_i μ̃_q] · [p·k̄_j + k·δk_j, q·k̄_j + c·δk_j],   k̄_j = R_j μ̃_k, δk_j = k_j − k̄_j
 
@@ -29,9 +29,9 @@ from qkscope.cause.terms import Placement, ScaledLayer, cut, remove_key_drift, w
 from qkscope.errors import CaptureError
 
 LayerHead = tuple[int, int]
-"""Layer, and number within the layer."""
+"""Layer, and number of the head within the layer."""
 Factors = tuple[float, float, float, float]
-"""On the terms position, key, query and content."""
+"""Factors on the terms position, key, query and content."""
 _active: WeakSet[PreTrainedModel] = WeakSet()
 
 
@@ -77,10 +77,10 @@ def windowed(
 
 @contextmanager
 def without_planes(model: PreTrainedModel, planes: Mapping[LayerHead, Sequence[int]]) -> Iterator[None]:
-    """Take these RoPE planes out of the scores of these query heads, within the context."""
+    """Remove these RoPE planes from the scores of these query heads, within the context."""
     check_free(model)
     layers = describe(model)
-    kept: dict[int, torch.Tensor] = {}
+    masks: dict[int, torch.Tensor] = {}
     for (number, head), chosen in planes.items():
         layer = layers.get(number)
         if layer is None or layer.rope is None or head not in layer.query_heads:
@@ -90,17 +90,17 @@ def without_planes(model: PreTrainedModel, planes: Mapping[LayerHead, Sequence[i
             raise CaptureError(
                 f"expected planes 0 to {layer.rope.planes - 1} of head l{number:02d}h{head:02d}, got {wrong[0]}"
             )
-        of_layer = kept.setdefault(number, torch.ones(len(layer.query_heads), layer.d))
+        mask = masks.setdefault(number, torch.ones(len(layer.query_heads), layer.d))
         for coordinates in layer.rope.coordinates:
-            of_layer[head, torch.arange(layer.d)[coordinates][list(chosen)]] = 0.0
-    with rewriting(model, {number: without_coordinates(of_layer) for number, of_layer in kept.items()}):
+            mask[head, torch.arange(layer.d)[coordinates][list(chosen)]] = 0.0
+    with rewriting(model, {number: without_coordinates(mask) for number, mask in masks.items()}):
         yield
 
 
 def random_planes(
     model: PreTrainedModel, planes: Mapping[LayerHead, Sequence[int]], seed: int = 0
 ) -> dict[LayerHead, list[int]]:
-    """A control for ``without_planes``: for each head as many other planes, drawn from those not chosen."""
+    """Return a control for ``without_planes``: for each head the same number of planes, drawn from those not chosen."""
     generator = torch.Generator().manual_seed(seed)
     layers, drawn = describe(model), {}
     for (number, head), chosen in planes.items():
@@ -141,7 +141,7 @@ def without_drift(
 
 
 def read_cut(path: Path) -> tuple[dict[LayerHead, int], int]:
-    """The windows and sinks of a cut.json; an error that names the file if it is not one."""
+    """Return the windows and sinks of a cut.json; an error names the file if it is not valid."""
     try:
         content = json.loads(path.read_text())
         windows = {(int(layer), int(head)): int(content["window"]) for layer, head in content["heads"]}
@@ -173,7 +173,7 @@ def check_free(model: PreTrainedModel) -> None:
 
 
 def by_layer(heads: Mapping[LayerHead, Any]) -> dict[int, list[int]]:
-    """The heads of each layer, in order."""
+    """Return the heads of each layer, in order."""
     layers: dict[int, list[int]] = {}
     for layer, head in sorted(heads):
         layers.setdefault(layer, []).append(head)

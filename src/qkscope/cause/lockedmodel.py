@@ -1,7 +1,7 @@
 """A loaded model together with a run of it: the position-locked means of its heads, at any position.
 
 Before anything is changed, the model is described as for a capture, through the same parity gate, and compared with the
-run: means of another model, or of another rotary encoding, say nothing about this one.
+run: means of another model, or of another rotary encoding, do not apply to this one.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _ALIKE = 1e-3
 
 
 def describe(model: PreTrainedModel, window: int = DESCRIBED_TOKENS) -> dict[int, Layer]:
-    """The layers of a model, described on a few tokens, after the parity gate."""
+    """Describe the layers of a model on a few tokens, after the parity gate."""
     decoder = backbone(model)
     embedding: Any = decoder.get_input_embeddings()
     ids = torch.arange(3, 3 + DESCRIBED_TOKENS)[None] * 7919 % int(embedding.weight.shape[0])
-    restores = [rotary.remembered() for rotary in embeddings(model)]
+    restores = [rotary.state_restorer() for rotary in embeddings(model)]
 
     def forward() -> torch.Tensor:
         for restore in restores:
@@ -63,7 +63,7 @@ class LockedModel:
 
     @classmethod
     def of(cls, model: PreTrainedModel, run: Any) -> LockedModel:
-        """``run`` is the folder of a captured run, or such a run opened; an error if it is not of this model."""
+        """Match a model with a captured run, given as its folder or opened; an error if it is not of this model."""
         model = plain_model(model)
         locked = cls(model, _run_folder(run))
         manifest = locked.run.manifest
@@ -71,27 +71,27 @@ class LockedModel:
             raise CaptureError(f"{locked.run.folder} was captured before the rotation; capture it without --pre-rope")
         if manifest.encoder:
             raise CaptureError(
-                f"{locked.run.folder} is a run of an encoder; what terms and windows cost is measured on models that "
+                f"{locked.run.folder} is a run of an encoder; the cost of terms and windows is measured on models that "
                 "predict the next token"
             )
-        recorded, found = manifest.model, models.describe_model(model)
-        if recorded.parameters != found["parameters"] or recorded.type != found["class"]:
-            said = f"{recorded.type} with {recorded.parameters} parameters"
+        recorded, loaded = manifest.model, models.describe_model(model)
+        if recorded.parameters != loaded["parameters"] or recorded.type != loaded["class"]:
+            description = f"{recorded.type} with {recorded.parameters} parameters"
             raise CaptureError(
-                f"{locked.run.folder} is a run of another model ({said}; this is {found['class']} with "
-                f"{found['parameters']}); capture this model"
+                f"{locked.run.folder} is a run of another model ({description}; this is {loaded['class']} with "
+                f"{loaded['parameters']}); capture this model"
             )
         for number, entry in locked.entries.items():
             difference = _difference(entry, locked.layers.get(number))
             if difference:
                 raise CaptureError(f"{locked.run.folder} does not fit this model: layer {number}: {difference}")
-        same_dtype = recorded.dtype == found["dtype"]
+        same_dtype = recorded.dtype == loaded["dtype"]
         if not same_dtype:
             _log.warning(
                 "the run is of %s and the model is loaded in %s, so their weights were not compared",
-                recorded.dtype, found["dtype"],
+                recorded.dtype, loaded["dtype"],
             )  # fmt: skip
-        if same_dtype and recorded.weights != found["weights"]:
+        if same_dtype and recorded.weights != loaded["weights"]:
             raise CaptureError(
                 f"{locked.run.folder} is a run of other weights of this model (another revision or checkpoint); "
                 "capture these"
@@ -100,7 +100,7 @@ class LockedModel:
 
     @property
     def skip_first(self) -> int:
-        """Keys of a document that are sinks and keep their scores."""
+        """Number of a document's first keys, the sinks, whose scores are not changed."""
         return self.run.manifest.options.skip_first
 
     @cached_property
@@ -119,7 +119,7 @@ class LockedModel:
         return [(number, head) for number, entry in self.entries.items() for head in entry.query_heads]
 
     def key_head(self, head: int) -> int:
-        """The key head that a query head reads."""
+        """Return the key head that a query head reads."""
         return head // self.run.manifest.q_per_kv
 
     def check_heads(self, heads: Any) -> None:
@@ -130,7 +130,7 @@ class LockedModel:
             raise CaptureError(f"{self.run.folder} has no head l{layer:02d}h{head:02d}; see run.heads")
 
     def means(self, layer: int) -> LockedMeans:
-        """The position-locked means of a layer's heads; read once."""
+        """Return the position-locked means of a layer's heads; they are read once."""
         if layer not in self._means:
             moments, entry = self.run.layer(layer, buckets=False), self.entries[layer]
             self._means[layer] = LockedMeans(self.layers[layer].rope, moments, entry.query_heads, entry.key_heads)
@@ -147,15 +147,15 @@ class LockedMeans:
     key_heads: list[int]
 
     def queries(self, heads: list[int]) -> torch.Tensor:
-        """μ̃_q of these query heads (n, d), float32."""
+        """Return μ̃_q of these query heads (n, d), float32."""
         return self._locked("q")[[self.query_heads.index(head) for head in heads]]
 
     def keys(self, heads: list[int]) -> torch.Tensor:
-        """μ̃_k of these key heads (n, d), float32."""
+        """Return μ̃_k of these key heads (n, d), float32."""
         return self._locked("k")[[self.key_heads.index(head) for head in heads]]
 
     def drift(self, heads: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """β_K = Cov(k, t)/Var t of these key heads (n, d), and the mean position of each (n,)."""
+        """Return β_K = Cov(k, t)/Var t of these key heads (n, d), and the mean position of each (n,)."""
         rows = [self.moments.k[self.key_heads.index(head)].merged() for head in heads]
         beta = np.stack([ratio(row.cov_xt, row.var_t) for row in rows])
         return torch.from_numpy(beta).float(), torch.tensor([float(row.mean[-1]) for row in rows])
@@ -172,10 +172,10 @@ class LockedMeans:
         return torch.from_numpy(mean).float()
 
 
-def turned(
+def rotated(
     mean: torch.Tensor, rope: LayerRope | None, angles: tuple[torch.Tensor, torch.Tensor] | None
 ) -> torch.Tensor:
-    """R_t μ̃ (n, T, d) for means (n, d) and the angles (T, planes) of the embedding at T positions."""
+    """Return R_t μ̃ (n, T, d) for means (n, d) and the angles (T, planes) of the embedding at T positions."""
     if rope is None or angles is None:
         return mean[:, None]
     cos, sin = angles[0] / rope.attention_factor, rope.sign * angles[1] / rope.attention_factor
@@ -196,24 +196,24 @@ def _run_folder(run: Any) -> RunFolder:
 
 
 def _difference(entry: LayerEntry, layer: Layer | None) -> str | None:
-    """How a layer of a run differs from the model's; None if it does not."""
+    """Return the difference between a layer of a run and of the model, in words; None if there is none."""
     if layer is None:
         return "the model has no such layer"
     if entry.d != layer.d or not set(entry.query_heads) <= set(layer.query_heads):
         return f"the run has heads of length {entry.d}, the model of {layer.d}"
     if not _alike(entry.scaling, layer.scaling):
         return f"the run has a scaling of {entry.scaling:.4g}, the model of {layer.scaling:.4g}"
-    rope, own = entry.rope, layer.rope
-    if (rope is None) != (own is None):
+    rope, model_rope = entry.rope, layer.rope
+    if (rope is None) != (model_rope is None):
         return "only one of the two has a rotary encoding"
-    if rope is None or own is None:
+    if rope is None or model_rope is None:
         return None
     for name in ("layout", "start", "sign"):
-        if getattr(rope, name) != getattr(own, name):
-            return f"rotary {name}: {getattr(rope, name)} in the run, {getattr(own, name)} in the model"
-    if len(rope.frequencies) != own.planes or not _alike(rope.frequencies, own.frequencies):
+        if getattr(rope, name) != getattr(model_rope, name):
+            return f"rotary {name}: {getattr(rope, name)} in the run, {getattr(model_rope, name)} in the model"
+    if len(rope.frequencies) != model_rope.planes or not _alike(rope.frequencies, model_rope.frequencies):
         return "the run has other rotary frequencies"
-    return None if _alike(rope.attention_factor, own.attention_factor) else "the run has another rotary factor"
+    return None if _alike(rope.attention_factor, model_rope.attention_factor) else "the run has another rotary factor"
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Attention calls computed again with a term taken away or a window cut, with and without a cache."""
+"""Recompute attention calls with a term removed or a window cut, with and without a cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from qkscope.capture.gate import own_mask
 from qkscope.capture.rope import LayerRope, temperature
 from qkscope.capture.watch import Attention, AttentionFunction, Rewrite
-from qkscope.cause.lockedmodel import LockedModel, turned
+from qkscope.cause.lockedmodel import LockedModel, rotated
 from qkscope.errors import CaptureError
 from qkscope.options import MOST_TOKENS
 
@@ -28,7 +28,7 @@ class ModuleProxy:
 
 
 def of_heads(attention: Attention, heads: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values of these query heads, each with a key head of its own: (B, n, T or S, d)."""
+    """Return queries, keys and values of these query heads, each with its own key head: (B, n, T or S, d)."""
     _, query, key, value = attention.call[0][:4]
     index = torch.as_tensor(list(heads), device=query.device)
     of_key = index // (query.shape[1] // key.shape[1])
@@ -42,34 +42,34 @@ def with_heads(
     changed: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     mask: torch.Tensor | None = None,
 ) -> Any:
-    """The result of the call with these heads attending by other queries, keys and values, and by another mask."""
-    (module, query, key, value, *rest), options = attention.call
+    """Return the result of the call in which these heads have other queries, keys and values, and another mask."""
+    (module, query, key, value, *more_arguments), options = attention.call
     q, k, v = changed
     if q.shape[-1] > v.shape[-1] and not (q.is_cuda and q.dtype == torch.float32):
-        # Most kernels want one length for all three.
+        # Most kernels need one length for all three.
         v = nn.functional.pad(v, (0, q.shape[-1] - v.shape[-1]))
     index = torch.as_tensor(list(heads), device=query.device)
     options = dict(options)
     if mask is None:
-        mask = _mask_of(rest[0] if rest else options.pop("attention_mask", None), index)
+        mask = _mask_of(more_arguments[0] if more_arguments else options.pop("attention_mask", None), index)
     options.pop("attention_mask", None)
-    stand = ModuleProxy(module, num_key_value_groups=1)
+    proxy = ModuleProxy(module, num_key_value_groups=1)
     for name, sinks in (("s_aux", options.get("s_aux")), ("sinks", getattr(module, "sinks", None))):
         if isinstance(sinks, torch.Tensor):
-            vars(stand)[name] = sinks[index]
+            vars(proxy)[name] = sinks[index]
             if name in options:
                 options[name] = sinks[index]
     options["scaling"] = attention.scaling
-    output, weights = original(stand, q, k, v, mask, *rest[1:], **options)[:2]
+    output, weights = original(proxy, q, k, v, mask, *more_arguments[1:], **options)[:2]
     output = output[..., : value.shape[-1]]
     if len(heads) == query.shape[1]:
         return _in_order(output, heads), weights
-    plain = original(module, query, key, value, *rest, **attention.call[1])
+    plain = original(module, query, key, value, *more_arguments, **attention.call[1])
     return _put(plain[0], index, output), *plain[1:]
 
 
 def _mask_of(mask: Any, index: torch.Tensor) -> Any:
-    """The mask of these heads, where each head has one of its own."""
+    """Return the mask of these heads, if each head has its own; otherwise the mask itself."""
     has_heads = isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1] > 1
     return mask.index_select(1, index) if has_heads else mask
 
@@ -80,7 +80,7 @@ def _in_order(output: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
 
 
 def _put(plain: torch.Tensor, index: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """The plain output (B, T, H, d) with the heads at ``index`` replaced."""
+    """Return the plain output (B, T, H, d) with the heads at ``index`` replaced."""
     heads = plain.reshape(*output.shape[:2], -1, output.shape[-1])
     return heads.index_copy(2, index, output.to(heads.dtype)).reshape(plain.shape)
 
@@ -88,18 +88,18 @@ def _put(plain: torch.Tensor, index: torch.Tensor, output: torch.Tensor) -> torc
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cos and sin (T, planes)."""
 _SAME_ANGLES = 1e-3
-"""Mean squared difference of angles up to which two positions are one; half precision needs that much."""
+"""Mean squared difference of angles up to which two positions are equal, large enough for half precision."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a call is, and the angles there."""
+    """The positions of a call, and the angles at them."""
 
     at_queries: Angles | None
-    """None without rotary."""
+    """None without a rotary encoding."""
     at_keys: Angles | None
     first: int | None
-    """Position of the first query; None if it is not known, without rotary."""
+    """Position of the first query; None if it is unknown, without a rotary encoding."""
     offset: int
     """Position of the first key."""
 
@@ -108,25 +108,25 @@ class Placed:
         return torch.arange(self.offset, self.offset + keys, device=device)
 
     def query_positions(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
-        """Positions of the queries; the last keys' where they are not known."""
+        """Positions of the queries; if unknown, those of the last keys."""
         first = keys - queries if self.first is None else self.first
         return torch.arange(first, first + queries, device=device)
 
 
 @dataclass
 class Placement:
-    """Places the calls of a layer.
+    """Finds the positions of a layer's calls.
 
-    A call tells the angles of its queries alone; where these lie in the embedding's table is their position. Keys end
-    with the queries, unless the cache has room for more; they begin later than 0 if it forgets, as those of sliding
-    windows do.
+    A call contains the angles of its queries alone; their row in the embedding's table is their position. Keys end with
+    the queries, unless the cache has room for more; they begin later than 0 if the cache drops keys, as with sliding
+    windows.
     """
 
     rope: LayerRope | None
     _tables: dict[int, Angles] = field(default_factory=dict, repr=False)
 
     def place(self, attention: Attention) -> Placed:
-        """Place a call; an error if its tokens are not at consecutive positions."""
+        """Return the positions of a call; an error if they are not consecutive."""
         _, query, key = attention.call[0][:3]
         queries, keys, device = query.shape[2], key.shape[2], query.device
         if self.rope is None or attention.rotary is None:
@@ -146,7 +146,7 @@ class Placement:
         return Placed((cos[at_queries], sin[at_queries]), (cos[at_keys], sin[at_keys]), first, offset)
 
     def _angles(self, size: int, device: torch.device) -> Angles:
-        """Cos and sin at the first positions."""
+        """Return cos and sin at the first ``size`` positions."""
         assert self.rope is not None
         if size not in self._tables:
             self._tables.clear()  # they may depend on the length
@@ -156,7 +156,7 @@ class Placement:
 
 
 def _first_position(attention: Attention, table: Angles, queries: int) -> int | None:
-    """Position of the first query of a call, by its own angles; None if the table does not have them all."""
+    """Return the position of a call's first query, by its angles; None if the table does not contain them all."""
     assert attention.rotary is not None
     angles = attention.rotary.angles
     cos, sin = (angles[0].real, angles[0].imag) if angles[0].is_complex() else angles[:2]
@@ -186,38 +186,38 @@ class ScaledLayer:
     key_mean: torch.Tensor
     """μ̃_k of the key head that each of them reads (n, d)."""
     factors: torch.Tensor
-    """On position, key, query and content (n, 4), or for each text (B, n, 4)."""
+    """Factors on position, key, query and content (n, 4), or for each text (B, n, 4)."""
     placement: Placement
     skip_first: int
 
     @classmethod
     def of(cls, locked: LockedModel, layer: int, heads: list[int], factors: torch.Tensor) -> ScaledLayer:
-        """Of these query heads of a layer."""
+        """Return the scaling of these query heads of a layer."""
         means = locked.means(layer)
         keys = [locked.key_head(head) for head in heads]
         placement = Placement(locked.layers[layer].rope)
         return cls(heads, means.queries(heads), means.keys(keys), factors, placement, locked.skip_first)
 
     def rewrite(self, attention: Attention) -> Callable[[AttentionFunction], Any]:
-        """The call with the terms of these heads scaled."""
+        """Return the call with the terms of these heads scaled."""
         q, k, v = of_heads(attention, self.heads)
         rope, placed = self.placement.rope, self.placement.place(attention)
-        mean_q = turned(self.query_mean.to(q.device), rope, placed.at_queries)[None]
-        mean_k = turned(self.key_mean.to(k.device), rope, placed.at_keys)
-        heat = None if rope is None else temperature(attention, rope)
-        mean_q = (mean_q if heat is None else mean_q * heat[:, None, :, None]).expand(q.shape)
+        mean_q = rotated(self.query_mean.to(q.device), rope, placed.at_queries)[None]
+        mean_k = rotated(self.key_mean.to(k.device), rope, placed.at_keys)
+        query_factor = None if rope is None else temperature(attention, rope)
+        mean_q = (mean_q if query_factor is None else mean_q * query_factor[:, None, :, None]).expand(q.shape)
         position, key, query, content = self.factors.to(q.device)[..., None, None].unbind(-3)
-        rest = k.float() - mean_k
+        key_rest = k.float() - mean_k
         sinks = placed.key_positions(k.shape[2], k.device)[:, None] < self.skip_first
-        of_mean = torch.where(sinks, k.float(), position * mean_k + key * rest)
-        of_rest = torch.where(sinks, k.float(), query * mean_k + content * rest)
-        long_q, long_k = torch.cat([mean_q, q.float() - mean_q], -1), torch.cat([of_mean, of_rest], -1)
+        seen_by_mean = torch.where(sinks, k.float(), position * mean_k + key * key_rest)
+        seen_by_rest = torch.where(sinks, k.float(), query * mean_k + content * key_rest)
+        long_q, long_k = torch.cat([mean_q, q.float() - mean_q], -1), torch.cat([seen_by_mean, seen_by_rest], -1)
         changed = long_q.to(q.dtype), long_k.to(k.dtype), v
         return lambda original: with_heads(original, attention, self.heads, changed)
 
 
 def cut(windows: dict[int, int], sinks: int, placement: Placement) -> Rewrite:
-    """Calls in which the query heads of some key heads see a window and the first keys alone."""
+    """Rewrite calls so that the query heads of some key heads see only a window and the first keys."""
 
     def rewrite(attention: Attention) -> Callable[[AttentionFunction], Any] | None:
         _, query, key = attention.call[0][:3]
@@ -239,12 +239,14 @@ def cut(windows: dict[int, int], sinks: int, placement: Placement) -> Rewrite:
     return rewrite
 
 
-def without_coordinates(kept: torch.Tensor) -> Rewrite:
-    """Calls with some coordinates (H, d) of their queries set to zero, which takes them out of every score."""
+def without_coordinates(mask: torch.Tensor) -> Rewrite:
+    """Rewrite calls with some coordinates of the queries set to zero, which removes them from every score."""
 
     def rewrite(attention: Attention) -> Callable[[AttentionFunction], Any]:
-        (module, query, *rest), options = attention.call
-        return lambda original: original(module, query * kept.to(query.device, query.dtype)[:, None], *rest, **options)
+        (module, query, *more_arguments), options = attention.call
+        return lambda original: original(
+            module, query * mask.to(query.device, query.dtype)[:, None], *more_arguments, **options
+        )
 
     return rewrite
 
@@ -252,28 +254,28 @@ def without_coordinates(kept: torch.Tensor) -> Rewrite:
 def remove_key_drift(
     heads: list[int], beta: torch.Tensor, mean: torch.Tensor, skip_first: int, placement: Placement
 ) -> Rewrite:
-    """Calls in which the keys of some query heads lose β(t − t̄), with β (n, d) and t̄ (n,) of each."""
+    """Rewrite calls so that the keys of some query heads lose β(t − t̄), with β (n, d) and t̄ (n,) of each."""
 
     def rewrite(attention: Attention) -> Callable[[AttentionFunction], Any]:
         q, k, v = of_heads(attention, heads)
-        at = placement.place(attention).key_positions(k.shape[2], k.device)
-        away = (at - mean.to(k.device)[:, None]) * (at >= skip_first)
-        straight = k.float() - away[..., None] * beta.to(k.device)[:, None]
+        positions = placement.place(attention).key_positions(k.shape[2], k.device)
+        offset = (positions - mean.to(k.device)[:, None]) * (positions >= skip_first)
+        straight = k.float() - offset[..., None] * beta.to(k.device)[:, None]
         return lambda original: with_heads(original, attention, heads, (q, straight.to(k.dtype), v))
 
     return rewrite
 
 
 def _with_own_mask(attention: Attention, hidden: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-    """A mask that also hides what the call's own mask or sliding window hides."""
+    """Return a mask that also hides what the call's own mask or sliding window hides."""
     dtype, smallest = attention.q.dtype, torch.finfo(attention.q.dtype).min
-    own = own_mask(attention)
-    if own is None and attention.sliding_window is not None:
+    call_mask = own_mask(attention)
+    if call_mask is None and attention.sliding_window is not None:
         hidden = hidden | (distance >= attention.sliding_window)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, smallest)[None]
-    if own is None:
+    if call_mask is None:
         return mask
-    own = own[..., : mask.shape[-1]]
-    if own.dtype == torch.bool:
-        return mask.masked_fill(~own, smallest)
-    return torch.clamp(mask + own, min=smallest)
+    call_mask = call_mask[..., : mask.shape[-1]]
+    if call_mask.dtype == torch.bool:
+        return mask.masked_fill(~call_mask, smallest)
+    return torch.clamp(mask + call_mask, min=smallest)

@@ -1,1 +1,1 @@
-"""Parse, call the pipeline, print."""
+"""The command line: parse arguments, call the pipeline, print results."""

@@ -32,10 +32,10 @@ from qkscope.runs.selection import DatasetOptions, Selection
 
 
 class AnalyzeCommand(TyperCommand):
-    """Its help names all analyses, which are looked up only then: that takes a second."""
+    """A command whose help lists all analyses; they are imported only then, since that takes a second."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The usual help, with the names behind ``--only``."""
+        """Write the usual help, with the names of analyses at ``--only``."""
         from qkscope.analyses.catalogue import ANALYSES_BY_NAME
 
         for parameter in self.params:
@@ -44,8 +44,8 @@ class AnalyzeCommand(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-def _show_columns(wanted: bool) -> None:
-    if wanted:
+def _show_columns(requested: bool) -> None:
+    if requested:
         from qkscope.results.schema import described_columns
 
         typer.echo(described_columns())
@@ -91,14 +91,14 @@ def analyze_command(
             raise ConfigError(
                 f"--model was given {len(model)} times for {len(datasets)} datasets; give it once for each"
             )
-        analyses, place = analysis_names(only), ExecutionTarget(workers, engine, ray_address)  # type: ignore[arg-type]
-        reading = from_values(DatasetOptions, values).keywords() | {"seed": values["seed"]}
+        analyses, target = analysis_names(only), ExecutionTarget(workers, engine, ray_address)  # type: ignore[arg-type]
+        dataset_options = from_values(DatasetOptions, values).keywords() | {"seed": values["seed"]}
         runs = [
-            open_run(dataset, revision, model=label, family=family, **reading)
+            open_run(dataset, revision, model=label, family=family, **dataset_options)
             for dataset, label in zip_longest(datasets, model or [])
         ]
         jobs = [Job.from_options(run, "analyze", values, parse_points(points, run)) for run in runs]
         prepare(jobs, output)
         with heads_done() as on_done:
-            results = analyze_jobs(jobs, analyses, place=place, strict=strict, on_done=on_done)
+            results = analyze_jobs(jobs, analyses, target=target, strict=strict, on_done=on_done)
         raise typer.Exit(write_and_exit_code(output, results, started))

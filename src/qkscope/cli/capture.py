@@ -36,12 +36,14 @@ _PLANNED = (
 def capture_command(
     context: typer.Context,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the run.")] = Path("run"),
-    config: Annotated[Path | None, typer.Option(help="YAML file with these options; what is typed goes first.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file with these options; the command line overrides it.")
+    ] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     **values: Any,
 ) -> None:
-    """Measure every head of a transformers decoder at every token of some texts, on the unmodified model."""
+    """Measure every head of a transformers model at every token of some texts; the model is not modified."""
     typed = {name for name in values if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command to resume"):
@@ -50,7 +52,7 @@ def capture_command(
 
 @with_options(ModelOptions, TextOptions, CaptureOptions, VectorSampling, only=_PLANNED)
 def plan_command(quiet: Quiet = False, verbose: Verbose = False, **values: Any) -> None:
-    """Say what a capture will take before it runs: memory, disk and time."""
+    """Estimate memory, disk and time of a capture before it runs."""
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         if not values["model"]:
@@ -86,14 +88,14 @@ def _duration(seconds: float) -> str:
 
 
 def settings(values: dict[str, Any], typed: set[str], path: Path | None) -> dict[str, Any]:
-    """Options of the config file, under those that were typed."""
+    """Return the options of the config file, overridden by those on the command line."""
     if path is None:
         return values
     return values | load_capture_config(path) | {name: values[name] for name in typed}
 
 
 def capture_to(values: dict[str, Any], output: Path) -> int:
-    """Capture into a folder, with the values of all options; the exit code."""
+    """Capture into a folder, with the values of all options; return the exit code."""
     if not values["model"] or not values["texts"]:
         raise ConfigError("a capture needs a MODEL and --texts")
     need_torch()
@@ -108,9 +110,9 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
     started = time.monotonic()
     execution = from_values(ExecutionOptions, values)
     if values["trust_remote_code"]:
-        log.warning("running code that comes with %s, as asked", values["model"])
+        log.warning("running code that comes with %s, as requested", values["model"])
     model, options = from_values(ModelOptions, values), capture_options(values)
-    execution.place(resolved_device(model.device))  # what cannot be had is said before texts are read
+    execution.target(resolved_device(model.device))  # raise errors before texts are read
     corpus = Corpus.read(from_values(TextOptions, values), model)
     about = corpus.about(_label(model.model), model.revision, model.config_overrides)
     with progress("capturing", "tokens") as on_progress:
@@ -122,7 +124,7 @@ def capture_to(values: dict[str, Any], output: Path) -> int:
 
 
 def report_outcome(folder: Path) -> int:
-    """Say what is in a folder now, a run or a share of one; the exit code, by whether documents were left out."""
+    """Log the result in a folder, a run or a share of one; return the exit code, nonzero if documents were left out."""
     from qkscope.capture.assemble import n_left_out
     from qkscope.files.runfolder import MANIFEST, RunFolder
 
@@ -131,7 +133,7 @@ def report_outcome(folder: Path) -> int:
         if loss is not None:
             log.info("mean loss %.3f nats per token, over %d tokens of all documents", loss.mean, loss.tokens)
         else:
-            log.warning("no mean loss: this model computes its logits in a way that qkscope does not know")
+            log.warning("no mean loss: qkscope does not know how this model computes its logits")
         log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
     else:
         log.info("wrote a share to %s; when all are done: qkscope merge FOLDER … -o RUN", folder)
@@ -142,5 +144,5 @@ def report_outcome(folder: Path) -> int:
 
 
 def _label(model: str) -> str:
-    """A model's name without the folders it lies in on this machine."""
+    """Return a model's name without its folder on this machine."""
     return Path(model).name if Path(model).exists() else model

@@ -1,4 +1,4 @@
-"""``qkscope card``: one head as a picture to send."""
+"""``qkscope card``: a picture of one head, to share."""
 
 from __future__ import annotations
 

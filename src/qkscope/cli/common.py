@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qkscope")
 
-SOME_HEADS_FAILED, NOTHING_DONE, UNFORESEEN = 1, 2, 3
+SOME_HEADS_FAILED, NOTHING_DONE, UNEXPECTED = 1, 2, 3
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""All but tab and newline; also those that turn the direction of text."""
+"""Control characters except tab and newline, and those that change the direction of text."""
 
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="local: processes of this machine; ray: actors of Ray.")]
@@ -52,9 +52,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what is done at each step.")]
 
 
-def show_version(wanted: bool) -> None:
+def show_version(requested: bool) -> None:
     """Print the version and stop."""
-    if wanted:
+    if requested:
         typer.echo(f"qkscope {__version__}")
         raise typer.Exit
 
@@ -65,7 +65,7 @@ Version = Annotated[
 
 
 def set_up_logging(*, quiet: bool, verbose: bool) -> None:
-    """Plain lines on standard error: errors only, the usual messages, or everything."""
+    """Log plain lines to standard error: errors only, the usual messages, or everything."""
     level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable("%(message)s"))
@@ -77,12 +77,12 @@ def set_up_logging(*, quiet: bool, verbose: bool) -> None:
 
 
 def printable(text: str) -> str:
-    """The text with control characters spelled out: names of files, columns and models may hold any."""
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """Return the text with control characters escaped: names of files, columns and models may contain any."""
+    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class _Printable(logging.Formatter):
-    """Lines that cannot move the cursor, or rename the terminal."""
+    """A formatter whose lines cannot move the cursor or rename the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The message, and the traceback if there is one."""
@@ -90,21 +90,21 @@ class _Printable(logging.Formatter):
 
 
 class _OneLine(logging.Filter):
-    """The Hub's client repeats itself while it tries again; this says so once."""
+    """A filter that logs retries of the Hub's client once, instead of each of them."""
 
-    said = False
+    reported = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Drop the record; the first one that tells of another attempt is put in our words."""
-        if "Retrying" in record.getMessage() and not self.said:
-            self.said = True
-            log.info("the Hub does not answer; trying again for half a minute")
+        """Drop the record; at the first one on a retry, log a message of our own."""
+        if "Retrying" in record.getMessage() and not self.reported:
+            self.reported = True
+            log.info("the Hub does not answer; retrying for half a minute")
         return False
 
 
 @contextmanager
 def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
-    """Turn every error into one line and an exit code; what nobody foresaw also into a file with its traceback.
+    """Turn every error into one line and an exit code; write the traceback of an unexpected error to a file.
 
     ``stopped`` is printed when the user, or the system, stops the command.
     """
@@ -117,7 +117,7 @@ def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
         raise typer.Exit(NOTHING_DONE) from None
     except OSError as error:
         if error.errno is None:
-            raise _unforeseen(error) from None
+            raise _unexpected(error) from None
         file_text = f" [{error.filename}]" if error.filename else ""
         advice = "free some space; " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         log.error("error: %s%s; %s%s", os.strerror(error.errno).lower(), file_text, advice, stopped)
@@ -126,36 +126,36 @@ def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:
-        raise _unforeseen(error) from None
+        raise _unexpected(error) from None
     except KeyboardInterrupt:
         log.error("stopped; %s", stopped)
         raise typer.Exit(128 + (signals or [signal.SIGINT])[0]) from None
 
 
-def _unforeseen(error: Exception) -> typer.Exit:
-    """Say that an error is a bug of ours; the exit that ends the command."""
+def _unexpected(error: Exception) -> typer.Exit:
+    """Report an unexpected error as a bug; return the exit that ends the command."""
     log.debug("", exc_info=error)
-    log.error("error: %s", _kept_traceback(error))
-    return typer.Exit(UNFORESEEN)
+    log.error("error: %s", _save_traceback(error))
+    return typer.Exit(UNEXPECTED)
 
 
-def _kept_traceback(error: Exception) -> str:
-    """Save the traceback of an error; what is said of it."""
+def _save_traceback(error: Exception) -> str:
+    """Save the traceback of an error; return the message about it."""
     reason = " ".join(str(error).split())[:200] or "no reason given"
-    said = f"{type(error).__name__}, which qkscope did not foresee ({reason})"
+    message = f"unexpected {type(error).__name__} ({reason})"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="qkscope-", suffix=".txt", delete=False, encoding="utf-8") as file:
             file.write("".join(traceback.format_exception(error)))
     except OSError:
-        return f"{said}; run it again with --verbose to see where"
-    return f"{said}; {file.name} says where, please report it"
+        return f"{message}; rerun with --verbose for the traceback"
+    return f"{message}; please report it with the traceback in {file.name}"
 
 
 @contextmanager
 def _interrupted_by_sigterm(signals: list[int]) -> Iterator[None]:
     """Make SIGTERM raise ``KeyboardInterrupt``, as Ctrl-C does, so that files are closed and workers stop.
 
-    ``signals`` records that it was SIGTERM. Libraries that wait let no other exception through.
+    ``signals`` records that it was SIGTERM. Waiting libraries pass on no other exception.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -173,12 +173,12 @@ def _interrupted_by_sigterm(signals: list[int]) -> Iterator[None]:
 
 
 def chosen_indices(text: str | None) -> frozenset[int] | None:
-    """The layers or heads that ``--layers`` or ``--heads`` chooses; None: all."""
+    """Return the layers or heads that ``--layers`` or ``--heads`` chooses; None: all."""
     return None if text is None else frozenset(parse_indices(text))
 
 
 def parse_points(text: str | None, run: Run) -> PointOptions | None:
-    """The heads whose vectors are written: all, a number of them, or names such as l05h13,l00h02."""
+    """Return the heads whose vectors are written: all, a number of them, or names such as l05h13,l00h02."""
     from qkscope.analyses.options import PointOptions
     from qkscope.heads import HeadId, choose_heads
 
@@ -208,7 +208,7 @@ def heads_done() -> Iterator[OnDone]:
 
 
 def prepare(jobs: Sequence[Job], folder: Path) -> None:
-    """Raise before the work the errors that would come after it, and log what will be analysed."""
+    """Check the results folder before the work starts, and log what will be analysed."""
     from qkscope.results.folder import check_results_folder
 
     check_results_folder(folder)

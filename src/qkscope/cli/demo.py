@@ -1,4 +1,4 @@
-"""``qkscope demo``: the whole job on what is in the box."""
+"""``qkscope demo``: the whole pipeline on bundled models and texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from qkscope.capture.options import need_torch
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
-from qkscope.cli.ending import clickable, say_findings, show
+from qkscope.cli.ending import clickable, print_findings, show
 from qkscope.cli.report import OpenPage
 from qkscope.progress import progress
 
@@ -30,14 +30,14 @@ def demo_command(
         bool, typer.Option("--fast", help="Three checkpoints on fewer texts, in a minute and a half.")
     ] = False,
     planted: Annotated[
-        bool, typer.Option("--planted", help="48 heads of known truth instead of a model; needs no torch.")
+        bool, typer.Option("--planted", help="48 heads of known structure instead of a model; needs no torch.")
     ] = False,
     open_page: OpenPage = False,
     workers: WorkersOption = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Do the whole job, offline: capture the checkpoints of the bundled family, analyse them, write the report."""
+    """Run the whole pipeline offline: capture the checkpoints of the bundled family, analyse them, write the report."""
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         from qkscope.files.atomic import check_writable
@@ -48,7 +48,7 @@ def demo_command(
         started = time.monotonic()
         study = _planted(output, workers) if planted else _family(output, fast, workers)
         _report(study, output / "report", workers)
-        say_findings(study, quiet=quiet)
+        print_findings(study, quiet=quiet)
         log.info("done in %.0f s", time.monotonic() - started)
         for name in (REPORT, EXPLORER):
             typer.echo(f"{Path(name).stem}: {clickable(output / 'report' / name)}")
@@ -57,25 +57,25 @@ def demo_command(
 
 
 def _family(output: Path, fast: bool, workers: int | None) -> Study:
-    """Capture the checkpoints one after the other, then analyse them together."""
+    """Capture the checkpoints one by one, then analyse them together."""
     need_torch("; without it: qkscope demo --planted")
     from qkscope.capture.model import load_quietly
     from qkscope.config import StudyConfig, StudyRunConfig
     from qkscope.data.family import FAMILY_TITLE, other_windows
     from qkscope.report.gather import at_window, gather
 
-    load_quietly()  # each checkpoint loads at once
+    load_quietly()  # checkpoints load too fast for a progress bar
     chosen = chosen_checkpoints(fast)
     items = []
     for number, checkpoint in enumerate(chosen, start=1):
         log.info("capturing %s (%d of %d), window %d", checkpoint.name, number, len(chosen), checkpoint.window)
         folder = _capture(checkpoint, output / "runs" / checkpoint.name, 1024 if fast else 2048)
         for window in other_windows(checkpoint, chosen):
-            log.info("capturing %s at a window of %d too, to compare", checkpoint.name, window)
-            there = at_window(str(folder), window)
-            _capture(replace(checkpoint, window=window), Path(there), 1024 if fast else 2048)
-        said = {"label": checkpoint.name, "family": "tinyrope", "phase": checkpoint.phase, "step": checkpoint.step}
-        items.append(StudyRunConfig(path=str(folder), **said))  # type: ignore[arg-type]
+            log.info("capturing %s again with a window of %d, to compare", checkpoint.name, window)
+            path = at_window(str(folder), window)
+            _capture(replace(checkpoint, window=window), Path(path), 1024 if fast else 2048)
+        fields = {"label": checkpoint.name, "family": "tinyrope", "phase": checkpoint.phase, "step": checkpoint.step}
+        items.append(StudyRunConfig(path=str(folder), **fields))  # type: ignore[arg-type]
     with heads_done() as on_done:
         study = gather(
             StudyConfig(runs=items, title=FAMILY_TITLE), output / "results", workers=workers, on_done=on_done
@@ -84,7 +84,7 @@ def _family(output: Path, fast: bool, workers: int | None) -> Study:
 
 
 def chosen_checkpoints(fast: bool) -> tuple[Checkpoint, ...]:
-    """The checkpoints to capture; where some are not installed, a line says so."""
+    """Return the checkpoints to capture; log if some are not installed."""
     from qkscope.data.family import CHECKPOINTS, NAME, bundled_checkpoints, fast_checkpoints
 
     if fast:
@@ -97,7 +97,7 @@ def chosen_checkpoints(fast: bool) -> tuple[Checkpoint, ...]:
 
 
 def _with_effects(study: Study, output: Path, chosen: Sequence[Checkpoint], passes: int) -> Study:
-    """The study, and what its last checkpoint loses without each term, on texts that its means were not made from."""
+    """Add the effects of removing each term from the last checkpoint, on texts that its means were not made from."""
     from qkscope.api import effects
     from qkscope.capture.model import load_model
     from qkscope.cause.effects import EffectOptions
@@ -106,7 +106,7 @@ def _with_effects(study: Study, output: Path, chosen: Sequence[Checkpoint], pass
     from qkscope.results.effects import write_measured
 
     last, window = chosen[-1], min(checkpoint.window for checkpoint in chosen)
-    log.info("taking terms away from the scores of %s, window %d", last.name, window)
+    log.info("removing terms from the scores of %s, window %d", last.name, window)
     source = _source(last)
     run = Path(at_window(str(output / "runs" / last.name), window))
     with progress("passes") as on_done:

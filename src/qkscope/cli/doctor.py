@@ -1,4 +1,4 @@
-"""``qkscope doctor``: versions, devices, memory and disk of this installation, and what would fail."""
+"""``qkscope doctor``: check versions, devices, memory and disk of this installation."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class _Finding:
     """One line of the report."""
 
     level: Level
-    what: str
-    found: str
-    way_out: str = ""
+    name: str
+    value: str
+    advice: str = ""
 
     def __str__(self) -> str:
         mark = {"ok": "  ", "note": "- ", "problem": "! "}[self.level]
-        return f"{mark}{self.what:<22}{self.found}" + (f"; {self.way_out}" if self.way_out else "")
+        return f"{mark}{self.name:<22}{self.value}" + (f"; {self.advice}" if self.advice else "")
 
 
 def doctor_command(
-    folder: Annotated[Path, typer.Argument(help="Where results are to go.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Folder for results.")] = Path(),
 ) -> None:
-    """Print versions, devices, memory and free disk, and what would fail; exit code 1 if anything would."""
+    """Print versions, devices, memory, free disk and problems; exit code 1 if there are problems."""
     set_up_logging(quiet=False, verbose=False)
     with errors_as_lines():
         findings = examine(folder)
@@ -59,7 +59,7 @@ def doctor_command(
 
 
 def examine(folder: Path) -> list[_Finding]:
-    """All checks that need no model, dataset or network; ``folder`` is where results go."""
+    """Run all checks that need no model, dataset or network; results go to ``folder``."""
     return [*_software(), *_machine(), *_gpus(), *_disk(folder), *_hub()]
 
 
@@ -127,9 +127,9 @@ def _disk(folder: Path) -> Iterator[_Finding]:
     free = shutil.disk_usage(nearest).free / 2**30
     hint = "qkscope plan shows what a capture needs" if free < LITTLE_DISK else ""
     yield _Finding("note" if free < LITTLE_DISK else "ok", "free disk", f"{free:.1f} GiB at {nearest}", hint)
-    from qkscope.files.locks import can_be_held
+    from qkscope.files.locks import supports_locks
 
-    if not can_be_held(nearest):
+    if not supports_locks(nearest):
         reason = f"{nearest} cannot be locked"
         yield _Finding("problem", "output folder", reason, "choose one on a local disk")
 

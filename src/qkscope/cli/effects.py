@@ -1,4 +1,4 @@
-"""``qkscope effects``: what each term of each head does to the prediction."""
+"""``qkscope effects``: the effect of each term of each head on the prediction."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def effects_command(
     verbose: Verbose = False,
     **values: Any,
 ) -> None:
-    """Estimate, for all heads, and measure, for some, what taking a term of the score away does to the prediction."""
+    """Estimate for all heads, and measure for some, the effect of removing a term of the score on the prediction."""
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command to resume"):
         chosen = list(dict.fromkeys(_term(name) for name in terms.split(",")))
-        locked, documents = loaded(values, run, window, allow_overlap=allow_overlap)
+        locked, documents = load_model_and_documents(values, run, window, allow_overlap=allow_overlap)
         from qkscope.cause.effects import EffectOptions, EffectsJob, effect_tables, parsed_heads
         from qkscope.files.atomic import check_writable
         from qkscope.results.effects import write_measured
@@ -66,12 +66,12 @@ def effects_command(
         together = frames["effects_together"]
         for row in together[together["over"] == "all"].itertuples():
             ends = f"[{row.delta_nll_low:.3f}, {row.delta_nll_high:.3f}]"
-            left = "without" if gamma == 1 else f"with {gamma:g} less of"
-            log.info("%s %s in %d heads: %+.3f nats per token %s", left, row.change, row.n_heads, row.delta_nll, ends)
+            prefix = "without" if gamma == 1 else f"with {gamma:g} less of"
+            log.info("%s %s in %d heads: %+.3f nats per token %s", prefix, row.change, row.n_heads, row.delta_nll, ends)
         log.info("done in %.0f s", time.monotonic() - started)
 
 
-def loaded(
+def load_model_and_documents(
     values: dict[str, Any], run: Path, window: int | None, *, allow_overlap: bool
 ) -> tuple[LockedModel, list[torch.Tensor]]:
     """Load the model with its run, and the documents, cut to the window."""

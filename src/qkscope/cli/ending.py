@@ -1,4 +1,4 @@
-"""How commands that write pages end: what was found, where the pages are, and the browser if it is wanted."""
+"""The end of commands that write pages: print findings and links, and open the browser if requested."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from qkscope.results.study import Study
 
 
-def say_findings(study: Study, *, quiet: bool = False) -> None:
-    """What the report's first screen says, in two lines."""
+def print_findings(study: Study, *, quiet: bool = False) -> None:
+    """Print the first screen of the report in two lines."""
     if quiet:
         return
     from qkscope.report.claims import Claims
@@ -30,10 +30,10 @@ def say_findings(study: Study, *, quiet: bool = False) -> None:
 
 
 def clickable(path: Path) -> str:
-    """The whole path; in a terminal, as a link that opens it."""
-    there = path.resolve()
-    shown = printable(str(there))
-    return f"\x1b]8;;{there.as_uri()}\x1b\\{shown}\x1b]8;;\x1b\\" if sys.stdout.isatty() else shown
+    """Return the absolute path; in a terminal, as a link that opens it."""
+    absolute = path.resolve()
+    text = printable(str(absolute))
+    return f"\x1b]8;;{absolute.as_uri()}\x1b\\{text}\x1b]8;;\x1b\\" if sys.stdout.isatty() else text
 
 
 def show(page: Path) -> None:

@@ -1,4 +1,4 @@
-"""``qkscope export``: calibration files of other tools, from what a run keeps."""
+"""``qkscope export``: calibration files of other tools, from a run's statistics."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def push_command(
     verbose: Verbose = False,
     **values: Any,
 ) -> None:
-    """Send a run or results to the Hub with a card; without texts, tokens, paths and names of documents."""
+    """Send a run or results to the Hub with a card; texts, tokens, paths and document names are left out."""
     from qkscope.integrations.hub import push as pushing
 
     set_up_logging(quiet=quiet, verbose=verbose)

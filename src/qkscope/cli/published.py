@@ -40,7 +40,7 @@ Configs = Annotated[
 
 
 def _command(analysis: str, about: str) -> Callable[..., None]:
-    """A published command: the same options for each analysis."""
+    """Return a published command; each analysis has the same options."""
 
     def command(
         config: Configs,
@@ -115,15 +115,15 @@ def _analyze(
             started = time.monotonic()
             workers, engine, address = engine_options
             count = workers or next((c.workers for c in by_folder[folder] if c.workers != "auto"), None)
-            place = ExecutionTarget(count, engine, address)  # type: ignore[arg-type]
+            target = ExecutionTarget(count, engine, address)  # type: ignore[arg-type]
             with heads_done() as on_done:
-                results = analyze(jobs, [analysis], place=place, strict=strict, on_done=on_done)
+                results = analyze(jobs, [analysis], target=target, strict=strict, on_done=on_done)
             codes.append(write_and_exit_code(folder, results, started))
         raise typer.Exit(max(codes))
 
 
 def _override(config: Config, choices: dict[str, str | int | None]) -> Config:
-    """The config with the overrides of the command line."""
+    """Return the config with the overrides of the command line."""
     overrides: dict[str, Any] = {key: value for key, value in choices.items() if value is not None}
     for key in ("layers", "heads"):
         if key in overrides:

@@ -1,4 +1,4 @@
-"""``qkscope reach``: how far heads attend, which key heads may be cut to a window, and what that costs."""
+"""``qkscope reach``: how far heads attend, the key heads to cut to a window, and the cost of that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkscope.cli.common import (
     set_up_logging,
     write_and_exit_code,
 )
-from qkscope.cli.effects import AllowOverlap, loaded
+from qkscope.cli.effects import AllowOverlap, load_model_and_documents
 from qkscope.cli.options import with_options
 from qkscope.errors import ConfigError
 from qkscope.progress import progress
@@ -32,10 +32,19 @@ if TYPE_CHECKING:
     from qkscope.cause.choice import Cut, CutLimits
     from qkscope.cause.lockedmodel import LockedModel
 
-_HOW = ("revision", "tokenizer", "dtype", "device", "attn", "config_overrides", "trust_remote_code", "threads")
+_MODEL_OPTIONS = (
+    "revision",
+    "tokenizer",
+    "dtype",
+    "device",
+    "attn",
+    "config_overrides",
+    "trust_remote_code",
+    "threads",
+)
 
 
-@with_options(ModelOptions, TextOptions, only=(*_HOW, "texts", "field", "max_docs", "bos"))
+@with_options(ModelOptions, TextOptions, only=(*_MODEL_OPTIONS, "texts", "field", "max_docs", "bos"))
 def reach_command(
     run: Annotated[Path, typer.Argument(help="Captured run.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for tables and the cut.")] = Path("reach"),
@@ -64,7 +73,7 @@ def reach_command(
     verbose: Verbose = False,
     **values: Any,
 ) -> None:
-    """Tabulate how far each head attends; choose key heads to cut to a window, and measure what that costs."""
+    """Tabulate how far each head attends; choose key heads to cut to a window, and measure the cost."""
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command"):
@@ -80,19 +89,21 @@ def reach_command(
         tables, code = _tables(run, output, workers, started)
         heads = choosing.query_head_table(tables, cut or choosing.middle_window(tables))
         if listed is not None:
-            _say_agreement(choosing.agreement_with(heads, *listed), output)
+            _report_agreement(choosing.agreement_with(heads, *listed), output)
         if cut is not None and limits is not None:
             heads = _cut(run, output, heads, limits, by, keep, cut)
             if measure is not None:
                 shares = dict.fromkeys([keep, *((0.75, 0.25) if also_keep is None else also_keep)])
                 cuts = choosing.every_cut(heads, by, list(shares), cut, limits.sinks, draws, seed)
-                locked, documents = loaded(values | {"model": measure}, run, window, allow_overlap=allow_overlap)
+                locked, documents = load_model_and_documents(
+                    values | {"model": measure}, run, window, allow_overlap=allow_overlap
+                )
                 _measure(locked, documents, run, output, cuts)
         raise typer.Exit(code)
 
 
 def _tables(run: Path, output: Path, workers: int | None, started: float) -> tuple[dict[str, pd.DataFrame], int]:
-    """Compute and write what is known about reach from the run alone."""
+    """Compute and write the tables of reach that need the run alone."""
     from qkscope.engine import ExecutionTarget
     from qkscope.results.analyze import analyze
     from qkscope.results.job import Job
@@ -101,7 +112,7 @@ def _tables(run: Path, output: Path, workers: int | None, started: float) -> tup
     job = Job.from_options(open_run(run), "reach")
     prepare([job], output)
     with heads_done() as on_done:
-        results = analyze([job], ["position", "reach"], place=ExecutionTarget(workers), on_done=on_done)
+        results = analyze([job], ["position", "reach"], target=ExecutionTarget(workers), on_done=on_done)
     frames = results[0].tables.frames
     if frames["reach"].empty:
         raise ConfigError(f"nothing is known about the reach of {run}: give a captured run, or the rotary encoding")
@@ -109,8 +120,8 @@ def _tables(run: Path, output: Path, workers: int | None, started: float) -> tup
     return {name: frames[name] for name in ("position", "reach")}, code
 
 
-def _say_agreement(table: pd.DataFrame, output: Path) -> None:
-    """Say, write and draw how far columns agree with a list."""
+def _report_agreement(table: pd.DataFrame, output: Path) -> None:
+    """Log, write and draw the agreement of columns with a list."""
     import io
 
     from qkscope.figures.attentionreach import draw_agreement
@@ -123,9 +134,9 @@ def _say_agreement(table: pd.DataFrame, output: Path) -> None:
         draw_agreement(table).savefig(picture, format="png")
     files = {"against.csv": csv_bytes(table), "against.png": picture.getvalue()}
     write_together(output, files)
-    log.info("how far columns rank heads as the list does: ρ, its 95% interval over layers, AUC of the top tenth")
+    log.info("agreement of each column with the list: Spearman's ρ, its 95% interval over layers, AUC of the top tenth")
     for row in table.itertuples():
-        ends = f"[{row.rho_low:+.2f}, {row.rho_high:+.2f}]"
+        ends = f"[{row.rho_low:+.2f}, {row.rho_high:+.2f}]" if row.rho_low == row.rho_low else "(no interval)"
         log.info("  %-18s ρ %+.2f %s  AUC %.2f  (%d heads)", row.column, row.rho, ends, row.auc, row.n_heads)
     for name in files:
         log.info("wrote %s", output / name)
@@ -134,7 +145,7 @@ def _say_agreement(table: pd.DataFrame, output: Path) -> None:
 def _cut(
     run: Path, output: Path, heads: pd.DataFrame, limits: CutLimits, by: str, keep: float, window: int
 ) -> pd.DataFrame:
-    """Write the cut that is asked for; returns the heads that a cut can change."""
+    """Write the requested cut; return the heads that a cut can change."""
     from qkscope.cause import choice as choosing
 
     heads = choosing.longer_than(heads, limits.sliding, window)
@@ -147,7 +158,7 @@ def _cut(
 
 
 def _measure(locked: LockedModel, documents: list[torch.Tensor], run: Path, output: Path, cuts: list[Cut]) -> None:
-    """Measure the cuts, write what they cost, and say it for the share that was asked for, which comes first."""
+    """Measure the cuts and write their costs; log those of the requested share, which comes first."""
     from qkscope.cause.cuts import cut_table
     from qkscope.results.effects import write_measured
 

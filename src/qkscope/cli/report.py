@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
-from qkscope.cli.ending import clickable, say_findings, show
+from qkscope.cli.ending import clickable, print_findings, show
 from qkscope.progress import progress
 
 Given = Annotated[
@@ -58,7 +58,7 @@ def report_command(
             print_page(printer, output / REPORT, output / PDF)
         for figure in skipped:
             log.info("left out %s: %s", figure.name, figure.reason)
-        say_findings(study, quiet=quiet)
+        print_findings(study, quiet=quiet)
         log.info("wrote in %.1f s:", time.monotonic() - started)
         for name in (REPORT, EXPLORER, *([PDF] if pdf else [])):
             typer.echo(clickable(output / name))
@@ -92,5 +92,5 @@ def view_command(
 
 
 def _command() -> str:
-    """The command as it was typed, for the record."""
+    """Return the command as it was typed, for the report's record."""
     return shlex.join(["qkscope", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("qkscope", "__main__") else "qkscope"

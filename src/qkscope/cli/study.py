@@ -1,4 +1,4 @@
-"""``qkscope study capture``: measure what a study needs, each run at its own window and at that of the comparison."""
+"""``qkscope study capture``: capture the runs of a study, each at its own window and at that of the comparison."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from qkscope.options import option_specs
 study_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Work on all runs of a study file.")
 _CLASSES = (ModelOptions, TextOptions, CaptureOptions, VectorSampling, ExecutionOptions)
 _OWN = ("model", "revision", "window")
-"""What the study file says for each run."""
+"""Options that the study file sets for each run."""
 _SHARED = tuple(option.name for option in option_specs(*_CLASSES) if option.name not in _OWN)
 
 
 @with_options(*_CLASSES, only=_SHARED)
 def study_capture_command(
-    study: Annotated[Path, typer.Argument(help="A study file (.yaml) whose runs say their weights and window.")],
+    study: Annotated[Path, typer.Argument(help="A study file (.yaml) whose runs state their weights and window.")],
     quiet: Quiet = False,
     verbose: Verbose = False,
     **values: Any,
 ) -> None:
-    """Capture every run of a study that is not there yet, also at the window at which runs are compared."""
+    """Capture every missing run of a study, also at the window at which runs are compared."""
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command to resume"):
         config = load_study_config(study)
@@ -39,45 +39,51 @@ def study_capture_command(
             for folder, window in missing(config, item, study.parent)
         ]
         if not codes:
-            log.info("every run of %s is there", study)
+            log.info("every run of %s is captured already", study)
         raise typer.Exit(max(codes, default=0))
 
 
 def missing(config: StudyConfig, item: StudyRunConfig, folder: Path) -> list[tuple[Path, int]]:
-    """Folders and windows of a run that are yet to be captured."""
+    """Return the folders and windows of a run that are not captured yet."""
     from qkscope.report.gather import at_window
 
-    own = window_of(item, folder)
-    compared = config.compare_at or min(window_of(other, folder) for other in config.runs)
-    wanted = [(folder / item.path, own)]
-    if compared != own:
-        wanted.append((Path(at_window(str(folder / item.path), compared)), compared))
-    return [(place, window) for place, window in wanted if not (place / "run.json").exists() and not _has_tables(place)]
+    own_window = window_of(item, folder)
+    compared = config.compare_at or min(window_of(run, folder) for run in config.runs)
+    captures = [(folder / item.path, own_window)]
+    if compared != own_window:
+        captures.append((Path(at_window(str(folder / item.path), compared)), compared))
+    return [
+        (run_folder, window)
+        for run_folder, window in captures
+        if not (run_folder / "run.json").exists() and not _has_tables(run_folder)
+    ]
 
 
 def window_of(item: StudyRunConfig, folder: Path) -> int:
-    """The window of a run: as the study says, or as its capture was."""
+    """Return the window of a run: from the study, or from its capture."""
     if item.window is not None:
         return item.window
     from qkscope.runs.run import open_run
 
     if not (folder / item.path).exists():
-        raise ConfigError(f"{item.path} is not there yet, and the study does not say its window; add window: N to it")
+        raise ConfigError(
+            f"{item.path} does not exist, and the study does not set its window; add window: N to the run"
+        )
     window = open_run(folder / item.path).source.window
     if window is None:
-        raise ConfigError(f"the window of {item.path} is not known; add window: N to it")
+        raise ConfigError(f"the window of {item.path} is not known; add window: N to the run")
     return window
 
 
-def _has_tables(place: Path) -> bool:
+def _has_tables(run_folder: Path) -> bool:
     from qkscope.results.reader import is_results
 
-    return is_results(place)
+    return is_results(run_folder)
 
 
 def _capture(values: dict[str, Any], item: StudyRunConfig, parent: Path, folder: Path, window: int) -> int:
     if item.weights is None:
-        raise ConfigError(f"{folder} is not there, and the study does not say its weights; add weights: to the run")
+        raise ConfigError(f"{folder} does not exist, and the study does not name its weights; add weights: to the run")
     local = parent / item.weights
     model = str(local) if local.exists() else item.weights
     log.info("capturing %s at a window of %d", item.label or item.path, window)

@@ -20,7 +20,7 @@ def verify_command(
     quiet: Quiet = False,
 ) -> None:
     """Compare a run's files with their checksums, and tables with those computed from the run; 1 if they differ."""
-    from qkscope.results.verify import check_run, check_tables, left_out_when_pushed
+    from qkscope.results.verify import check_run, check_tables, removed_by_push
 
     set_up_logging(quiet=quiet, verbose=False)
     with errors_as_lines():
@@ -32,7 +32,7 @@ def verify_command(
             compared = f"tables in {tables_folder} compared"
         for line in problems:
             typer.echo(line)
-        left_out = left_out_when_pushed(run)
+        left_out = removed_by_push(run)
         if left_out and not quiet:
             typer.echo(f"{run}: {', '.join(left_out)}: left out of run.json when the run was pushed")
         if not quiet:

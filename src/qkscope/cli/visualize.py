@@ -113,7 +113,7 @@ def rotate_visualize(
 def _choose(
     config: Path, random: bool, count: int, seed: int, layer: int | None, head: int | None
 ) -> tuple[Job, list[tuple[int, int]]]:
-    """The config's run, and the heads that the options select."""
+    """Return the config's run, and the heads that the options select."""
     from qkscope.heads import choose_heads
     from qkscope.results.config import load_configs
     from qkscope.results.job import Job

@@ -1,7 +1,7 @@
-"""How far the queries of a position bucket spread along differences of keys: all that plasticity needs of them.
+"""The spread of the queries of each position bucket along differences of keys, which is what plasticity needs.
 
-A covariance per bucket would be two thirds of a captured run. What is read of it are its variances along a few hundred
-differences of keys δᵀΣ_bδ, and, for the published model, along the axes of a basis that begins with the drift.
+A covariance per bucket would take two thirds of a captured run. Only its variances δᵀΣ_bδ are used: along a few hundred
+differences of keys and, for the published model, along the axes of a basis that begins with the drift.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BucketSpread:
 
     @classmethod
     def of(cls, buckets: Moments, drift: Moments, delta: Float[np.ndarray, "buckets pairs d"]) -> BucketSpread:
-        """From the moments of each bucket (…, buckets); ``drift`` are those of all queries (…)."""
+        """Compute the spread from the moments of each bucket (…, buckets); ``drift``: moments of all queries (…)."""
         cov, basis = buckets.cov_x, drift_basis(drift)[..., None, :, :]
         return cls(buckets.n, buckets.mean_x, spread_along(delta, cov), spread_along(basis, cov))
 
@@ -44,7 +44,7 @@ class BucketSpread:
 
 @dataclass(frozen=True)
 class StoredSpread:
-    """What a captured run keeps of the queries of a layer by bucket: variances along pairs of its sampled keys."""
+    """The stored spread of a layer's queries by bucket: variances along differences of its sampled keys."""
 
     pairs: TokenPairs
     along_pairs: Float[np.ndarray, "hq buckets pairs"]
@@ -52,14 +52,14 @@ class StoredSpread:
 
     @classmethod
     def of(cls, buckets: Moments, total: Moments, sampled: SampledKeys) -> StoredSpread:
-        """From the moments of a layer's queries by bucket (Hq, buckets) and of all of them (Hq,)."""
+        """Compute the spread from the moments of a layer's queries by bucket (Hq, buckets) and in total (Hq,)."""
         earlier, later = sampled.rows
-        found = []
+        spreads = []
         for query, key in enumerate(sampled.read):
             keys = sampled.keys[:, key].astype(np.float64)
-            found.append(BucketSpread.of(buckets[query], total[query], keys[later] - keys[earlier]))
-        along = (np.stack([getattr(one, name) for one in found]) for name in ("along_pairs", "along_axes"))
-        return cls(sampled.pairs, *along)
+            spreads.append(BucketSpread.of(buckets[query], total[query], keys[later] - keys[earlier]))
+        variances = (np.stack([getattr(spread, name) for spread in spreads]) for name in ("along_pairs", "along_axes"))
+        return cls(sampled.pairs, *variances)
 
     def head(self, query: int, cells: BucketMeans) -> BucketSpread:
         """One query head; ``cells`` are its means by document group and bucket."""

@@ -1,4 +1,4 @@
-"""Count, mean and scatter of rows in chunks of fixed size, so that no result depends on how rows were delivered."""
+"""Count, mean and scatter of rows in chunks of fixed size, so that no result depends on how the rows were read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from jaxtyping import Float, Float32, Real
 
 CHUNK = 65_536
-"""Rows are reduced in chunks of this size, so that a result never depends on how they were read."""
+"""Rows per chunk."""
 SINGLE_CHUNK = 1024
-"""The chunk size for rows in single precision, whose sums within a chunk are in single precision too."""
+"""Rows per chunk in single precision, where the sums within a chunk are in single precision too."""
 SINGLE_RANGE = 1e-9, 1e15
-"""Range of the largest absolute value of such rows; otherwise they are converted to double precision first."""
+"""Range of the largest absolute value for single-precision sums; other rows are converted to double precision."""
 
 
 class Sums(NamedTuple):
-    """Of z = (x, t) over the rows of a chunk."""
+    """Count, mean and scatter of z = (x, t) over the rows of a chunk."""
 
     n: Float[np.ndarray, "*batch"]
     mean: Float[np.ndarray, "*batch z"]
@@ -26,7 +26,7 @@ class Sums(NamedTuple):
 
 
 def chunk_sums(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Iterator[Sums]:
-    """The sums of each chunk; squares of single-precision rows are taken in single precision where they fit."""
+    """The sums of each chunk; single-precision rows are squared in single precision if the squares fit."""
     if x.dtype == np.float32 and x.ndim == 2 and _squares_fit(x):
         return _single(x, t)
     starts = range(0, x.shape[-2], CHUNK)
@@ -34,14 +34,14 @@ def chunk_sums(x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) ->
 
 
 def _squares_fit(x: Float32[np.ndarray, "n d"]) -> bool:
-    """Whether the squares of these rows are well within the range of single precision."""
+    """True if the squares of these rows are well within the range of single precision."""
     largest = float(max(x.max(), -x.min()))
     return SINGLE_RANGE[0] < largest < SINGLE_RANGE[1]
 
 
 def _single(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"]) -> Iterator[Sums]:
-    """Squares in single precision, each chunk about its mean, which is as exact as the rows are."""
-    origin = x[0].astype(np.float64)  # with sums about a row, coordinates that are equal in all rows stay exactly zero
+    """Sums with squares in single precision, each chunk centred on its mean: as exact as the rows themselves."""
+    origin = x[0].astype(np.float64)  # relative to a row, coordinates that are equal in all rows are exactly zero
     starts = range(0, len(x), SINGLE_CHUNK)
     return (_squared(x[i : i + SINGLE_CHUNK], t[i : i + SINGLE_CHUNK], origin) for i in starts)
 
@@ -49,23 +49,23 @@ def _single(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"]) -> Iterator
 def _squared(x: Float32[np.ndarray, "n d"], t: Real[np.ndarray, "n"], origin: Float[np.ndarray, "d"]) -> Sums:
     """Sums of a chunk; ``origin`` is a vector close to its rows, the same for all chunks.
 
-    The mean and the products with t are summed in double precision, because they decide whether there is a drift.
+    The mean and the products with t are summed in double precision, because the drift depends on them.
     """
     n, mean_t = len(x), float(t.mean())
-    at = t - mean_t
+    centred_t = t - mean_t
     double = x.astype(np.float64)
     double -= origin
-    sums, with_t = np.stack([np.ones(n), at]) @ double
+    sums, with_t = np.stack([np.ones(n), centred_t]) @ double
     mean = origin + sums / n
     shift = mean.astype(np.float32)
     z = x - shift
     scatter = np.empty((x.shape[1] + 1,) * 2)
     scatter[:-1, :-1] = z.T @ z
-    off = mean - shift
-    if (off**2 > 1e-9 / n * np.diagonal(scatter)[:-1]).any():
-        scatter[:-1, :-1] -= n * off[:, None] * off
+    rounding = mean - shift
+    if (rounding**2 > 1e-9 / n * np.diagonal(scatter)[:-1]).any():
+        scatter[:-1, :-1] -= n * rounding[:, None] * rounding
     scatter[:-1, -1] = scatter[-1, :-1] = with_t
-    scatter[-1, -1] = at @ at
+    scatter[-1, -1] = centred_t @ centred_t
     return Sums(np.asarray(float(n)), np.append(mean, mean_t), scatter)
 
 

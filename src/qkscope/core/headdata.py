@@ -1,4 +1,4 @@
-"""One head as analyses see it: its moments and, if available, vectors and its rotary encoding."""
+"""The input of analyses: a head's moments and, if available, its vectors and its rotary encoding."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class HeadData(NamedTuple):
     key_head: HeadId
     moments: HeadMoments
     vectors: Pair | None = None
-    """A sample of its queries and keys."""
+    """A sample of the queries and keys."""
     rotary: HeadRotary | None = None
-    """Its rotary encoding, and the means of queries and keys with the rotation undone."""
+    """The rotary encoding, and the means of queries and keys with the rotation undone."""
     sliding_window: int | None = None
     """A query sees keys less than this far away; None: all."""
     both: bool = False
-    """Whether its queries also see later keys, as in encoders."""
+    """True if its queries also see later keys, as in encoders."""
     nope: bool | None = None
-    """Whether its layer has no rotary encoding; None: unknown."""
+    """True if its layer has no rotary encoding; None: unknown."""
     reach: HeadReach | None = None
     """Attention weights of some queries by distance."""
     q_buckets: Moments | BucketSpread | None = None
-    """Its queries by position bucket: their moments, or what a captured run keeps of them."""
+    """The queries by position bucket: their moments, or the spread that a captured run stores."""
     pairs: TokenPairs | None = None
-    """The pairs of keys that the latter is about."""
+    """The pairs of keys that the stored spread belongs to."""
     passage: PassageVectors | None = None
-    """A short text, whole, if it was asked for."""
+    """Vectors of every token of a short text, if requested."""

@@ -1,4 +1,4 @@
-"""Statistics of a head: moments by document group and by position bucket, means by both.
+"""Statistics of a head: moments by document group and by position bucket, means by group and bucket.
 
 Documents are divided into 8 groups (example_id mod 8), which the jackknife deletes one at a time.
 Positions are divided into 16 equal buckets over the window. A group and a bucket together are a cell.
@@ -27,7 +27,7 @@ from qkscope.options import N_BUCKETS
 N_GROUPS = 8
 DELETE_ONE = 1.0 - np.eye(N_GROUPS)
 ALL_AND_WITHOUT = np.vstack([np.ones(N_GROUPS), DELETE_ONE])
-"""Weights of the document groups: all of them, then each one left out."""
+"""Weights of the document groups: first all of them, then each one left out."""
 HALVES = np.stack([np.arange(N_GROUPS) % 2 == 0, np.arange(N_GROUPS) % 2 == 1]).astype(float)
 """Even and odd groups."""
 
@@ -87,9 +87,9 @@ class HeadMoments:
     dropped_k: Int[np.ndarray, "*batch"]
     """Non-finite key rows left out."""
     repeated_q: Int[np.ndarray, "*batch"]
-    """Query rows whose token has another row before."""
+    """Query rows whose token occurs in an earlier row too."""
     repeated_k: Int[np.ndarray, "*batch"]
-    """Key rows whose token has another row before."""
+    """Key rows whose token occurs in an earlier row too."""
     cross: Moments | None = None
     """Moments of (q, k) at the same token by document group (…, 8), for ``pairing="token"``."""
     q_cells: BucketMeans | None = None
@@ -114,8 +114,8 @@ class HeadMoments:
             q_cells=BucketMeans.stack(q_cells) if len(q_cells) == len(heads) else None,
         )
 
-    def few(self, count: int) -> Iterator[tuple[slice, HeadMoments]]:
-        """Consecutive slices of a batch, at most ``count`` heads each, and their moments."""
+    def batches(self, count: int) -> Iterator[tuple[slice, HeadMoments]]:
+        """Yield consecutive slices of at most ``count`` heads, with their moments."""
         for start in range(0, len(self.window), count):
             span = slice(start, start + count)
             values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -153,12 +153,12 @@ class HeadMoments:
         return self.k.total
 
     @cached_property
-    def without_q(self) -> LeaveOneOut:
+    def leave_one_out_q(self) -> LeaveOneOut:
         """Queries with each document group left out in turn (…, 8)."""
         return LeaveOneOut(self.q, self.total_q)
 
     @cached_property
-    def without_k(self) -> LeaveOneOut:
+    def leave_one_out_k(self) -> LeaveOneOut:
         """Keys with each document group left out in turn (…, 8)."""
         return LeaveOneOut(self.k, self.total_k)
 
@@ -168,13 +168,13 @@ class HeadMoments:
         return self.total_q.merge(self.total_k)
 
     @cached_property
-    def pooled_without(self) -> PooledLeaveOneOut:
+    def pooled_leave_one_out(self) -> PooledLeaveOneOut:
         """Queries and keys together with each document group left out in turn (…, 8)."""
-        return PooledLeaveOneOut(self.without_q, self.without_k)
+        return PooledLeaveOneOut(self.leave_one_out_q, self.leave_one_out_k)
 
     @property
     def groups_present(self) -> Float[np.ndarray, "*batch 8"]:
-        """1 for each document group that has rows, 0 for the others."""
+        """1 for each document group that has rows, else 0."""
         return ((self.q.n > 0) | (self.k.n > 0)).astype(float)
 
     @property
@@ -210,7 +210,7 @@ def bucket_width(window: int, buckets: int = N_BUCKETS) -> int:
 
 
 def bucket_of(position: Int[np.ndarray, "n"], window: int, buckets: int = N_BUCKETS) -> Int[np.ndarray, "n"]:
-    """The bucket of each position: equal widths over the window, the last may be shorter."""
+    """The bucket of each position: equal widths over the window, except that the last may be shorter."""
     return np.clip(position // bucket_width(window, buckets), 0, buckets - 1)
 
 
@@ -237,8 +237,8 @@ def bucket_moments(rows: Rows, window: int, buckets: int = N_BUCKETS) -> Moments
 
 
 def cross_moments(q: Rows, k: Rows) -> Moments:
-    """Moments of (q, k) stacked into one vector of length 2d, over the tokens both have, by document group (8,)."""
+    """Moments of (q, k) stacked into one vector of length 2d, over their common tokens, by document group (8,)."""
     keys_q, keys_k = (token_keys(rows.example_id, rows.position) for rows in (q, k))
     _, in_q, in_k = np.intersect1d(keys_q, keys_k, return_indices=True)
-    both = Rows(np.concatenate([q.x[in_q], k.x[in_k]], axis=-1), q.position[in_q], q.example_id[in_q])
-    return group_moments(both)
+    stacked = Rows(np.concatenate([q.x[in_q], k.x[in_k]], axis=-1), q.position[in_q], q.example_id[in_q])
+    return group_moments(stacked)

@@ -1,4 +1,4 @@
-"""Pairs of keys of the same document, drawn uniformly from those before a bucket of queries."""
+"""Pairs of keys of the same document, drawn uniformly from the keys before a bucket of queries."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from qkscope.core.rows import Rows, token_keys
 from qkscope.core.sample import sampled_rows
 
 MOST_PAIRS = 256
-"""Pairs of keys per bucket, at most."""
+"""Largest number of pairs of keys per bucket."""
 PAIR_ROWS = 4096
-"""Sampled tokens that a capture draws pairs from, at most."""
+"""Largest number of sampled tokens that a capture draws pairs from."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,22 @@ class TokenPairs:
 
     @property
     def real(self) -> Bool[np.ndarray, "buckets pairs"]:
-        """Which are pairs, not padding."""
+        """True for pairs, False for padding."""
         return self.example >= 0
 
     def rows_in(
         self, example_id: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"]
     ) -> tuple[Int[np.ndarray, "buckets pairs"], Int[np.ndarray, "buckets pairs"]]:
         """Indices of both tokens in rows sorted by document and position; a ``LookupError`` if one is missing."""
-        have = token_keys(example_id, position)
-        found = []
-        for at in (self.earlier, self.later):
-            wanted = token_keys(self.example, at)
-            index = np.minimum(np.searchsorted(have, wanted), max(len(have) - 1, 0))
-            if (self.real & (have[index] != wanted if len(have) else True)).any():
+        row_tokens = token_keys(example_id, position)
+        indices = []
+        for pair_position in (self.earlier, self.later):
+            tokens = token_keys(self.example, pair_position)
+            index = np.minimum(np.searchsorted(row_tokens, tokens), max(len(row_tokens) - 1, 0))
+            if (self.real & (row_tokens[index] != tokens if len(row_tokens) else True)).any():
                 raise LookupError("a token of a pair of keys is not among the sampled ones")
-            found.append(np.where(self.real, index, 0))
-        return found[0], found[1]
+            indices.append(np.where(self.real, index, 0))
+        return indices[0], indices[1]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class KeyPairs:
 
     @classmethod
     def of(cls, keys: Rows, pairs: TokenPairs, window: int) -> KeyPairs:
-        """The keys of these tokens, which are among rows sorted by document and position."""
+        """The keys of these tokens; ``keys`` must contain them and be sorted by document and position."""
         buckets = len(pairs.example)
         width = bucket_width(window, buckets)
         earlier, later = pairs.rows_in(keys.example_id, keys.position)
@@ -88,14 +88,14 @@ class KeyPairs:
 
 @dataclass(frozen=True)
 class SampledKeys:
-    """Sampled keys of a captured layer, and the pairs of them that its queries are measured along."""
+    """Sampled keys of a captured layer, and the pairs along whose differences its queries are measured."""
 
     keys: Float[np.ndarray, "n hk d"]
     pairs: TokenPairs
     rows: tuple[Int[np.ndarray, "buckets pairs"], Int[np.ndarray, "buckets pairs"]]
-    """Index of the earlier and of the later key of each pair."""
+    """Indices of the earlier and of the later key of each pair."""
     read: list[int]
-    """For each query head, the index of the key head that it reads."""
+    """Index of the key head that each query head reads."""
 
     @classmethod
     def of(
@@ -137,8 +137,8 @@ def token_pairs(
 ) -> TokenPairs:
     """Draw pairs uniformly for every bucket, without repetition; the same tokens give the same pairs.
 
-    Tokens are sorted by document and position. Those of a pair are before the bucket and, in a layer with a sliding
-    window, visible to its last query.
+    Tokens must be sorted by document and position. Both tokens of a pair are before the bucket and, in a layer with a
+    sliding window, visible to the last query of the bucket.
     """
     order = _Documents(example, position)
     width = bucket_width(window, buckets)
@@ -156,7 +156,7 @@ def token_pairs(
 
 
 class _Documents:
-    """Tokens sorted by document and position, and uniform pairs among those in a range of positions."""
+    """Tokens sorted by document and position, to draw uniform pairs in a range of positions."""
 
     def __init__(self, example: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"]) -> None:
         self.position = position
@@ -183,7 +183,7 @@ class _Documents:
 
 
 def _triangle(rank: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """The j of the rank-th pair (i, j), i < j, counted 01, 02, 12, 03 and so on.
+    """The index j of the rank-th pair (i, j), i < j, in the order 01, 02, 12, 03 and so on.
 
     >>> _triangle(np.arange(6)).tolist()
     [1, 2, 2, 3, 3, 3]

@@ -1,4 +1,4 @@
-"""Statistics that a captured run stores for a layer: moments of all heads by document group and position bucket."""
+"""The stored statistics of a layer: moments of all heads by document group and position bucket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope, UndoneSums
 
 UNDONE_COV = "undone-cov"
-"""What a capture is asked to keep (``--keep``) for the covariance of queries before the rotation."""
+"""Value of ``--keep`` that stores the covariance of queries before the rotation."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LayerMoments:
     k: Moments
     """Keys by document group (Hkv, 8)."""
     q_buckets: Moments | None
-    """Queries by position bucket (Hq, buckets), until the capture is finished; then None."""
+    """Queries by position bucket (Hq, buckets) during the capture; None in a finished run."""
     q_cells: BucketMeans
     """Query means by document group and position bucket (Hq, 8, buckets)."""
     k_cells: BucketMeans
@@ -35,19 +35,19 @@ class LayerMoments:
     unrotated_q: Float[np.ndarray, "hq 8 planes 2"]
     """Σ over tokens of the queries with their rotation undone, as (real, imaginary); no planes without rotary."""
     unrotated_k: Float[np.ndarray, "hkv 8 planes 2"]
-    """The same for the keys."""
+    """As ``unrotated_q``, for the keys."""
     temperature: Float[np.ndarray, "2 positions"]
     """If queries are scaled by a factor that depends on position: its sum and count at each position; else empty."""
     sizes_q: Float[np.ndarray, "hq 8 planes"] | None = None
     """Σ over tokens of the lengths of the queries in each plane; None in runs that did not sum them."""
     sizes_k: Float[np.ndarray, "hkv 8 planes"] | None = None
-    """The same for the keys."""
+    """As ``sizes_q``, for the keys."""
     reach: Float[np.ndarray, "hq 8 columns"] | None = None
     """Attention weights of some queries by distance, as in reach.py; None in runs that did not sum them."""
     spread: StoredSpread | None = None
-    """What a finished capture keeps of ``q_buckets``; None if it was not loaded."""
+    """The part of ``q_buckets`` that a finished run stores; None if it was not loaded."""
     undone: Moments | None = None
-    """Queries with their rotation undone (Hq); None without rotary, if they were not asked for, or not loaded."""
+    """Queries with their rotation undone (Hq); None without rotary, if not requested at capture, or not loaded."""
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of documents."""
@@ -67,7 +67,7 @@ class LayerMoments:
         )
 
     def rotary(self, query: int, key: int, rope: Rope) -> HeadRotary:
-        """The sums of one query head and the key head it reads with the rotation undone."""
+        """The sums, with the rotation undone, of one query head and the key head it reads."""
         q, k = (
             UndoneSums(sums[i, ..., 0] + 1j * sums[i, ..., 1], n, None if sizes is None else sizes[i])
             for sums, i, n, sizes in (

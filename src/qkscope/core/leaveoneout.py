@@ -1,7 +1,7 @@
 """Moments with each document group left out in turn, without forming their scatters.
 
 The scatter of all rows except those of group g is S − S_g − c δδᵀ, with δ the difference of the two means and
-c = n_g (n − n_g) / n. Only products of it with a few vectors are needed.
+c = n_g (n − n_g) / n. Only its products with a few vectors are needed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from qkscope.core.linalg import ratio
 from qkscope.core.moments import Moments, Spread
 
 CANCELS = 1e-4
-"""If less than this share of the spread remains without a group, the others are merged instead of subtracting it."""
+"""If less than this share of the spread remains without a group, the other groups are merged instead."""
 
 
 @dataclass(frozen=True)
 class LeaveOneOut(Spread):
-    """All rows except those of one group, for each group (…, groups)."""
+    """Moments of all rows except those of one group, for each group (…, groups)."""
 
     groups: Moments
     """Moments by group (…, groups)."""
     whole: Moments
-    """All groups together (…)."""
+    """Moments of all groups together (…)."""
 
     @cached_property
     def n(self) -> Float[np.ndarray, "*batch groups"]:
@@ -35,7 +35,7 @@ class LeaveOneOut(Spread):
 
     @cached_property
     def mean(self) -> Float[np.ndarray, "*batch groups z"]:
-        """Their mean; 0 where no rows remain."""
+        """Mean of the remaining rows; 0 where none remain."""
         difference = self.whole.mean[..., None, :] - self.groups.mean
         mean = self.whole.mean[..., None, :] + ratio(self.groups.n, self.n)[..., None] * difference
         return np.where(self.n[..., None] > 0, mean, 0.0)
@@ -45,8 +45,8 @@ class LeaveOneOut(Spread):
         """Scatter of x with t."""
         if self._merged is not None:
             return self._merged.scatter_xt
-        apart = self.whole.scatter_xt[..., None, :] - self.groups.scatter_xt
-        return apart - self._root[..., :-1] * self._root[..., -1:]
+        difference = self.whole.scatter_xt[..., None, :] - self.groups.scatter_xt
+        return difference - self._root[..., :-1] * self._root[..., -1:]
 
     @cached_property
     def diagonal(self) -> Float[np.ndarray, "*batch groups z"]:
@@ -55,7 +55,7 @@ class LeaveOneOut(Spread):
 
     @property
     def cancels(self) -> bool:
-        """Whether subtracting a group would leave mostly rounding error, so that the others are merged instead."""
+        """True if subtracting a group would leave mostly rounding error, so that the others are merged instead."""
         return self._merged is not None
 
     def times(self, vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
@@ -84,8 +84,8 @@ class LeaveOneOut(Spread):
     @cached_property
     def _merged(self) -> Moments | None:
         """The remaining groups, merged, if subtracting would leave mostly rounding error; else None."""
-        left, whole = (_spreads(diagonal) for diagonal in (self._diagonal, self.whole.diagonal[..., None, :]))
-        if (left >= CANCELS * whole).all():
+        remaining, total = (_spreads(diagonal) for diagonal in (self._diagonal, self.whole.diagonal[..., None, :]))
+        if (remaining >= CANCELS * total).all():
             return None
         return self.groups.merged(1.0 - np.eye(self.groups.n.shape[-1]))
 
@@ -104,17 +104,17 @@ class PooledLeaveOneOut:
 
     @cached_property
     def n(self) -> Float[np.ndarray, "*batch groups"]:
-        """Number of rows of both."""
+        """Number of remaining queries and keys."""
         return np.asarray(self.q.n + self.k.n)
 
     @property
     def whole_n(self) -> Float[np.ndarray, "*batch 1"]:
-        """Number of rows of both, no group left out."""
+        """Number of queries and keys with no group left out."""
         return np.asarray(self.q.whole.n + self.k.whole.n)[..., None]
 
     @cached_property
     def _root(self) -> Float[np.ndarray, "*batch groups z"]:
-        """Its outer product with itself is what the distance between the classes adds to the scatter."""
+        """√(n_q n_k / n) (μ_q − μ_k); its outer product is the scatter between the two classes."""
         return np.sqrt(ratio(self.q.n * self.k.n, self.n))[..., None] * (self.q.mean - self.k.mean)
 
     @property

@@ -50,12 +50,12 @@ def eigh_descending(matrix: Float[np.ndarray, "*batch d d"]) -> Eigen:
 
 
 def _rows(vectors: Float[np.ndarray, "*batch d k"]) -> Float[np.ndarray, "*batch k d"]:
-    """Columns as rows, last first, contiguous in memory so that products are fast."""
+    """Transpose to rows in reverse order, contiguous in memory so that products are fast."""
     return np.ascontiguousarray(vectors[..., ::-1].swapaxes(-1, -2))
 
 
 def eigh_leading(matrix: Float[np.ndarray, "*batch d d"], k: int) -> Eigen:
-    """Only the k leading eigenpairs of a covariance: half the work if k is small.
+    """The k leading eigenpairs of a covariance: half the work of a full decomposition if k is small.
 
     >>> eigh_leading(np.diag([1.0, 4.0, 2.0]), 2).values.tolist()
     [4.0, 2.0]
@@ -75,7 +75,7 @@ def eigh_leading(matrix: Float[np.ndarray, "*batch d d"], k: int) -> Eigen:
 
 
 def inverse(matrix: Float[np.ndarray, "*batch d d"]) -> Float[np.ndarray, "*batch d d"]:
-    """Inverse of a positive definite matrix, by Cholesky's factor: half the work of a general inverse.
+    """Inverse of a positive definite matrix, by Cholesky factorisation: half the work of a general inverse.
 
     >>> inverse(np.array([[2.0, 0.0], [0.0, 4.0]])).round(12).tolist()
     [[0.5, 0.0], [0.0, 0.25]]
@@ -93,7 +93,7 @@ def inverse(matrix: Float[np.ndarray, "*batch d d"]) -> Float[np.ndarray, "*batc
 
 
 def is_positive(matrix: Float[np.ndarray, "d d"]) -> bool:
-    """Whether a symmetric matrix is positive definite, by Cholesky's factor.
+    """True if a symmetric matrix is positive definite, by Cholesky factorisation.
 
     >>> is_positive(np.diag([1.0, 2.0])), is_positive(np.diag([1.0, -2.0]))
     (True, False)
@@ -112,7 +112,7 @@ def canonical_signs(r_q: Float[np.ndarray, "*shape"], r_k: Float[np.ndarray, "*s
 
 
 def sign_is_anchored_on_k(r_q: Float[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
-    """Where r_q is too weak to fix the sign, so that the sign of r_k means nothing."""
+    """True where r_q is too weak to fix the sign: there r_k fixes it, and its own sign means nothing."""
     return np.abs(r_q) < SIGN_ANCHOR
 
 
@@ -135,12 +135,12 @@ def off_axis_matrix(
     along: Float[np.ndarray, "*#batch"] | float = 0.0,
 ) -> Float[np.ndarray, "*batch d d"]:
     """(I − aaᵀ)M(I − aaᵀ) − ``along``·aaᵀ for a symmetric M and a unit axis a."""
-    on = (matrix @ axis[..., None])[..., 0]
-    half = on - axis * ((on * axis).sum(-1, keepdims=True) / 2 - np.asarray(along)[..., None] / 2)
+    image = (matrix @ axis[..., None])[..., 0]
+    half = image - axis * ((image * axis).sum(-1, keepdims=True) / 2 - np.asarray(along)[..., None] / 2)
     cross = axis[..., :, None] * half[..., None, :]
-    off = matrix - cross
-    off -= cross.swapaxes(-1, -2)
-    return off
+    result = matrix - cross
+    result -= cross.swapaxes(-1, -2)
+    return result
 
 
 def householder(axis: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch d d"]:

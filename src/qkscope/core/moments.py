@@ -24,7 +24,7 @@ ROUNDING = 1e-13
 
 
 class Spread(ABC):
-    """Anything with a count, a mean and a scatter, whether or not the scatter is stored as a matrix."""
+    """The interface of a count, a mean and a scatter; the scatter need not be stored as a matrix."""
 
     if TYPE_CHECKING:
 
@@ -35,7 +35,7 @@ class Spread(ABC):
 
         @property
         def mean(self) -> Float[np.ndarray, "*batch z"]:
-            """Their mean."""
+            """Mean of the rows."""
             raise NotImplementedError
 
     @property
@@ -145,7 +145,7 @@ class Moments(Spread):
     __add__ = merge
 
     def add(self, x: Real[np.ndarray, "*batch n d"], t: Real[np.ndarray, "..."]) -> Moments:
-        """These moments with further rows."""
+        """The moments of these and further rows."""
         return self.merge(Moments.from_rows(x, t))
 
     def merged(self, weights: Float[np.ndarray, "... parts"] | None = None) -> Moments:
@@ -159,15 +159,17 @@ class Moments(Spread):
         sets = (None,) * (weights.ndim - 1)
         n_parts = self.n[(..., *sets, slice(None))] * weights
         n = np.asarray(n_parts.sum(-1))
-        # Deviations from the mean of all parts keep the products small when that mean is far from zero.
+        # Deviations from the mean of all parts keep the products small even if that mean is far from zero.
         share = self.n / np.maximum(self.n.sum(-1, keepdims=True), np.finfo(float).tiny)
         shift = np.einsum("...p,...pz->...z", share, self.mean)
-        away = np.where(self.n[..., None] > 0, self.mean - shift[..., None, :], 0.0)
-        mean = np.einsum("...p,...pz->...z", ratio(n_parts, n[..., None]), away[(..., *sets, slice(None), slice(None))])
+        deviation = np.where(self.n[..., None] > 0, self.mean - shift[..., None, :], 0.0)
+        mean = np.einsum(
+            "...p,...pz->...z", ratio(n_parts, n[..., None]), deviation[(..., *sets, slice(None), slice(None))]
+        )
         flat = self.scatter.reshape(*self.scatter.shape[:-2], -1)
         scatter = (weights @ flat).reshape(*n.shape, *self.scatter.shape[-2:])
-        apart = away[(..., *sets, slice(None), slice(None))] - mean[..., None, :]
-        scatter += (apart * n_parts[..., None]).swapaxes(-1, -2) @ apart
+        centred = deviation[(..., *sets, slice(None), slice(None))] - mean[..., None, :]
+        scatter += (centred * n_parts[..., None]).swapaxes(-1, -2) @ centred
         centre = shift[(..., *sets, slice(None))]
         return Moments(n, mean + np.where(n[..., None] > 0, centre, 0.0), scatter)
 
@@ -235,8 +237,8 @@ class Moments(Spread):
 
     def correlations(self, total: Float[np.ndarray, "*batch"]) -> Float[np.ndarray, "*batch d"]:
         """Pearson correlation of each coordinate with t; 0 where its variance is only rounding error of ``total``."""
-        along = self.variances
-        scale = np.sqrt(np.where(along > ROUNDING * total[..., None], along, 0.0) * self.var_t[..., None])
+        variances = self.variances
+        scale = np.sqrt(np.where(variances > ROUNDING * total[..., None], variances, 0.0) * self.var_t[..., None])
         return np.clip(ratio(self.cov_xt, scale), -1.0, 1.0)
 
     def turned(self, signs: Float[np.ndarray, "*batch d"]) -> Moments:
@@ -258,8 +260,8 @@ class Moments(Spread):
         return ratio(np.einsum("...md,...d->...m", axes, self.cov_xt), self.var_t[..., None])
 
     def corr_along(self, axes: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m"]:
-        """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where either varies only by rounding error."""
+        """Pearson correlation of uᵀx with t, in [−1, 1]; 0 where uᵀx varies only by rounding error or t not at all."""
         cov = np.einsum("...md,...d->...m", axes, self.cov_xt)
-        along, total = self.var_along(axes), self.total_variance[..., None]
-        scale = np.sqrt(np.where(along > ROUNDING * total, along, 0.0) * self.var_t[..., None])
+        variances, total = self.var_along(axes), self.total_variance[..., None]
+        scale = np.sqrt(np.where(variances > ROUNDING * total, variances, 0.0) * self.var_t[..., None])
         return np.clip(ratio(cov, scale), -1.0, 1.0)

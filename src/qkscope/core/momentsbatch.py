@@ -1,7 +1,7 @@
-"""Moments of several heads side by side, copied into one array only if needed.
+"""Moments of several heads as one batch, copied into one array only if needed.
 
-Most results of a batch need only totals and halves. Each head caches its own, and query heads that read the same key
-head share those of the key head.
+Most results of a batch need only totals and halves. Each head caches its own; query heads that read the same key head
+share the cached results of that key head.
 """
 
 from __future__ import annotations
@@ -42,22 +42,21 @@ class MomentsBatch(Moments):
         return np.stack([head.scatter_xt for head in self.heads])
 
     def times(self, vectors: Float[np.ndarray, "*#batch m d"]) -> Float[np.ndarray, "*batch m d"]:
-        """Each row of ``vectors`` multiplied by the scatter of x; equal neighbouring heads share one product."""
+        """Each row of ``vectors`` multiplied by the scatter of x; adjacent identical heads share one product."""
         *_, m, d = vectors.shape
         batch = np.broadcast_shapes(vectors.shape[:-2], self.n.shape)
         assert batch[0] == len(self.heads)
         rows = np.broadcast_to(vectors, (*(1,) * (len(batch) + 2 - vectors.ndim), *vectors.shape))
         products = np.empty((*batch, m, d))
-        for start, stop in self._runs:
-            rows_of_run = rows[start:stop] if len(rows) > 1 else rows
-            side_by_side = np.concatenate(list(rows_of_run), -2)
-            product = self.heads[start].times(side_by_side)
-            products[start:stop] = np.stack(np.split(product, len(rows_of_run), -2))
+        for start, stop in self._identical_heads:
+            head_rows = rows[start:stop] if len(rows) > 1 else rows
+            product = self.heads[start].times(np.concatenate(list(head_rows), -2))
+            products[start:stop] = np.stack(np.split(product, len(head_rows), -2))
         return products
 
     @cached_property
-    def _runs(self) -> list[tuple[int, int]]:
-        """Start and end of each run of neighbours that are the same object."""
+    def _identical_heads(self) -> list[tuple[int, int]]:
+        """Start and end of each range of adjacent heads that are the same object."""
         edges = [i for i in range(len(self.heads)) if i == 0 or self.heads[i] is not self.heads[i - 1]]
         return list(zip(edges, [*edges[1:], len(self.heads)], strict=True))
 

@@ -34,7 +34,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Frame:
-    """What queries and keys of a head share: axes, planes, noise and window."""
+    """The parameters that queries and keys of a head share: axes, planes, noise and window."""
 
     a: Float[np.ndarray, "d"]
     b: Float[np.ndarray, "d"]
@@ -72,7 +72,7 @@ class Law:
         return Moments(np.asarray(1.0), exact.mean, exact.scatter / exact.n + noise)
 
     def draw(self, n: int, documents: int, rng: np.random.Generator) -> Rows:
-        """``n`` rows at random positions, spread evenly over the documents, in document order."""
+        """Draw ``n`` rows at random positions, spread evenly over the documents, in document order."""
         f = self.frame
         if n > documents * f.window:
             raise ValueError(f"expected at most {documents * f.window} rows from {documents} documents, got {n}")
@@ -86,7 +86,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Truth:
-    """What was planted, and the population moments that follow from it (their n is a weight, not a count)."""
+    """The planted parameters and their population moments, whose n is a weight, not a count."""
 
     a: Float[np.ndarray, "d"]
     b: Float[np.ndarray, "d"]

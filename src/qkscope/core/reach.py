@@ -1,9 +1,9 @@
-"""How far attention goes: attention weights of some queries over all their keys, summed by distance.
+"""The reach of attention: weights of some queries on all their keys, summed by distance.
 
-A document's queries are evenly spaced over its tokens. The weight of a query on its keys is summed in bins of distance
-Δ = i − j, or |i − j| where queries also see later keys, two to a doubling, so that every power of two is the first
-distance of a bin; the first ``skip_first`` keys of a document, the sinks, are a sum of their own. Sums are kept by
-document group and merge by addition.
+A document's queries are evenly spaced over its tokens. The weights of a query on its keys are summed in bins of the
+distance Δ = i − j, or |i − j| where queries also see later keys. There are two bins per doubling, so every power of two
+starts a bin. The first ``skip_first`` keys of a document, the sinks, have a separate sum. Sums are by document group
+and are merged by addition.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 
 _PER_OCTAVE = 2
 REACH_COUNTS = ("n", "sink", "gap", "n_gap")
-"""What stands before the bins: queries; their weight on sinks; their sink gaps, and how many see a sink."""
+"""Columns before the bins: number of queries, weight on sinks, sum of sink gaps, number of queries that see a sink."""
 
 
 def bin_starts(window: int) -> Int[np.ndarray, "bins"]:
-    """First distance of each bin; 0 and 1 are bins of their own.
+    """First distance of each bin; 0 and 1 are separate bins.
 
     >>> bin_starts(20).tolist()
     [0, 1, 2, 4, 5, 8, 11, 16]
@@ -40,7 +40,7 @@ def cut_windows(window: int) -> Int[np.ndarray, "windows"]:
 
 
 def query_positions(length: int, count: int, skip_first: int) -> Int[np.ndarray, "n"]:
-    """The queries of a document of ``length`` tokens: the middles of ``count`` equal stretches, no sinks.
+    """The queries of a document of ``length`` tokens: the middles of ``count`` equal spans, without sinks.
 
     >>> query_positions(16, 4, 0).tolist()
     [2, 6, 10, 14]
@@ -51,7 +51,7 @@ def query_positions(length: int, count: int, skip_first: int) -> Int[np.ndarray,
 
 @dataclass(frozen=True)
 class HeadReach:
-    """The sums of one query head, and where its queries were."""
+    """The sums of one query head, and the positions of its queries."""
 
     sums: Float[np.ndarray, "groups columns"]
     """REACH_COUNTS, then the weight in each bin."""
@@ -59,7 +59,7 @@ class HeadReach:
     positions: Int[np.ndarray, "queries"]
     """Position of each query."""
     after: Int[np.ndarray, "queries"]
-    """Tokens of its document after it."""
+    """Number of tokens after each query in its document."""
     groups: Int[np.ndarray, "queries"]
     """Document group of each query."""
     skip_first: int

@@ -55,7 +55,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class UndoneSums:
-    """Sums over the rows of each document group with their rotation undone, and their numbers."""
+    """Sums of the rows of each document group with their rotation undone, and the number of rows."""
 
     total: Complex[np.ndarray, "groups planes"]
     n: Float[np.ndarray, "groups"]
@@ -70,13 +70,13 @@ class UndoneSums:
 
 @dataclass(frozen=True)
 class HeadRotary:
-    """The rotary encoding of a head, and what its queries and keys are with the rotation undone."""
+    """The rotary encoding of a head, and sums of its queries and keys with the rotation undone."""
 
     rope: Rope
     q: UndoneSums
     k: UndoneSums
     temperature: Float[np.ndarray, "positions"] | None = None
-    """Factor on the queries at each position, if the layer applies one; the sums are without it."""
+    """Factor on the queries at each position, if the layer applies one; not included in the sums."""
 
     @property
     def mean_q(self) -> Complex[np.ndarray, "planes"]:

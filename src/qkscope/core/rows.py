@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 def rows_of(example_id: Int[np.ndarray, "n"], document: int, most: int | None = None) -> Int[np.ndarray, "m"]:
-    """Indices of the rows of one document, which are sorted by it, thinned evenly to at most ``most``.
+    """Indices of the rows of one document, thinned evenly to at most ``most``; rows must be sorted by document.
 
     >>> rows_of(np.array([0, 0, 1, 1, 1, 1, 2]), 1, 3).tolist()
     [2, 3, 5]
@@ -32,7 +32,7 @@ class Rows:
     x: Float[np.ndarray, "n *heads d"]
     position: Int[np.ndarray, "n"]
     example_id: Int[np.ndarray, "n"]
-    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         lengths = len(self.x), len(self.position), len(self.example_id)
@@ -52,11 +52,11 @@ class Rows:
         """Documents and positions as bytes: a cache key for results that depend on nothing else."""
         return self.example_id.astype(np.int64).tobytes() + self.position.astype(np.int64).tobytes()
 
-    def once(self, what: Hashable, make: Callable[[], _T]) -> _T:
-        """A cached result of these rows, made at first use: query heads share the rows of their keys."""
-        if what not in self._made:
-            self._made[what] = make()
-        return self._made[what]
+    def once(self, key: Hashable, compute: Callable[[], _T]) -> _T:
+        """Return a result of these rows, computed on first use; query heads share the rows of their keys."""
+        if key not in self._cache:
+            self._cache[key] = compute()
+        return self._cache[key]
 
     def take(self, index: Int[np.ndarray, "m"]) -> Rows:
         """The rows at these indices, in this order."""
@@ -73,7 +73,7 @@ class Rows:
         return self.once("double", lambda: Rows(self.x.astype(np.float64), self.position, self.example_id))
 
     def concat(self, other: Rows) -> Rows:
-        """These rows, followed by the others."""
+        """These rows, followed by those of ``other``."""
         return Rows(
             np.concatenate([self.x, other.x]),
             np.concatenate([self.position, other.position]),
@@ -81,9 +81,9 @@ class Rows:
         )
 
     def ordered(self) -> Rows:
-        """The same rows sorted by (example_id, position), so that no result depends on the order in a file.
+        """The same rows sorted by (example_id, position), so that no result depends on the order in the file.
 
-        Rows that are equal in both are sorted by the bytes of their vectors.
+        Rows with the same document and position are sorted by the bytes of their vectors.
         """
         documents, positions = self.example_id, self.position
         same = documents[1:] == documents[:-1]
@@ -93,13 +93,13 @@ class Rows:
 
     @property
     def repeated(self) -> int:
-        """Rows whose token has another row before; rows must be sorted."""
+        """Number of rows whose token occurs in an earlier row too; rows must be sorted."""
         tokens = token_keys(self.example_id, self.position)
         return int((tokens[1:] == tokens[:-1]).sum())
 
     def finite(self) -> Rows:
         """The rows whose vectors contain neither NaN nor infinity."""
-        # One sum is enough for nearly every file; if it overflows, each value is checked.
+        # One sum is enough for nearly all files; if it is not finite, each value is checked.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(self.x.sum()):
                 return self
@@ -127,16 +127,16 @@ class Coordinates(NamedTuple):
 
     @classmethod
     def of(cls, pair: Pair, axes: Float[np.ndarray, "m d"]) -> Coordinates:
-        """All axes in one product, in the vectors' own precision."""
+        """Project on all axes in one product, in the precision of the vectors."""
         return cls(*((rows.x @ axes.astype(rows.x.dtype).T).astype(np.float64) for rows in (pair.q, pair.k)))
 
-    def some(self, axes: slice) -> Coordinates:
+    def select(self, axes: slice) -> Coordinates:
         """The coordinates on some of the axes."""
         return Coordinates(self.q[:, axes], self.k[:, axes])
 
 
 def token_keys(example_id: Int[np.ndarray, "*shape"], position: Int[np.ndarray, "*shape"]) -> Int[np.ndarray, "*shape"]:
-    """One integer per token; both are 32-bit in the dataset format."""
+    """One integer per token; documents and positions are 32-bit in the dataset format."""
     return (example_id.astype(np.int64) << 32) + position
 
 

@@ -1,7 +1,7 @@
 """A uniform sample of rows that does not depend on their order and can be merged.
 
 The priority of a row is a hash of (seed, example_id, position); the sample consists of the rows with the
-lowest priorities. Therefore every head of a run has the same tokens, for queries and for keys.
+lowest priorities. Therefore all heads of a run have the same tokens, for queries and for keys.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sample:
 
 
 def sample_pair(pair: Pair, size: int, seed: int = 0) -> Pair:
-    """At most ``size`` rows of each class, in order; the same tokens in every head."""
+    """At most ``size`` queries and keys, in order; the same tokens in every head."""
     return Pair(*(ordered_sample(rows, size, seed) for rows in (pair.q, pair.k)))
 
 
@@ -58,7 +58,7 @@ def ordered_sample(rows: Rows, size: int, seed: int = 0) -> Rows:
 def sampled_rows(
     example_id: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"], size: int, seed: int = 0
 ) -> Int[np.ndarray, "m"]:
-    """Indices of the rows that ``ordered_sample`` would take of these tokens, each of which occurs once."""
+    """Indices of the rows that ``ordered_sample`` would select; each token must occur once."""
     if len(position) <= size:
         return np.lexsort((position, example_id))
     chosen = _chosen(example_id.astype(np.int64).tobytes(), position.astype(np.int64).tobytes(), size, seed)

@@ -1,7 +1,7 @@
 """The bundled model family: tinyrope, checkpoints of one small language model, and texts it was not trained on.
 
 Trained by examples/tinyrope/train.py; the weights, the tokenizer and the texts are package data. A checkout has all ten
-checkpoints, a wheel four of them (pyproject.toml says which are left out).
+checkpoints; the wheel bundles four of them (pyproject.toml lists the excluded ones).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "tinyrope"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One point in training, and how the demo captures it."""
+    """One training checkpoint, and the options with which the demo captures it."""
 
     name: str
     phase: str
@@ -30,7 +30,7 @@ class Checkpoint:
 
     @property
     def is_bundled(self) -> bool:
-        """Whether this installation has its weights."""
+        """True if this installation has its weights."""
         return _checkpoint_folder(self.name).is_dir()
 
     @property
@@ -45,7 +45,7 @@ CHECKPOINTS = (
     *(Checkpoint(f"extend-4k-step-{step:04d}", _TO_4K, 3000 + step, 4096, 8) for step in (50, 500)),
     *(Checkpoint(f"extend-8k-step-{step:04d}", _TO_8K, 3500 + step, 8192, 8) for step in (50, 300)),
 )
-"""All that were kept in training, bundled or not."""
+"""All checkpoints saved in training, bundled or not."""
 
 
 def data() -> Path:
@@ -58,7 +58,7 @@ def _checkpoint_folder(name: str) -> Path:
 
 
 def _present(folder: Path) -> Path:
-    """The folder; an error if this installation was made without it."""
+    """Return the folder; raise an error if this installation does not have it."""
     if not folder.is_dir():
         names = ", ".join(checkpoint.name for checkpoint in bundled_checkpoints()) or "no checkpoint"
         raise ConfigError(
@@ -79,40 +79,40 @@ def nope_variant() -> Path:
 
 
 def fast_checkpoints() -> tuple[Checkpoint, ...]:
-    """An early checkpoint, the end of pre-training and the last one, on fewer documents."""
+    """An early checkpoint, the end of pre-training and the last one, with fewer documents."""
     chosen = (CHECKPOINTS[1], CHECKPOINTS[5], CHECKPOINTS[9])
     return tuple(replace(checkpoint, documents=4) for checkpoint in chosen)
 
 
 def other_windows(checkpoint: Checkpoint, among: Sequence[Checkpoint]) -> list[int]:
-    """Windows at which a checkpoint is captured besides its own: the smallest, to compare; the last one, at all.
+    """Windows at which a checkpoint is also captured: the smallest, to compare; for the last checkpoint, all.
 
     >>> [other_windows(checkpoint, CHECKPOINTS) for checkpoint in (CHECKPOINTS[0], CHECKPOINTS[-2], CHECKPOINTS[-1])]
     [[], [1024], [1024, 4096]]
     """
     windows = sorted({other.window for other in among})
-    wanted = windows if checkpoint == among[-1] else windows[:1]
-    return [window for window in wanted if window < checkpoint.window]
+    chosen = windows if checkpoint == among[-1] else windows[:1]
+    return [window for window in chosen if window < checkpoint.window]
 
 
 def texts() -> Path:
-    """Old State of the Union addresses, in the public domain, that the model was not trained on."""
+    """Folder of old State of the Union addresses, in the public domain, that the model was not trained on."""
     return data() / "texts"
 
 
 def some_texts(count: int) -> list[Path]:
-    """Paths of ``count`` texts, evenly spaced over the years."""
+    """Return paths of ``count`` texts, evenly spaced over the years."""
     files = sorted(texts().iterdir())
     return [files[i * len(files) // count] for i in range(count)]
 
 
 def other_texts(count: int) -> list[Path]:
-    """As many texts, evenly spaced, that are not among ``some_texts(count)``."""
-    taken = set(some_texts(count))
-    files = [path for path in sorted(texts().iterdir()) if path not in taken]
+    """Return paths of ``count`` texts, evenly spaced, that are not among ``some_texts(count)``."""
+    excluded = set(some_texts(count))
+    files = [path for path in sorted(texts().iterdir()) if path not in excluded]
     return [files[i * len(files) // count] for i in range(count)]
 
 
 def tokenizer() -> Path:
-    """The family's tokenizer."""
+    """Folder of the family's tokenizer."""
     return data() / "tokenizer"

@@ -1,4 +1,4 @@
-"""The demonstration dataset: 48 planted heads, with heads of every class of the taxonomy."""
+"""The demonstration dataset: 48 planted heads, which cover every class of the taxonomy."""
 
 from __future__ import annotations
 

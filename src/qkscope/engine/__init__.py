@@ -1,7 +1,7 @@
-"""Where work runs: in this process, in local worker processes, or in Ray actors; no result depends on which.
+"""Pools of workers: this process, local processes or Ray actors; results do not depend on the choice.
 
 A pool sends its work function to each worker once and then the items one by one. A worker that dies is replaced, and
-its item is sent again; results are yielded as they are done, with the index of their item, for the caller to order.
+its item is sent again. Results are yielded in order of completion, with the index of their item.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class Pool(Protocol[Item_contra, Result_co]):
     """Workers that have received their work function."""
 
     def map(self, items: Sequence[Item_contra]) -> Iterator[tuple[int, Result_co]]:
-        """Yield (index, result) of each item as it is done."""
+        """Yield (index, result) of each item as it is completed."""
 
 
 @contextmanager
 def pool(
-    work: Callable[[_Item], _Result], place: ExecutionTarget, most: int, per_worker: int = ITEMS_PER_WORKER
+    work: Callable[[_Item], _Result], target: ExecutionTarget, max_items: int, per_worker: int = ITEMS_PER_WORKER
 ) -> Iterator[Pool[_Item, _Result]]:
-    """Workers for at most ``most`` items at a time; they end with the block.
+    """Workers for at most ``max_items`` items at a time; they are stopped at the end of the block.
 
     Linear algebra uses one thread per process throughout, so that neither speed nor rounding depends on how many
     processes there are.
     """
-    if place.engine == "ray":
+    if target.engine == "ray":
         from qkscope.engine.rayactors import ray_pool
 
-        with ray_pool(work, place, most) as actors:
+        with ray_pool(work, target, max_items) as actors:
             yield actors
         return
-    count = resolve_workers(place.workers, most, per_worker)
+    count = resolve_workers(target.workers, max_items, per_worker)
     if count == 1:
         yield _ThisProcess(work)
         return
@@ -60,15 +60,18 @@ def pool(
 
 
 def for_each(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], place: ExecutionTarget, per_worker: int = ITEMS_PER_WORKER
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    target: ExecutionTarget,
+    per_worker: int = ITEMS_PER_WORKER,
 ) -> Iterator[tuple[int, _Result]]:
-    """Yield (index, result) of each item as it is done, from workers that are started for this call."""
-    with pool(work, place, len(items), per_worker) as workers:
+    """Yield (index, result) of each item as it is completed, by workers that are started for this call."""
+    with pool(work, target, len(items), per_worker) as workers:
         yield from workers.map(items)
 
 
 def resolve_workers(workers: int | None, n_items: int, per_worker: int = ITEMS_PER_WORKER) -> int:
-    """Number of workers to use: as requested, or one per core if there is enough work.
+    """Number of workers to use: as requested, by default one per core if there is enough work.
 
     >>> resolve_workers(4, 2), resolve_workers(None, 3)
     (2, 1)

@@ -1,4 +1,4 @@
-"""Where work runs, and the error when its workers keep dying."""
+"""The execution target: this process, local workers or Ray; and the error if workers keep dying."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Literal
 from qkscope.errors import ConfigError, QkscopeError
 
 TRIES = 3
-"""How many times an item is tried whose worker dies."""
+"""Number of attempts for an item whose worker dies."""
 
 EngineName = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
 class ExecutionTarget:
-    """Where work runs."""
+    """Number of workers, engine and resources for running work."""
 
     workers: int | None = None
     """Number of workers; None: one per core if there is enough work."""
     engine: EngineName = "local"
-    """Processes of this machine, or Ray actors."""
+    """Local processes, or Ray actors."""
     address: str | None = None
-    """Address of a Ray cluster; None: start one on this machine and stop it after the work."""
+    """Address of a Ray cluster; None: start one on this machine and stop it afterwards."""
     gpus: int = 0
     """GPUs that Ray reserves for each worker."""
 
@@ -37,15 +37,15 @@ class ExecutionTarget:
 
 
 IN_PROCESS = ExecutionTarget(workers=1)
-"""In this process."""
+"""Run in this process."""
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def gave_up(item: object) -> QkscopeError:
+def workers_died(item: object) -> QkscopeError:
     """The error for an item on which every worker died."""
     return QkscopeError(
         f"{TRIES} workers died on {item}, one after another, most likely out of memory; use fewer --workers"

@@ -1,6 +1,6 @@
 """Local worker processes, each with its own pipe.
 
-A worker that is killed while it sends an answer breaks only its own pipe, and the closed pipe shows that it died.
+A worker that is killed while it sends an answer breaks only its own pipe; the closed pipe shows that the worker died.
 Workers are spawned, not forked: Arrow, BLAS and torch have threads that do not survive a fork.
 """
 
@@ -25,16 +25,16 @@ from typing import Any, Generic, TypeVar
 
 from threadpoolctl import threadpool_limits
 
-from qkscope.engine.target import TRIES, gave_up
+from qkscope.engine.target import TRIES, workers_died
 from qkscope.errors import QkscopeError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-SECONDS_BETWEEN_LOOKS = 1.0
-"""How often a worker checks that its parent is still alive."""
-SECONDS_TO_END = 5.0
-"""How long an idle worker may take to exit."""
+PARENT_CHECK_SECONDS = 1.0
+"""Interval at which a worker checks that its parent is alive."""
+EXIT_SECONDS = 5.0
+"""Longest time that an idle worker may take to exit."""
 _number: int | None = None
 _limits: object = None  # kept alive: the limit ends with the object
 
@@ -45,7 +45,7 @@ def worker_number() -> int | None:
 
 
 class Workers(Generic[_Item, _Result]):
-    """A pool of local processes; leaving the block stops them, even in the middle of an item."""
+    """A pool of local processes; leaving the block stops them, even while they work on an item."""
 
     def __init__(self, work: Callable[[_Item], _Result], count: int) -> None:
         self._work, self._count = work, count
@@ -56,7 +56,9 @@ class Workers(Generic[_Item, _Result]):
         atexit.register(self._end)  # for an iterator that is never closed
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         atexit.unregister(self._end)
         self._end()
 
@@ -65,7 +67,7 @@ class Workers(Generic[_Item, _Result]):
             worker.end()
 
     def map(self, items: Sequence[_Item]) -> Iterator[tuple[int, _Result]]:
-        """Yield (index, result) as items are done; an item whose worker dies is sent to another worker."""
+        """Yield (index, result) as items are completed; an item whose worker dies is sent to a new worker."""
         waiting, deaths = deque(range(len(items))), Counter[int]()
         while waiting or any(worker.item is not None for worker in self._workers):
             for worker in self._workers:
@@ -78,7 +80,7 @@ class Workers(Generic[_Item, _Result]):
                 if isinstance(answer, _Died):
                     deaths[index] += 1
                     if deaths[index] == TRIES:
-                        raise gave_up(items[index]) if answer.ready else _start_error()
+                        raise workers_died(items[index]) if answer.ready else _start_error()
                     waiting.appendleft(index)
                     self._workers[worker.number] = _Worker(self._work, worker.number)
                 elif not isinstance(answer, _Ready):
@@ -92,10 +94,10 @@ class _Ready:
 
 @dataclass(frozen=True)
 class _Died:
-    """Stands for the message of a worker that died."""
+    """Returned in place of a message if the worker died."""
 
     ready: bool
-    """Whether the worker had started."""
+    """True if the worker had started."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class _Worker:
         """Stop the process: an idle one exits when its pipe closes, a busy one is killed."""
         self.pipe.close()
         if self.item is None:
-            self._process.join(SECONDS_TO_END)
+            self._process.join(EXIT_SECONDS)
         self._process.kill()
         self._process.join()
 
@@ -166,7 +168,7 @@ def _result(answer: _Answer) -> Any:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """A process that starts in this block ignores Ctrl-C from the beginning; the parent handles it for all."""
+    """Processes started in this block ignore Ctrl-C from the beginning; the parent handles it for all."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -185,7 +187,7 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], number: int) -> None:
     _number = number
     for interrupt in (signal.SIGINT, signal.SIGTERM):
         signal.signal(interrupt, signal.SIG_IGN)  # the parent handles signals, and stops its workers
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     single_threaded()
     with suppress(EOFError, OSError):  # the parent has closed the pipe
         pipe.send(_Ready())
@@ -205,10 +207,10 @@ def _answer(work: Callable[[Any], Any], item: Any) -> _Answer:
         return _Answer(None, error, trace)
 
 
-def _end_with(parent: int) -> None:
-    """Exit when the parent process has died, even in the middle of an item."""
+def _exit_with_parent(parent: int) -> None:
+    """Exit when the parent process has died, even while working on an item."""
     while os.getppid() == parent:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(PARENT_CHECK_SECONDS)
     os._exit(1)
 
 

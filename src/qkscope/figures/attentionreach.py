@@ -1,4 +1,4 @@
-"""How far attention goes, and what it costs to cut key heads to a window (cause 04, 05)."""
+"""The reach of attention, and the cost of cutting key heads to a window (cause 04, 05)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def prepare_reach(study: Study) -> pd.DataFrame:
     """Median over heads, and quartiles, of the attention beyond each window: measured and predicted."""
     reach = needed(study.tables.get("reach"), "the reach of heads")
     reach = needed(reach[reach["model"].isin(chosen_runs(study.labels))], "the reach of heads")
-    parts = []
+    quartiles_by_kind = []
     for kind, column in (("measured", "share_beyond"), ("predicted", "predicted_beyond")):
-        known = reach.dropna(subset=[column])
-        grouped = known.groupby(["model", "w"], sort=False)[column]
+        measured = reach.dropna(subset=[column])
+        grouped = measured.groupby(["model", "w"], sort=False)[column]
         quartiles = grouped.quantile(np.array([0.25, 0.5, 0.75])).unstack()
         if len(quartiles):
             quartiles.columns = pd.Index(["low", "median", "high"])
-            parts.append(quartiles.reset_index().assign(kind=kind))
-    if not parts:
+            quartiles_by_kind.append(quartiles.reset_index().assign(kind=kind))
+    if not quartiles_by_kind:
         raise NotApplicable("there is no table with the reach of heads")
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(quartiles_by_kind, ignore_index=True)
 
 
 def draw_reach(data: pd.DataFrame) -> Drawing:
@@ -37,8 +37,8 @@ def draw_reach(data: pd.DataFrame) -> Drawing:
     figure = canvas(6.6, 2.8)
     cells = panels(figure, 1, 2, sharey=True)[0]
     for cell, kind in zip(cells, ("measured", "predicted"), strict=True):
-        own = data[data["kind"] == kind]
-        for number, (run, rows) in enumerate(own.groupby("model", sort=False)):
+        of_kind = data[data["kind"] == kind]
+        for number, (run, rows) in enumerate(of_kind.groupby("model", sort=False)):
             colour = PHASES[number % len(PHASES)]
             cell.plot(rows["w"], rows["median"], "o-", color=colour, markersize=3, label=shortened(str(run)))
             cell.fill_between(rows["w"], rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
@@ -54,7 +54,7 @@ def draw_reach(data: pd.DataFrame) -> Drawing:
 
 
 def say_reach(data: pd.DataFrame) -> list[str]:
-    """What the median head has beyond the smallest window."""
+    """The median head's attention beyond the smallest window."""
     first = data[data["w"] == data["w"].min()]
     sentences = []
     for run, rows in first.groupby("model", sort=False):
@@ -98,12 +98,12 @@ def draw_cuts(data: pd.DataFrame) -> Drawing:
 
 
 def say_cuts(data: pd.DataFrame) -> list[str]:
-    """Which order costs least, beside random choices, on each kind of text; at the share with most random choices."""
-    sentences, partly = [], data[~data["order"].isin(["none", "all"])]
-    share = partly.groupby("share_cut").size().idxmax()
+    """The cheapest and dearest order for each kind of text, and random choices; at the share with most of those."""
+    sentences, partial = [], data[~data["order"].isin(["none", "all"])]
+    share = partial.groupby("share_cut").size().idxmax()
     for text, name in (("plain", "On plain text"), ("copy", "On the second copy of a text")):
         costs = _costs(data, text)
-        costs = costs[(costs["share_cut"] == share) & costs["order"].isin(partly["order"])]
+        costs = costs[(costs["share_cut"] == share) & costs["order"].isin(partial["order"])]
         row, random = costs.iloc[0], costs.loc[costs["order"] == "random", "rise"]
         orders = costs[~costs["order"].isin(["random", "reversed"])].set_index("order")["rise"]
         sentences.append(
@@ -117,8 +117,8 @@ def say_cuts(data: pd.DataFrame) -> list[str]:
 
 def _costs(data: pd.DataFrame, text: str) -> pd.DataFrame:
     """The rows of a kind of text, with the rise of their loss over that without a cut."""
-    own = data[data["text"] == text]
-    return own.assign(rise=own["nll"] - own.loc[own["order"] == "none", "nll"].iloc[0])
+    of_text = data[data["text"] == text]
+    return of_text.assign(rise=of_text["nll"] - of_text.loc[of_text["order"] == "none", "nll"].iloc[0])
 
 
 REACH_FIGURE = Figure(
@@ -143,7 +143,7 @@ CUTS_FIGURE = Figure(
 
 
 def draw_agreement(data: pd.DataFrame) -> Drawing:
-    """Left, rank correlations with intervals over layers; right, the chance to rank a head of the top tenth higher."""
+    """Left, rank correlations with intervals over layers; right, the probability of ranking a top-tenth head higher."""
     figure = canvas(6.4, 0.3 * len(data) + 1.0)
     left, right = panels(figure, 1, 2, sharey=True)[0]
     y = np.arange(len(data))[::-1]

@@ -1,4 +1,4 @@
-"""Axes that several figures share: checkpoints in time, distances of earlier and of later keys."""
+"""Axes shared by several figures: checkpoints in time, distances of earlier and of later keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mean_sd(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
 
 
 def band(
-    axes: Axes, data: pd.DataFrame, name: str, colour: str, line: str, label: str, at: float, *, band: bool = True
+    axes: Axes, data: pd.DataFrame, name: str, colour: str, line: str, label: str, label_y: float, *, band: bool = True
 ) -> None:
     """A line over the checkpoints, labelled at its end; the band is one standard deviation over heads."""
     x, value, sd = (data[column].to_numpy(float) for column in ("order", name, f"{name}_sd"))
@@ -30,7 +30,7 @@ def band(
         low, high = np.clip([value - sd, value + sd], -1.0, 1.0)  # a correlation, or a share
         axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
     axes.plot(x, value, color=colour, linestyle=line, marker="o", markersize=3)
-    axes.annotate(label, (x[-1], at), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
+    axes.annotate(label, (x[-1], label_y), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
                   fontsize=8, annotation_clip=False)  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def ticks(axes: Axes, data: pd.DataFrame) -> None:
 
 @dataclass(frozen=True)
 class CurveBranch:
-    """The rows of a curve that are about keys on one side of the query, and how they are drawn."""
+    """The part of a curve for keys on one side of the query, and its style."""
 
     rows: pd.DataFrame
     later: bool
@@ -89,8 +89,8 @@ class CurveBranch:
         return np.sqrt((self.rows["distance_low"] * self.rows["distance_high"]).to_numpy(float))
 
     @property
-    def said(self) -> str:
-        """What is added to a label."""
+    def label_suffix(self) -> str:
+        """Text appended to a label."""
         return ", later keys" if self.later else ""
 
     @property
@@ -103,28 +103,30 @@ class CurveBranch:
         axes.errorbar(
             self.x, self.rows["measured"], yerr=self.rows.get("measured_se"), linestyle="none", marker="o",
             markersize=size, color=color, fillstyle="none" if self.later else "full", elinewidth=0.8,
-            label=label and label + self.said, **style,
+            label=label and label + self.label_suffix, **style,
         )  # fmt: skip
 
     def curve(self, axes: Axes, width: float, color: str, label: str) -> None:
         """The predicted curve; that of later keys is broken."""
-        axes.plot(self.x, self.rows["predicted"], self.line, color=color, linewidth=width, label=label + self.said)
+        axes.plot(
+            self.x, self.rows["predicted"], self.line, color=color, linewidth=width, label=label + self.label_suffix
+        )
 
 
 PREDICTED = "#d2691e"
-"""Colour of what means predict."""
+"""Colour of curves predicted from means."""
 
 
-def draw_sides(axes: Axes, curve: pd.DataFrame, points: float, width: float, color: str) -> None:
+def draw_branches(axes: Axes, curve: pd.DataFrame, points: float, width: float, color: str) -> None:
     """Measured points and predicted lines of a curve over a logarithmic distance."""
-    for side in sides(curve):
-        side.points(axes, points, color, "measured")
-        side.curve(axes, width, PREDICTED, "predicted from means")
+    for branch in branches(curve):
+        branch.points(axes, points, color, "measured")
+        branch.curve(axes, width, PREDICTED, "predicted from means")
     axes.set_xscale("log")
 
 
-def sides(curve: pd.DataFrame) -> Iterator[CurveBranch]:
-    """The sides that a curve has, earlier keys first."""
+def branches(curve: pd.DataFrame) -> Iterator[CurveBranch]:
+    """The branches of a curve: that of earlier keys, then that of later keys if there is one."""
     for later in (False, True):
         rows = curve[(curve["distance_low"] < 0) == later]
         if len(rows):

@@ -121,13 +121,13 @@ def _r(heads: pd.DataFrame, name: str) -> float:
 
 
 def _units_matter(data: pd.DataFrame) -> bool:
-    """Whether windows differ, so that biases per token and per window are not proportional."""
+    """Return True if windows differ, so that biases per token and per window are not proportional."""
     ratio = (data["bias_window"] / data["bias_strength"]).replace([np.inf, -np.inf], np.nan).dropna()
     return len(ratio) > 0 and float(ratio.max() / ratio.min()) > 1.02
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
-    """Forty bins over the middle 98% of values and zero; values beyond count in the outermost bins."""
+    """Edges of forty bins over zero and the middle 98% of values; other values are counted in the outermost bins."""
     low, high = np.nanquantile(values, [0.01, 0.99])
     low, high = min(low, 0.0), max(high, 0.0)
     if low == high:

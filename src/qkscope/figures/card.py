@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.axes import draw_sides
+from qkscope.figures.axes import draw_branches
 from qkscope.figures.collages import draw_cloud, draw_drifts
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.hero import cloud_of, curves_of
@@ -25,10 +25,10 @@ _SIZE = (12.0, 6.3)
 
 
 def prepare_card(study: Study, head: tuple[int, int]) -> pd.DataFrame:
-    """Points, curve and shares of a head of a study of one run, told apart by ``part``, and the sentence about it."""
+    """Points, curve and shares of a head of a study of one run, in the column ``part``, and a sentence about it."""
     label = study.labels[0]
-    made = (cloud_of(study, label, *head), curves_of(study, [label], *head), _terms(study, head))
-    parts = [part for part in made if len(part)]
+    candidates = (cloud_of(study, label, *head), curves_of(study, [label], *head), _terms(study, head))
+    parts = [part for part in candidates if len(part)]
     if not parts:
         raise NotApplicable(f"nothing is known about head l{head[0]:02d}h{head[1]:02d} of {label}")
     data = pd.concat(parts, ignore_index=True)
@@ -36,7 +36,7 @@ def prepare_card(study: Study, head: tuple[int, int]) -> pd.DataFrame:
 
 
 def say(study: Study, head: tuple[int, int]) -> str:
-    """What its scores are made of, and how they go with distance; each only as far as its interval says."""
+    """Sentences on the parts of a head's scores and on their change with distance, as far as the intervals allow."""
     sentences = [text for text in (_made_of(study, head), _with_distance(study, head)) if text]
     if not sentences:
         row = _row(study, "rotated", head)
@@ -54,8 +54,8 @@ def _made_of(study: Study, head: tuple[int, int]) -> str:
     shares = [row[f"score_{term}"] for term in (first, second)]
     low, high = row.get(f"score_{first}_low", math.nan), row.get(f"score_{second}_high", math.nan)
     if not math.isnan(low) and not math.isnan(high) and low > high:
-        part = "Most" if low > 0.5 else "The largest part"
-        return f"{part} of what varies in its scores is {first} ({shares[0]:.0%}; {second} {shares[1]:.0%})."
+        share_in_words = "Most" if low > 0.5 else "The largest part"
+        return f"{share_in_words} of what varies in its scores is {first} ({shares[0]:.0%}; {second} {shares[1]:.0%})."
     return f"What varies in its scores is {first} ({shares[0]:.0%}) and {second} ({shares[1]:.0%}) about as much."
 
 
@@ -71,7 +71,7 @@ def _with_distance(study: Study, head: tuple[int, int]) -> str:
 
 
 def draw_card(data: pd.DataFrame) -> Drawing:
-    """Title and sentence above, the parts there are below."""
+    """Title and sentence above, the available parts below."""
     figure = canvas(*_SIZE)
     figure.set_layout_engine("constrained", rect=(0.012, 0.05, 0.976, 0.72), w_pad=0.18)
     first = data.iloc[0]
@@ -81,11 +81,11 @@ def draw_card(data: pd.DataFrame) -> Drawing:
     figure.text(0.975, 0.925, name, fontsize=13, ha="right", color="#555")
     figure.text(0.025, 0.885, textwrap.fill(str(first["sentence"]), 104), fontsize=14, va="top")
     figure.text(0.975, 0.018, "qkscope", fontsize=11, ha="right", color="#888")
-    drawn = {"cloud": _draw_cloud, "curve": _draw_curve, "terms": _draw_terms}
-    there = [part for part in drawn if (data["part"] == part).any()]
-    cells = figure.subplots(1, len(there), squeeze=False, width_ratios=[1.15 if p == "cloud" else 1 for p in there])[0]
-    for part, cell in zip(there, cells, strict=True):
-        drawn[part](cell, data[data["part"] == part])
+    draw_part = {"cloud": _draw_cloud, "curve": _draw_curve, "terms": _draw_terms}
+    parts = [part for part in draw_part if (data["part"] == part).any()]
+    cells = figure.subplots(1, len(parts), squeeze=False, width_ratios=[1.15 if p == "cloud" else 1 for p in parts])[0]
+    for part, cell in zip(parts, cells, strict=True):
+        draw_part[part](cell, data[data["part"] == part])
         cell.set_title(cell.get_title("left"), fontsize=13)
         cell.tick_params(labelsize=10)
         for axis in (cell.xaxis, cell.yaxis):
@@ -99,15 +99,16 @@ def _draw_cloud(axes: Axes, cloud: pd.DataFrame) -> None:
     axes.set(xticks=[], yticks=[], xlabel="axis of drift", ylabel="axis of separation")
     axes.set_title("queries and keys, early (pale) to late")
     for kind, colour, name in (("q", Q, "queries"), ("k", K, "keys")):
-        own = cloud[cloud["kind"] == kind]
-        above = float(own["y"].mean()) > float(cloud.loc[cloud["kind"].isin(["q", "k"]), "y"].mean())
-        edge = own["y"].quantile(0.06 if above else 0.94)  # single points far away must not take the name along
-        axes.annotate(name, (own["x"].mean(), edge), (0, -20 if above else 20), textcoords="offset points", fontsize=12,
-                      color=colour, weight="bold", ha="center", va="top" if above else "bottom")  # fmt: skip
+        of_kind = cloud[cloud["kind"] == kind]
+        above = float(of_kind["y"].mean()) > float(cloud.loc[cloud["kind"].isin(["q", "k"]), "y"].mean())
+        edge = of_kind["y"].quantile(0.06 if above else 0.94)  # distant single points must not move the name
+        axes.annotate(name, (of_kind["x"].mean(), edge), (0, -20 if above else 20), textcoords="offset points",
+                      fontsize=12, color=colour, weight="bold", ha="center",
+                      va="top" if above else "bottom")  # fmt: skip
 
 
 def _draw_curve(axes: Axes, curve: pd.DataFrame) -> None:
-    draw_sides(axes, curve, 4.5, 2.0, "#222")
+    draw_branches(axes, curve, 4.5, 2.0, "#222")
     axes.set(xlabel="distance to the key (tokens)", ylabel="mean score (logits)")
     axes.set_title("score by distance")
     axes.legend(fontsize=10)
@@ -117,15 +118,15 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame) -> None:
 def _draw_terms(axes: Axes, terms: pd.DataFrame) -> None:
     """A bar for each term, with its interval."""
     shares = terms.set_index("term").reindex(TERMS)
-    at = np.arange(len(TERMS))[::-1]
-    axes.barh(at, shares["share"], color=[TERM_COLOURS[term] for term in TERMS], height=0.62)
+    heights = np.arange(len(TERMS))[::-1]
+    axes.barh(heights, shares["share"], color=[TERM_COLOURS[term] for term in TERMS], height=0.62)
     ends = np.clip([shares["share"] - shares["low"], shares["high"] - shares["share"]], 0, None)
-    axes.errorbar(shares["share"], at, xerr=ends, fmt="none", color="#222", linewidth=1.4)
-    most = float(np.nanmax([shares["share"], shares["high"]]))
-    for y, share, end in zip(at, shares["share"], shares["high"].fillna(shares["share"]), strict=True):
-        axes.text(max(share, end) + 0.02 * most, y, f"{share:.0%}", va="center", fontsize=12)
-    axes.set_yticks(at, list(TERMS), fontsize=12)
-    axes.set_xlim(min(0, float(shares["share"].min())), 1.22 * most)
+    axes.errorbar(shares["share"], heights, xerr=ends, fmt="none", color="#222", linewidth=1.4)
+    largest = float(np.nanmax([shares["share"], shares["high"]]))
+    for y, share, end in zip(heights, shares["share"], shares["high"].fillna(shares["share"]), strict=True):
+        axes.text(max(share, end) + 0.02 * largest, y, f"{share:.0%}", va="center", fontsize=12)
+    axes.set_yticks(heights, list(TERMS), fontsize=12)
+    axes.set_xlim(min(0, float(shares["share"].min())), 1.22 * largest)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.set_title("what varies in its scores")
@@ -133,8 +134,8 @@ def _draw_terms(axes: Axes, terms: pd.DataFrame) -> None:
 
 def _row(study: Study, table: str, head: tuple[int, int]) -> pd.Series | None:
     frame = study.tables.get(table)
-    own = None if frame is None else frame[(frame["layer"] == head[0]) & (frame["head"] == head[1])]
-    return None if own is None or own.empty else own.iloc[0]
+    of_head = None if frame is None else frame[(frame["layer"] == head[0]) & (frame["head"] == head[1])]
+    return None if of_head is None or of_head.empty else of_head.iloc[0]
 
 
 def _terms(study: Study, head: tuple[int, int]) -> pd.DataFrame:

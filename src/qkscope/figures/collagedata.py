@@ -1,4 +1,4 @@
-"""Vectors of single heads from points.parquet, and the numbers that stand beside them in a collage."""
+"""Vectors of single heads from points.parquet, and the numbers shown next to them in a collage."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def prepare_components(
 
 
 def prepare_plane(study: Study, heads: Sequence[HeadKey] | None = None) -> pd.DataFrame:
-    """Points on a and b with the head's numbers, and how the mean of each class moves with position."""
+    """Points on a and b with the head's numbers, and the drift of each class's mean with position."""
     frames = []
     for key in heads or heads_with_points(study):
         points = _points(study, key, "a", "b")
@@ -106,7 +106,7 @@ def _points(study: Study, key: HeadKey, x: str, y: str) -> pd.DataFrame:
 
 
 def drift(points: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """Where the mean vector is at the first and at the last position, by linear regression of x and y on position."""
+    """The mean vector at the first and at the last position, by linear regression of x and y on position."""
     t, xy = points["position"].to_numpy(float), points[["x", "y"]].to_numpy(float)
     if len(t) < 3 or t.std() == 0:
         return points.iloc[:0]
@@ -124,10 +124,10 @@ def _numbers(study: Study, table: str, key: HeadKey, names: list[str], **keys: i
         return missing
     if table == "planes" and "view" in frame:
         frame = frame[frame["view"] == "svd"]
-    where = (frame["model"] == key[0]) & (frame["layer"] == key[1]) & (frame["head"] == key[2])
+    selected = (frame["model"] == key[0]) & (frame["layer"] == key[1]) & (frame["head"] == key[2])
     for column, value in keys.items():
-        where &= frame[column] == value
-    rows = frame[where]
+        selected &= frame[column] == value
+    rows = frame[selected]
     if rows.empty:
         return missing
     return {
@@ -136,5 +136,5 @@ def _numbers(study: Study, table: str, key: HeadKey, names: list[str], **keys: i
 
 
 def head_name(key: HeadKey) -> str:
-    """A head as it is titled."""
+    """The title of a head."""
     return f"{shortened(key[0])} · layer {key[1]}, head {key[2]}"

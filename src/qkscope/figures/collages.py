@@ -47,7 +47,7 @@ def draw_plane(data: pd.DataFrame) -> Drawing:
 
     def note(points: pd.DataFrame) -> str:
         omega, position_r, bias = (points[name].iloc[0] for name in MODEL_NUMBERS)
-        # At the end of the search ω is a drift, and the number would be that of the grid.
+        # At the edge of the search ω is a drift, and its value would be that of the grid.
         turns = not math.isnan(omega) and points["omega_at_edge"].iloc[0] != 1
         return (f"ω {omega:.1e}\n" if turns else "") + f"position_r {position_r:.2f}\nbias {bias:+.1e}\nper token"
 
@@ -114,13 +114,13 @@ def _turning(points: pd.DataFrame) -> bool:
 
 
 def _draw_turning(axes: Axes, points: pd.DataFrame, norm: Normalize) -> None:
-    """Queries and keys by the phase ω·t of their position; by position if ω is not known or shares were asked for."""
+    """Queries and keys coloured by the phase ω·t; by position if ω is unknown or scaled positions are requested."""
     if not _turning(points):
         draw_cloud(axes, points, norm, 1.5)
         return
     for kind, marker in (("q", "o"), ("k", "^")):
-        own = points[points["kind"] == kind]
-        axes.scatter(own["x"], own["y"], c=own["phase"], cmap="twilight", vmin=0, vmax=2 * math.pi, s=3.0,
+        of_kind = points[points["kind"] == kind]
+        axes.scatter(of_kind["x"], of_kind["y"], c=of_kind["phase"], cmap="twilight", vmin=0, vmax=2 * math.pi, s=3.0,
                      marker=marker, alpha=0.8, linewidths=0, rasterized=True)  # fmt: skip
 
 
@@ -158,8 +158,8 @@ def _coloured_by(data: pd.DataFrame) -> str:
 
 
 def _colour_bars(figure: Drawing, axes: Any, norm: Normalize, data: pd.DataFrame) -> None:
-    shown = _coloured_by(data).replace("_", " ")
-    for kind, label in (("q", f"queries: {shown}"), ("k", f"keys: {shown}")):
+    quantity = _coloured_by(data).replace("_", " ")
+    for kind, label in (("q", f"queries: {quantity}"), ("k", f"keys: {quantity}")):
         if (data["kind"] == kind).any():
             bar = figure.colorbar(ScalarMappable(norm, position_map(kind)), ax=axes, location="bottom", fraction=0.02,
                                   pad=0.015, aspect=75)  # fmt: skip
@@ -182,7 +182,7 @@ def say_components(data: pd.DataFrame) -> list[str]:
 
 
 def say_plane(data: pd.DataFrame) -> list[str]:
-    """The heads shown, with what the model says about them."""
+    """The heads shown, with the model's numbers."""
     heads = data.groupby(["model", "layer", "head"], sort=False).first().reset_index()
     return [
         f"{head_name((row['model'], row['layer'], row['head']))}: position_r {row['position_r']:.2f}, bias "
@@ -192,7 +192,7 @@ def say_plane(data: pd.DataFrame) -> list[str]:
 
 
 def say_complement(data: pd.DataFrame) -> list[str]:
-    """How many of the planes turn with position."""
+    """The number of planes that turn with position."""
     planes = data.groupby("plane").first()
     if planes["active"].isna().all():
         return ["There is no table of planes for this head, so nothing is said about its frequencies."]

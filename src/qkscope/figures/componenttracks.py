@@ -60,18 +60,18 @@ def follow(axes: list[Float[np.ndarray, "_ d"]], shares: list[Float[np.ndarray, 
     steps = [Match(np.arange(n), np.ones(n), np.zeros(n))]
     for i in range(1, len(axes)):
         step = match(axes[i - 1], axes[i], shares[i])
-        at = steps[-1].pc
-        lost = at < 0
+        pc = steps[-1].pc
+        lost = pc < 0
         steps.append(
             Match(
-                np.where(lost, -1, step.pc[at]), np.where(lost, 0.0, step.cos[at]), np.where(lost, 90.0, step.angle[at])
+                np.where(lost, -1, step.pc[pc]), np.where(lost, 0.0, step.cos[pc]), np.where(lost, 90.0, step.angle[pc])
             )
         )
     return steps
 
 
 HEAD = ["layer", "head"]
-_KEPT = ("r_q", "r_k", "explained_variance")
+_NUMBERS = ("r_q", "r_k", "explained_variance")
 
 
 def component_tracks(study: Study, runs: list[StudyRun]) -> pd.DataFrame | None:
@@ -80,13 +80,17 @@ def component_tracks(study: Study, runs: list[StudyRun]) -> pd.DataFrame | None:
     Columns: model, layer, head, track, pc (empty where the track is lost), match_cos and match_angle to the previous
     checkpoint, and r_q, r_k, explained_variance of that component.
     """
-    axes, qk = study.tables.get("axes"), study.table("qk", "pc", *_KEPT)
+    axes, qk = study.tables.get("axes"), study.table("qk", "pc", *_NUMBERS)
     labels = [run.label for run in runs]
     if axes is None or qk is None or not set(labels) <= set(axes["model"]):
         return None
     vectors, numbers = _by_head(axes), _by_head(qk)
     heads = sorted({(key[1], key[2]) for key in vectors if key[0] == labels[0]})
-    tracks = [_of_head(labels, head, vectors, numbers) for head in heads if _everywhere(labels, head, vectors, numbers)]
+    tracks = [
+        _of_head(labels, head, vectors, numbers)
+        for head in heads
+        if _in_all_checkpoints(labels, head, vectors, numbers)
+    ]
     return pd.concat(tracks, ignore_index=True) if tracks else None
 
 
@@ -98,8 +102,8 @@ def _by_head(frame: pd.DataFrame) -> ByHead:
     return {(str(model), int(layer), int(head)): rows for (model, layer, head), rows in groups}
 
 
-def _everywhere(labels: list[str], head: tuple[int, int], *tables: ByHead) -> bool:
-    """Whether the head is in every checkpoint, with vectors of equal length."""
+def _in_all_checkpoints(labels: list[str], head: tuple[int, int], *tables: ByHead) -> bool:
+    """Return True if the head is in every checkpoint, with vectors of equal length."""
     if not all((label, *head) in table for label in labels for table in tables):
         return False
     return len({len(tables[0][label, *head]["axis"].iloc[0]) for label in labels}) == 1
@@ -120,13 +124,13 @@ def _of_head(
     frames = []
     for label, (_, q), step in zip(labels, checkpoints, steps, strict=True):
         lost = step.pc < 0
-        values = q[list(_KEPT)].to_numpy(float)[:n][np.where(lost, 0, step.pc)]
-        frame = pd.DataFrame(np.where(lost[:, None], np.nan, values), columns=list(_KEPT))
+        values = q[list(_NUMBERS)].to_numpy(float)[:n][np.where(lost, 0, step.pc)]
+        frame = pd.DataFrame(np.where(lost[:, None], np.nan, values), columns=list(_NUMBERS))
         frames.append(
             frame.assign(
                 model=label, layer=head[0], head=head[1], track=np.arange(n), pc=np.where(lost, np.nan, step.pc),
                 match_cos=step.cos, match_angle=step.angle,
             )
         )  # fmt: skip
-    order = ["model", *HEAD, "track", "pc", "match_cos", "match_angle", *_KEPT]
+    order = ["model", *HEAD, "track", "pc", "match_cos", "match_angle", *_NUMBERS]
     return pd.concat(frames, ignore_index=True)[order]

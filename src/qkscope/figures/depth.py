@@ -53,7 +53,7 @@ def by_depth(frame: pd.DataFrame, study: Study, columns: list[str]) -> pd.DataFr
     return table[["model", "bin", "n_bins", "n_heads", *columns]]
 
 
-def where(row: pd.Series) -> str:
+def bin_name(row: pd.Series) -> str:
     """A bin in words: a layer, or a tenth of the depth."""
     if row["n_bins"] < DEPTH_BINS:
         return f"layer {int(row['bin'])}"
@@ -92,15 +92,15 @@ def draw_component(data: pd.DataFrame) -> Drawing:
 
 
 def say_component(data: pd.DataFrame) -> list[str]:
-    """Where it is strongest and weakest."""
+    """The bins with the highest and lowest mean."""
     column = "r_q" if "r_q" in data else "r_k"
     deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     top, low = deep.loc[deep[column].idxmax()], deep.loc[deep[column].idxmin()]
     sentences = [
-        f"Highest mean {column}: {top[column]:.2f} in {top['model']} at {where(top)}; lowest: {low[column]:+.2f} in "
-        f"{low['model']} at {where(low)}."
+        f"Highest mean {column}: {top[column]:.2f} in {top['model']} at {bin_name(top)}; lowest: {low[column]:+.2f} in "
+        f"{low['model']} at {bin_name(low)}."
     ]
     nope = data[(data["bin"] == NOPE) & (data["n_heads"] > 0)]
     if len(nope):
@@ -135,7 +135,7 @@ def draw_rotation(data: pd.DataFrame) -> Drawing:
 
 
 def two_maps(data: pd.DataFrame, share: tuple[str, str, str], signed: tuple[str, str, str]) -> Drawing:
-    """A share (column, colours, title) above something signed (column, format, title), each with its scale."""
+    """Draw a share (column, colours, title) above a signed number (column, format, title), each with its scale."""
     figure = canvas(6.8, 1.4 + 0.5 * data["model"].nunique())
     above, below = panels(figure, 2, 1)[:, 0]
     image = heat_map(above, data, share[0], share[1], Normalize(0, 1), "{:.2f}")
@@ -152,7 +152,7 @@ def two_maps(data: pd.DataFrame, share: tuple[str, str, str], signed: tuple[str,
 
 
 def say_rotation(data: pd.DataFrame) -> list[str]:
-    """Early against late layers, and where the bias is strongest."""
+    """Early layers compared with late ones, and the bin with the strongest bias."""
     deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
@@ -162,7 +162,7 @@ def say_rotation(data: pd.DataFrame) -> list[str]:
     top = deep.loc[deep["bias_window"].idxmax()]
     return [
         f"Mean |r_k_a| is {first:.2f} in the first half of the layers and {second:.2f} in the second.",
-        f"The bias per window is largest in {top['model']}, {where(top)}: {top['bias_window']:.3g}.",
+        f"The bias per window is largest in {top['model']}, {bin_name(top)}: {top['bias_window']:.3g}.",
     ]
 
 

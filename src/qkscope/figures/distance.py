@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.axes import draw_sides, sides
+from qkscope.figures.axes import branches, draw_branches
 from qkscope.figures.figure import Figure, models, rows
 from qkscope.figures.style import INK, canvas, grid, panels
 from qkscope.results.study import Study
@@ -21,7 +21,7 @@ def prepare_curves(study: Study) -> pd.DataFrame:
     heads = table.drop_duplicates(["model", "layer", "head"]).sort_values("distance_r2")
     first = heads[heads["model"] == table["model"].iloc[0]]
     examples = first.iloc[np.unique(np.linspace(0, len(first) - 1, min(_HEADS, len(first))).astype(int))]
-    shown = examples[["model", "layer", "head"]].merge(table, on=["model", "layer", "head"], sort=False)
+    example_curves = examples[["model", "layer", "head"]].merge(table, on=["model", "layer", "head"], sort=False)
     columns = [
         "model",
         "family",
@@ -35,7 +35,7 @@ def prepare_curves(study: Study) -> pd.DataFrame:
         "distance_r2",
     ]
     blank = heads.assign(**dict.fromkeys(columns[4:9], np.nan))
-    return pd.concat([shown[columns], blank[columns]], ignore_index=True)
+    return pd.concat([example_curves[columns], blank[columns]], ignore_index=True)
 
 
 def draw_curves(data: pd.DataFrame) -> Drawing:
@@ -45,7 +45,7 @@ def draw_curves(data: pd.DataFrame) -> Drawing:
     figure = canvas(7.4, 5.8)
     axes = panels(figure, 3, 3, height_ratios=[1, 1, 0.8])
     for cell, (key, curve) in zip(axes[:2].flat, heads_shown, strict=False):
-        draw_sides(cell, curve, 2.5, 1.5, INK)
+        draw_branches(cell, curve, 2.5, 1.5, INK)
         cell.set_title(f"layer {key[1]}, head {key[2]}: R² {curve['distance_r2'].iloc[0]:.3f}", fontsize=7.5)
         grid(cell)
     for cell in list(axes[:2].flat)[len(heads_shown) :]:
@@ -66,7 +66,7 @@ def draw_curves(data: pd.DataFrame) -> Drawing:
 
 
 def say_curves(data: pd.DataFrame) -> list[str]:
-    """How well means predict the curve."""
+    """The accuracy with which means predict the curve."""
     r2 = data.loc[data["measured"].isna(), "distance_r2"]
     return [
         f"Over {len(r2):,} heads the median R² is {r2.median():.3f}; it is above 0.9 in {(r2 > 0.9).mean():.0%} of "
@@ -96,14 +96,16 @@ def prepare_depth_curves(study: Study) -> pd.DataFrame:
 def _on_one_grid(curves: pd.DataFrame) -> pd.DataFrame:
     """Every head's curve at the bins of the head with most bins; bins depend on the window of the head."""
     interpolated = []
-    for side in sides(curves):
-        x = pd.Series(np.log(side.x), index=side.rows.index)
-        heads = [x[rows].sort_values() for rows in side.rows.groupby(["layer", "head"]).groups.values()]
+    for branch in branches(curves):
+        x = pd.Series(np.log(branch.x), index=branch.rows.index)
+        heads = [x[rows].sort_values() for rows in branch.rows.groupby(["layer", "head"]).groups.values()]
         grid = max(heads, key=len)
-        for own in heads:
-            covered = grid[(grid >= own.min()) & (grid <= own.max())]
-            values = {name: np.interp(covered, own, curves.loc[own.index, name]) for name in ("measured", "predicted")}
-            head = curves.loc[own.index[0], ["layer", "head"]].to_dict()
+        for head_x in heads:
+            covered = grid[(grid >= head_x.min()) & (grid <= head_x.max())]
+            values = {
+                name: np.interp(covered, head_x, curves.loc[head_x.index, name]) for name in ("measured", "predicted")
+            }
+            head = curves.loc[head_x.index[0], ["layer", "head"]].to_dict()
             bins = curves.loc[covered.index, ["distance_low", "distance_high"]]
             interpolated.append(bins.assign(**head, **values))
     return pd.concat(interpolated, ignore_index=True).assign(model=curves["model"].iloc[0])
@@ -118,11 +120,11 @@ def draw_depth_curves(data: pd.DataFrame) -> Drawing:
         if curve.empty:
             cell.set_visible(False)
             continue
-        for side in sides(curve):
+        for branch in branches(curve):
             cell.fill_between(
-                side.x, side.rows["measured_q1"], side.rows["measured_q3"], color=INK, alpha=0.1, linewidth=0
+                branch.x, branch.rows["measured_q1"], branch.rows["measured_q3"], color=INK, alpha=0.1, linewidth=0
             )
-        draw_sides(cell, curve, 2.8, 1.5, INK)
+        draw_branches(cell, curve, 2.8, 1.5, INK)
         cell.set(xlabel="distance (tokens)")
         cell.set_title(THIRDS[number])
         grid(cell)
@@ -133,7 +135,7 @@ def draw_depth_curves(data: pd.DataFrame) -> Drawing:
 
 
 def say_depth_curves(data: pd.DataFrame) -> list[str]:
-    """R² of each third's mean curve, and how far the score falls."""
+    """R² of each third's mean curve, and its first and last scores."""
     sentences = []
     for number in sorted(data["third"].unique().tolist()):
         curve = data[data["third"] == number]

@@ -10,15 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import mean_over_heads, median_over_heads
-from qkscope.figures.figure import Figure, rows, several
+from qkscope.figures.figure import Figure, at_least_two_runs, rows
 from qkscope.figures.style import K, Q, canvas, error_bars, family_look, grid, shortened
 from qkscope.results.study import Study
 
 
 def prepare_bars(study: Study) -> pd.DataFrame:
     """Mean r_q_a and r_k_a of each model."""
-    runs, what = several(study)
-    return _by_model(rows(study, runs, "rotated", "r_q_a", "r_k_a"), ["r_q_a", "r_k_a"]).assign(what=what)
+    runs, kind = at_least_two_runs(study)
+    return _by_model(rows(study, runs, "rotated", "r_q_a", "r_k_a"), ["r_q_a", "r_k_a"]).assign(what=kind)
 
 
 def draw_bars(data: pd.DataFrame) -> Drawing:
@@ -39,23 +39,23 @@ def draw_bars(data: pd.DataFrame) -> Drawing:
 
 
 def say_bars(data: pd.DataFrame) -> list[str]:
-    """In how many models keys lead."""
+    """The number of models in which keys follow position more closely."""
     keys = int((data["r_k_a_low"] > data["r_q_a_high"]).sum())
     queries = int((data["r_q_a_low"] > data["r_k_a_high"]).sum())
-    where, mean = _pooled(data)
+    heads, mean = _pooled(data)
     return [
         f"On axis a keys follow position more closely than queries, beyond the intervals, in {keys} of {len(data)} "
-        f"{data['what'].iloc[0]}, queries in {queries}: {where} r_q_a {mean('r_q_a'):.3f}, r_k_a {mean('r_k_a'):.3f}."
+        f"{data['what'].iloc[0]}, queries in {queries}: {heads} r_q_a {mean('r_q_a'):.3f}, r_k_a {mean('r_k_a'):.3f}."
     ]
 
 
 def prepare_variance(study: Study) -> pd.DataFrame:
     """Mean shares of the pooled variance on a, on b and off both."""
-    runs, what = several(study)
+    runs, kind = at_least_two_runs(study)
     frame = rows(study, runs, "rotated", "var_frac_a", "var_frac_b")
     frame = frame.assign(complement=1 - frame["var_frac_a"] - frame["var_frac_b"])
     frame = frame.assign(b_over_a=(frame["var_frac_b"] > frame["var_frac_a"]).astype(float))
-    return _by_model(frame, ["var_frac_a", "var_frac_b", "complement", "b_over_a"]).assign(what=what)
+    return _by_model(frame, ["var_frac_a", "var_frac_b", "complement", "b_over_a"]).assign(what=kind)
 
 
 def draw_variance(data: pd.DataFrame) -> Drawing:
@@ -81,10 +81,10 @@ def draw_variance(data: pd.DataFrame) -> Drawing:
 
 
 def say_variance(data: pd.DataFrame) -> list[str]:
-    """The plane's share over all heads, and which axis has more variance."""
-    where, mean = _pooled(data)
+    """The plane's share over all heads, and the share of heads with more variance on b than on a."""
+    heads, mean = _pooled(data)
     return [
-        f"The plane of a and b holds {1 - mean('complement'):.1%} of the pooled variance {where} "
+        f"The plane of a and b holds {1 - mean('complement'):.1%} of the pooled variance {heads} "
         f"({(1 - data['complement']).min():.0%} to {(1 - data['complement']).max():.0%} by "
         f"{data['what'].iloc[0].removesuffix('s')}).",
         f"Axis b holds more of it than axis a in {mean('b_over_a'):.0%} of heads.",
@@ -93,7 +93,7 @@ def say_variance(data: pd.DataFrame) -> list[str]:
 
 def prepare_slopes(study: Study) -> pd.DataFrame:
     """Median of |alpha_k| / |alpha_q| of each model."""
-    runs, what = several(study)
+    runs, kind = at_least_two_runs(study)
     frame = rows(study, runs, "rotated", "alpha_q", "alpha_k")
     frame = frame[frame["alpha_q"] != 0]
     frame = frame.assign(slope_ratio=frame["alpha_k"].abs() / frame["alpha_q"].abs())
@@ -101,7 +101,7 @@ def prepare_slopes(study: Study) -> pd.DataFrame:
         _labels(heads) | median_over_heads(heads, "slope_ratio") | {"pooled": float(frame["slope_ratio"].median())}
         for _, heads in frame.groupby("model", sort=False)
     ]
-    return pd.DataFrame(medians).assign(what=what)
+    return pd.DataFrame(medians).assign(what=kind)
 
 
 def draw_slopes(data: pd.DataFrame) -> Drawing:
@@ -131,17 +131,17 @@ def say_slopes(data: pd.DataFrame) -> list[str]:
     """All heads together, and the range over models."""
     faster, slower = int((data["slope_ratio_low"] > 1).sum()), int((data["slope_ratio_high"] < 1).sum())
     trained = data["what"].iloc[0] == "checkpoints"
-    where = "In the last checkpoint" if trained else "Over all heads"
+    heads = "In the last checkpoint" if trained else "Over all heads"
     median = data["slope_ratio"].iloc[-1] if trained else data["pooled"].iloc[0]
     return [
-        f"{where} the median ratio is {median:.2f}; keys drift faster than queries, beyond the interval, in {faster} "
+        f"{heads} the median ratio is {median:.2f}; keys drift faster than queries, beyond the interval, in {faster} "
         f"of {len(data)} {data['what'].iloc[0]}, more slowly in {slower} "
         f"({data['slope_ratio'].min():.2f} to {data['slope_ratio'].max():.2f})."
     ]
 
 
 def _pooled(data: pd.DataFrame) -> tuple[str, Callable[[str], float]]:
-    """Where a mean is taken, in words, and the mean: over the heads of all models, or of the last checkpoint."""
+    """The heads that a mean is over, in words, and the mean: those of all models, or of the last checkpoint."""
     if data["what"].iloc[0] == "checkpoints":
         return "in the last one", lambda column: float(data[column].iloc[-1])
     return "over all heads", lambda column: float(np.average(data[column], weights=data["n_heads"]))

@@ -1,4 +1,4 @@
-"""What terms do to the prediction, head by head, and whether descriptions of heads foretell it (cause 02, 03)."""
+"""Effects of terms on the prediction, head by head, and their correlation with descriptions of heads (cause 02, 03)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DESCRIPTIONS = (
 
 
 def prepare_effects(study: Study) -> pd.DataFrame:
-    """Estimated and, where there is one, measured divergence of every head and term of the last run that has them."""
+    """Estimated and, if available, measured divergence of every head and term of the last run that has them."""
     effects = needed(study.tables.get("effects"), "effects; qkscope effects writes it")
     last = [label for label in study.labels if label in set(effects["model"])][-1]
     columns = ["model", "layer", "head", "k_head", "term", "gamma", "kl_predicted", "kl", "kl_low", "kl_high"]
@@ -43,16 +43,16 @@ def draw_effects(data: pd.DataFrame) -> Drawing:
     figure = canvas(7.6, 2.5)
     cells = panels(figure, 1, len(TERMS), sharey=True)[0]
     for cell, term in zip(cells, TERMS, strict=True):
-        own = data[data["term"] == term]
-        estimated = own[own["kl_predicted"] > 0]
-        centre, most = own["head"].mean(), max(float(own["head"].max()), 1.0)
-        spread = (estimated["head"] - centre) / most * 0.6
+        of_term = data[data["term"] == term]
+        estimated = of_term[of_term["kl_predicted"] > 0]
+        centre, last_head = of_term["head"].mean(), max(float(of_term["head"].max()), 1.0)
+        shift = (estimated["head"] - centre) / last_head * 0.6
+        cell.scatter(estimated["layer"] + shift, estimated["kl_predicted"], s=7, color=TERM_COLOURS[term], linewidths=0)
+        measured = of_term[of_term["kl"] > 0]
+        measured_shift = (measured["head"] - centre) / last_head * 0.6
         cell.scatter(
-            estimated["layer"] + spread, estimated["kl_predicted"], s=7, color=TERM_COLOURS[term], linewidths=0
+            measured["layer"] + measured_shift, measured["kl"], s=18, facecolors="none", edgecolors=INK, linewidths=0.7
         )
-        measured = own[own["kl"] > 0]
-        away = (measured["head"] - centre) / most * 0.6
-        cell.scatter(measured["layer"] + away, measured["kl"], s=18, facecolors="none", edgecolors=INK, linewidths=0.7)
         cell.set(yscale="log", xlabel="layer", title=term)
         grid(cell)
     cells[0].set_ylabel("divergence without the term\n(nats per token)")
@@ -60,21 +60,21 @@ def draw_effects(data: pd.DataFrame) -> Drawing:
 
 
 def say_effects(data: pd.DataFrame) -> list[str]:
-    """How uneven the effect is, and how far estimate and measurement agree."""
+    """The concentration of the effect in few heads, and the agreement of estimate and measurement."""
     sentences = []
     for term in TERMS:
-        own = data[(data["term"] == term) & data["kl_predicted"].notna()]
-        if own.empty:
+        of_term = data[(data["term"] == term) & data["kl_predicted"].notna()]
+        if of_term.empty:
             continue
-        ordered = own.sort_values("kl_predicted", ascending=False)
-        tenth = ordered.head(max(1, len(own) // 10))
-        share = tenth["kl_predicted"].sum() / max(own["kl_predicted"].sum(), 1e-300)
+        ordered = of_term.sort_values("kl_predicted", ascending=False)
+        tenth = ordered.head(max(1, len(of_term) // 10))
+        share = tenth["kl_predicted"].sum() / max(of_term["kl_predicted"].sum(), 1e-300)
         top = ordered.iloc[0]
         text = (
             f"{_without(data, term)}, the strongest tenth of heads carries {share:.0%} of the estimated divergence; "
             f"first is layer {int(top['layer'])}, head {int(top['head'])}."
         )
-        measured = own.dropna(subset=["kl"])
+        measured = of_term.dropna(subset=["kl"])
         if len(measured) > 2:
             rho = rank_correlation(measured, "kl_predicted", "kl")
             text += (
@@ -86,7 +86,7 @@ def say_effects(data: pd.DataFrame) -> list[str]:
 
 
 def _without(data: pd.DataFrame, term: str) -> str:
-    """How much of a term is taken away, in words."""
+    """The removed part of a term, in words."""
     gamma = float(data["gamma"].iloc[0])
     return f"Without {term}" if gamma == 1 else f"With {gamma:.0%} of {term} taken away"
 
@@ -96,21 +96,21 @@ def prepare_descriptions(study: Study) -> pd.DataFrame:
     data = prepare_effects(study)
     heads = needed(study.tables.get("heads"), "heads")
     heads = heads[heads["model"] == data["model"].iloc[0]]
-    found = foretold(heads, data, DESCRIPTIONS)
-    if found.empty:
+    ranks = description_ranks(heads, data, DESCRIPTIONS)
+    if ranks.empty:
         raise NotApplicable("there are no descriptions of the heads whose effects are known")
-    return found.assign(model=data["model"].iloc[0])
+    return ranks.assign(model=data["model"].iloc[0])
 
 
-def foretold(heads: pd.DataFrame, effects: pd.DataFrame, descriptions: Sequence[str]) -> pd.DataFrame:
+def description_ranks(heads: pd.DataFrame, effects: pd.DataFrame, descriptions: Sequence[str]) -> pd.DataFrame:
     """Spearman's ρ over heads of each description with the estimated effect of each term, and its interval."""
     rows = []
     for column in descriptions:
         for term in TERMS if column in heads else ():
-            own = effects[effects["term"] == term][["layer", "head", "kl_predicted"]]
-            both = heads.merge(own, on=["layer", "head"]).dropna(subset=[column, "kl_predicted"])
-            if len(both) > 2:
-                rows.append({"description": column, "term": term} | rank_correlation(both, column, "kl_predicted"))
+            of_term = effects[effects["term"] == term][["layer", "head", "kl_predicted"]]
+            joined = heads.merge(of_term, on=["layer", "head"]).dropna(subset=[column, "kl_predicted"])
+            if len(joined) > 2:
+                rows.append({"description": column, "term": term} | rank_correlation(joined, column, "kl_predicted"))
     return pd.DataFrame(rows)
 
 
@@ -120,11 +120,11 @@ def draw_descriptions(data: pd.DataFrame) -> Drawing:
     figure = canvas(7.6, 0.26 * len(names) + 0.9)
     cells = panels(figure, 1, len(TERMS), sharey=True)[0]
     for cell, term in zip(cells, TERMS, strict=True):
-        own = data[data["term"] == term].set_index("description").reindex(names)
+        of_term = data[data["term"] == term].set_index("description").reindex(names)
         y = np.arange(len(names))[::-1]
         cell.axvline(0, color="#777777", linewidth=0.7)
-        cell.hlines(y, own["rho_low"], own["rho_high"], color=TERM_COLOURS[term], linewidth=1.6)
-        cell.plot(own["rho"], y, "o", color=TERM_COLOURS[term], markersize=3.5)
+        cell.hlines(y, of_term["rho_low"], of_term["rho_high"], color=TERM_COLOURS[term], linewidth=1.6)
+        cell.plot(of_term["rho"], y, "o", color=TERM_COLOURS[term], markersize=3.5)
         cell.set(xlim=(-1, 1), xlabel="rank correlation", title=term)
         cell.set_yticks(y, names)
         grid(cell, "x")
@@ -132,14 +132,14 @@ def draw_descriptions(data: pd.DataFrame) -> Drawing:
 
 
 def say_descriptions(data: pd.DataFrame) -> list[str]:
-    """The description that foretells each term best, and those that foretell nothing."""
+    """The description that correlates most with each term, and those whose interval includes 0."""
     sentences = []
     for term in TERMS:
-        own = data[data["term"] == term]
-        if own.empty:
+        of_term = data[data["term"] == term]
+        if of_term.empty:
             continue
-        best = own.loc[own["rho"].abs().idxmax()]
-        silent = own.loc[(own["rho_low"] <= 0) & (own["rho_high"] >= 0), "description"].tolist()
+        best = of_term.loc[of_term["rho"].abs().idxmax()]
+        silent = of_term.loc[(of_term["rho_low"] <= 0) & (of_term["rho_high"] >= 0), "description"].tolist()
         sentences.append(
             f"The effect of {term} goes most with {best['description']} (ρ = {best['rho']:+.2f} "
             f"[{best['rho_low']:+.2f}, {best['rho_high']:+.2f}])"

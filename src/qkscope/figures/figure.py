@@ -1,4 +1,4 @@
-"""What a figure is: a name, a description, functions that prepare and draw its data, and sentences about it."""
+"""The parts of a figure: a name, a description, functions that prepare and draw its data, and sentences about it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Figure:
     """Folder below ``figures/``, such as ``qk-pca/01_pc_roles``."""
     title: str
     shows: str
-    """What is drawn, in a sentence or two."""
+    """A description of the drawing in a sentence or two."""
     prepare: Callable[[Study], pd.DataFrame]
     """Returns exactly the numbers that are drawn; raises ``NotApplicable`` if there are none."""
     draw: Callable[[pd.DataFrame], Drawing]
     says: Callable[[pd.DataFrame], list[str]]
-    """What it shows in this data, in sentences whose numbers come from the prepared data."""
+    """Returns sentences about this data, whose numbers come from the prepared data."""
 
 
-def needed(frame: pd.DataFrame | None, what: str) -> pd.DataFrame:
+def needed(frame: pd.DataFrame | None, content: str) -> pd.DataFrame:
     """The table, or the reason why there is no figure."""
     if frame is None or frame.empty:
-        raise NotApplicable(f"there is no table with {what}")
+        raise NotApplicable(f"there is no table with {content}")
     return frame
 
 
@@ -47,22 +47,22 @@ def models(study: Study) -> list[StudyRun]:
 
 
 def side_by_side(study: Study) -> tuple[list[StudyRun], str]:
-    """The models or, of one model alone, its checkpoints if there are any; and what they are."""
+    """The models, or the checkpoints of a single model if there are several; and the word for them."""
     compared = models(study)
     ordered = [run for run in study.runs if is_checkpoint(run)]
     return (ordered, "checkpoints") if len(compared) == 1 and len(ordered) > 1 else (compared, "models")
 
 
-def several(study: Study) -> tuple[list[StudyRun], str]:
-    """What stands side by side; ``NotApplicable`` for a single run, whose numbers are in the tables."""
-    runs, what = side_by_side(study)
+def at_least_two_runs(study: Study) -> tuple[list[StudyRun], str]:
+    """The runs of ``side_by_side``; ``NotApplicable`` for a single run, whose numbers are in the tables."""
+    runs, kind = side_by_side(study)
     if len(runs) < 2:
         raise NotApplicable("there is one run, so there is nothing to put beside it; its numbers are in the table")
-    return runs, what
+    return runs, kind
 
 
 def models_alone(study: Study) -> list[StudyRun]:
-    """The models; ``NotApplicable`` if there is one that has checkpoints, which other figures show."""
+    """The models; ``NotApplicable`` for a single model with checkpoints, which other figures show."""
     if side_by_side(study)[1] == "checkpoints":
         raise NotApplicable("there is one model; the figures of training show its checkpoints")
     return models(study)
@@ -77,9 +77,9 @@ def checkpoints(study: Study) -> list[StudyRun]:
 
 
 def before_and_after(study: Study) -> tuple[str, str]:
-    """The checkpoints that tell what changed: the last one, and the last of the first window if windows differ.
+    """The two checkpoints to compare: the first and the last; if windows differ, the last of the first window instead.
 
-    Otherwise the first one; ``NotApplicable`` if there are fewer than two.
+    ``NotApplicable`` if there are fewer than two.
     """
     runs = checkpoints(study)
     shorter = [run.label for run in runs if run.window == runs[0].window]
@@ -87,7 +87,7 @@ def before_and_after(study: Study) -> tuple[str, str]:
 
 
 def is_checkpoint(run: StudyRun) -> bool:
-    """Whether the study gives a phase or step of training for a run."""
+    """Return True if the study gives a phase or step of training for a run."""
     return run.phase is not None or run.step is not None
 
 
@@ -98,10 +98,10 @@ def rows(study: Study, runs: list[StudyRun], table: str, *columns: str) -> pd.Da
         frame = None
     available = needed(frame, f"{', '.join(columns)} ({'qk' if table == 'pc0' else table}.csv)")
     labels = [run.label for run in runs]
-    chosen = available[available["model"].isin(labels)]
+    selected = available[available["model"].isin(labels)]
     order = {label: i for i, label in enumerate(labels)}
-    chosen = chosen.sort_values("model", key=lambda column: column.map(order), kind="stable", ignore_index=True)
-    return needed(chosen.dropna(subset=list(columns)), f"{', '.join(columns)} of {', '.join(labels[:3])}")
+    selected = selected.sort_values("model", key=lambda column: column.map(order), kind="stable", ignore_index=True)
+    return needed(selected.dropna(subset=list(columns)), f"{', '.join(columns)} of {', '.join(labels[:3])}")
 
 
 def timeline(runs: list[StudyRun]) -> pd.DataFrame:

@@ -61,7 +61,7 @@ def draw_audit(data: pd.DataFrame) -> Drawing:
 
 
 def say_audit(data: pd.DataFrame) -> list[str]:
-    """How far apart the two formulas are, in the models that are compared or the last checkpoint."""
+    """The difference of the two formulas, in the models that are compared or the last checkpoint."""
     sentences = []
     for kind, name in (("q", "queries"), ("k", "keys")):
         heads = data[(data[f"posvar_{kind}"] > 0) & data["compared"]]

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.axes import sides
+from qkscope.figures.axes import branches
 from qkscope.figures.collagedata import drift
 from qkscope.figures.collages import draw_cloud, draw_drifts
 from qkscope.figures.figure import Figure, NotApplicable, before_and_after, models, needed
@@ -20,24 +20,24 @@ MAPPED = {
     "bias_window": ("rotated", "bias over the window"),
     "r_q": ("pc0", "queries' correlation with position on PC0"),
 }
-"""What the maps may show, in this order: column, table, and what it is called."""
+"""Columns that the maps may show, in order of preference, with their tables and titles."""
 
 
 def compared_runs(study: Study) -> tuple[Study, list[str]]:
-    """One or two runs that the maps show, and the study at the window where they compare."""
+    """The study at a window where the runs are comparable, and the one or two runs that the maps show."""
     try:
         labels = list(before_and_after(study))
     except NotApplicable:
         return study, [models(study)[-1].label]
-    there = study.compared if set(labels) <= set(study.compared.labels) else study
-    return there, labels
+    compared = study.compared if set(labels) <= set(study.compared.labels) else study
+    return compared, labels
 
 
 def strongest_head(study: Study) -> tuple[str, tuple[int, int], str]:
     """The last run of the maps, its head with the largest value, and the column of the maps."""
-    there, labels = compared_runs(study)
+    compared, labels = compared_runs(study)
     for column, (table, _) in MAPPED.items():
-        frame = there.pc0 if table == "pc0" else there.table(table, column)
+        frame = compared.pc0 if table == "pc0" else compared.table(table, column)
         rows = None if frame is None else frame[frame["model"] == labels[-1]].dropna(subset=[column])
         if rows is not None and len(rows):
             row = rows.loc[rows[column].abs().idxmax()]
@@ -46,11 +46,11 @@ def strongest_head(study: Study) -> tuple[str, tuple[int, int], str]:
 
 
 def prepare_hero(study: Study) -> pd.DataFrame:
-    """Numbers of the maps, points of one head, and its distance curves; told apart by ``part``."""
-    there, labels = compared_runs(study)
+    """Numbers of the maps, points of one head, and its distance curves, in the column ``part``."""
+    compared, labels = compared_runs(study)
     last, (layer, head), column = strongest_head(study)
     table = MAPPED[column][0]
-    frame = needed(there.pc0 if table == "pc0" else there.table(table, column), column)
+    frame = needed(compared.pc0 if table == "pc0" else compared.table(table, column), column)
     maps = frame[frame["model"].isin(labels)][["model", "layer", "head"]].assign(value=frame[column], part="map")
     maps = maps.sort_values("model", key=lambda names: names.map(labels.index), kind="stable").assign(column=column)
     parts = [maps]
@@ -59,12 +59,16 @@ def prepare_hero(study: Study) -> pd.DataFrame:
 
 
 def cloud_of(study: Study, label: str, layer: int, head: int) -> pd.DataFrame:
-    """Points of a head on a and b, and how their means move; empty if there are none."""
+    """Points of a head on a and b, and the drift of their means; empty if there are none."""
     points = study.table("points", "a", "b")
     if points is None:
         return pd.DataFrame()
-    own = points[(points["model"] == label) & (points["layer"] == layer) & (points["head"] == head)]
-    cloud = own[["model", "layer", "head", "kind", "position"]].assign(x=own["a"], y=own["b"]).dropna(subset=["x"])
+    of_head = points[(points["model"] == label) & (points["layer"] == layer) & (points["head"] == head)]
+    cloud = (
+        of_head[["model", "layer", "head", "kind", "position"]]
+        .assign(x=of_head["a"], y=of_head["b"])
+        .dropna(subset=["x"])
+    )
     return pd.concat([cloud, *(drift(cloud[cloud["kind"] == kind], kind) for kind in "qk")]).assign(part="cloud")
 
 
@@ -73,8 +77,8 @@ def curves_of(study: Study, labels: list[str], layer: int, head: int) -> pd.Data
     curves = study.table("distance", "distance_low", "distance_high", "measured", "predicted")
     if curves is None:
         return pd.DataFrame()
-    own = curves[curves["model"].isin(labels) & (curves["layer"] == layer) & (curves["head"] == head)]
-    return own[["model", "layer", "head", "distance_low", "distance_high", "measured", "predicted"]].assign(
+    of_head = curves[curves["model"].isin(labels) & (curves["layer"] == layer) & (curves["head"] == head)]
+    return of_head[["model", "layer", "head", "distance_low", "distance_high", "measured", "predicted"]].assign(
         part="curve"
     )
 
@@ -90,20 +94,20 @@ def draw_hero(data: pd.DataFrame) -> Drawing:
     cells = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
     _draw_maps(figure, list(cells[:n_maps]), maps, runs)
     head = f"layer {int(data['shown_layer'].iloc[0])}, head {int(data['shown_head'].iloc[0])}"
-    rest = iter(cells[n_maps:])
+    other_cells = iter(cells[n_maps:])
     if len(cloud):
-        cell = next(rest)
+        cell = next(other_cells)
         draw_cloud(cell, cloud, Normalize(0, max(float(cloud["position"].max()), 1.0)), 5.0)
         draw_drifts(cell, cloud)
         cell.set(xticks=[], yticks=[], xlabel="axis of drift", ylabel="axis of separation")
         cell.set_title(f"{head}: queries (blue), keys (red)\nfrom early (pale) to late (strong)")
     if len(curve):
-        cell = next(rest)
+        cell = next(other_cells)
         for number, (run, rows) in enumerate(curve.groupby("model", sort=False)):
             colour = PHASES[number % len(PHASES)]
-            for side in sides(rows):
-                side.points(cell, 2.6, colour)
-                side.curve(cell, 1.3, colour, shortened(str(run)))
+            for branch in branches(rows):
+                branch.points(cell, 2.6, colour)
+                branch.curve(cell, 1.3, colour, shortened(str(run)))
         cell.set(xscale="log", xlabel="distance to the key (tokens)", ylabel="mean score (logits)")
         cell.set_title("its mean score: measured (dots)\nand predicted from means (line)")
         cell.legend()
@@ -114,22 +118,22 @@ def draw_hero(data: pd.DataFrame) -> Drawing:
 def _draw_maps(figure: Drawing, cells: list[Axes], maps: pd.DataFrame, runs: list[str]) -> None:
     column = str(maps["column"].iloc[0])
     grids = [maps[maps["model"] == run].pivot(index="layer", columns="head", values="value") for run in runs]
-    both = maps["value"].dropna()
-    signed = bool((both < 0).any())
-    most = float(both.abs().max()) or 1.0
+    values_of_runs = maps["value"].dropna()
+    signed = bool((values_of_runs < 0).any())
+    largest = float(values_of_runs.abs().max()) or 1.0
     for cell, run, values in zip(cells, runs, grids, strict=False):
-        shown = cell.imshow(
-            values, cmap="PuOr_r" if signed else "YlOrBr", vmin=-most if signed else 0, vmax=most, aspect="auto"
+        image = cell.imshow(
+            values, cmap="PuOr_r" if signed else "YlOrBr", vmin=-largest if signed else 0, vmax=largest, aspect="auto"
         )
         cell.set_title(shortened(run, 22))
-    bar = figure.colorbar(shown, ax=cells[: len(runs)], location="bottom", aspect=40, pad=0.02)
+    bar = figure.colorbar(image, ax=cells[: len(runs)], location="bottom", aspect=40, pad=0.02)
     bar.set_label(MAPPED[column][1], fontsize=7)
     if len(runs) == 2:
         change = grids[1].sub(grids[0])
-        most = float(np.nanmax(np.abs(change))) or 1.0
-        shown = cells[2].imshow(change, cmap="PuOr_r", vmin=-most, vmax=most, aspect="auto")
+        largest = float(np.nanmax(np.abs(change))) or 1.0
+        image = cells[2].imshow(change, cmap="PuOr_r", vmin=-largest, vmax=largest, aspect="auto")
         cells[2].set_title("difference")
-        bar = figure.colorbar(shown, ax=cells[2], location="bottom", aspect=20, pad=0.02)
+        bar = figure.colorbar(image, ax=cells[2], location="bottom", aspect=20, pad=0.02)
         bar.set_label("second − first", fontsize=7)
     for cell in cells:
         cell.set_xlabel("head")
@@ -138,7 +142,7 @@ def _draw_maps(figure: Drawing, cells: list[Axes], maps: pd.DataFrame, runs: lis
 
 
 def say_hero(data: pd.DataFrame) -> list[str]:
-    """The mean over heads of each map, and which head is shown."""
+    """The mean over heads of each map, and the head that is shown."""
     maps = data[data["part"] == "map"]
     column = str(maps["column"].iloc[0])
     means = [f"{run}: {rows['value'].mean():.3g}" for run, rows in maps.groupby("model", sort=False)]

@@ -35,7 +35,7 @@ VARIANTS = {"ap": ("exact", INK, "-"), "ap_fixed": ("queries turned to one place
 
 
 def prepare_profile(study: Study) -> pd.DataFrame:
-    """Mean over heads of each variant at each place in the window, with the middle half of the heads, by run."""
+    """Mean over heads of each variant at each position in the window, with the middle half of the heads, by run."""
     frame = rows(study, list(study.runs), "plasticity", "ap", "q_position", "bucket_width")
     windows = {run.label: run.window for run in study.runs}
     last = frame.groupby("model")["q_position"].transform("max") + frame["bucket_width"] / 2
@@ -47,8 +47,9 @@ def prepare_profile(study: Study) -> pd.DataFrame:
     table = grouped[["place", *VARIANTS]].mean()
     table = table.join(grouped["ap"].quantile(0.25).rename("ap_q1")).join(grouped["ap"].quantile(0.75).rename("ap_q3"))
     table = table.join(grouped.size().rename("n_heads")).reset_index().assign(layer=np.nan, head=np.nan)
-    shown = _shown(study)
-    heads = frame[frame["model"] == shown][["model", "q_bucket", "place", "ap", "layer", "head"]]
+    # The run whose heads are drawn: the first model, or the last checkpoint.
+    run_with_heads = study.labels[-1] if all(is_checkpoint(run) for run in study.runs) else study.labels[0]
+    heads = frame[frame["model"] == run_with_heads][["model", "q_bucket", "place", "ap", "layer", "head"]]
     table = pd.concat([table, heads], ignore_index=True)
     order = {run.label: i for i, run in enumerate(study.runs)}
     table = table.sort_values(["model", "q_bucket"], key=lambda c: c.map(order) if c.name == "model" else c)
@@ -58,20 +59,14 @@ def prepare_profile(study: Study) -> pd.DataFrame:
     return table.reset_index(drop=True)
 
 
-def _shown(study: Study) -> str:
-    """The run whose heads are drawn: the first model, or the last checkpoint."""
-    every = all(is_checkpoint(run) for run in study.runs)
-    return study.labels[-1] if every else study.labels[0]
-
-
 def draw_profile(data: pd.DataFrame) -> Drawing:
     """One run in three variants; next to it every run."""
     labels = list(dict.fromkeys(data["model"]))
-    shown = labels[-1] if data["checkpoint"].all() else labels[0]
+    run_with_heads = labels[-1] if data["checkpoint"].all() else labels[0]
     figure = canvas(7.4 if len(labels) > 1 else 4.8, 3.2)
     axes = panels(figure, 1, 2 if len(labels) > 1 else 1, sharey=True)[0]
     single, data = data[data["head"].notna()], data[data["head"].isna()]
-    profile = data[data["model"] == shown]
+    profile = data[data["model"] == run_with_heads]
     for _, head in single.groupby(["layer", "head"]):
         axes[0].plot(head["place"], head["ap"], color=FAINT, alpha=0.35, linewidth=0.5)
     for name, (label, colour, line) in VARIANTS.items():
@@ -80,7 +75,7 @@ def draw_profile(data: pd.DataFrame) -> Drawing:
             axes[0].plot(profile["place"], profile[name], color=colour, linestyle=line, marker=marker, markersize=2.5,
                          label=label)  # fmt: skip
     axes[0].legend(loc="lower left", fontsize=6.8)
-    axes[0].set_title(shortened(shown, 34))
+    axes[0].set_title(shortened(run_with_heads, 34))
     axes[0].set_ylabel("attention plasticity, mean over heads")
     if len(labels) > 1:
         _every_run(axes[1], data)
@@ -94,13 +89,13 @@ def _every_run(axes: Axes, data: pd.DataFrame) -> None:
     families = {name: colour for name, (colour, _) in family_look(data["family"].tolist()).items()}
     phases = phase_colours([phase for phase, c in zip(data["phase"], data["checkpoint"], strict=True) if c])
     profiles = list(data.groupby("model", sort=False))
-    named = set()
+    labelled_groups = set()
     for i, (_, profile) in enumerate(profiles):
         first = profile.iloc[0]
         colour = phases[first["phase"]] if first["checkpoint"] else families[first["family"]]
         group = first["phase"] if first["checkpoint"] else first["family"]
-        label = None if group in named else shortened(group or "all runs", 24)
-        named.add(group)
+        label = None if group in labelled_groups else shortened(group or "all runs", 24)
+        labelled_groups.add(group)
         axes.plot(
             profile["place"], profile["ap"], color=colour, alpha=0.45 + 0.55 * (i + 1) / len(profiles), label=label
         )
@@ -109,7 +104,7 @@ def _every_run(axes: Axes, data: pd.DataFrame) -> None:
 
 
 def say_profile(data: pd.DataFrame) -> list[str]:
-    """From the beginning to the end of the window, and how the variants differ."""
+    """Plasticity at the beginning and the end of the window, and the means of the variants."""
     sentences, data = [], data[data["head"].isna()]
     for model, profile in data.groupby("model", sort=False):
         first, last = profile.iloc[0], profile.iloc[-1]

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import mean_over_heads, rank_correlation
 from qkscope.analyses.components import TAXONOMY
-from qkscope.figures.depth import NOPE, by_depth, two_maps, where
+from qkscope.figures.depth import NOPE, bin_name, by_depth, two_maps
 from qkscope.figures.figure import Figure, NotApplicable, models, rows
 from qkscope.figures.style import CLASSES, canvas, error_bars, grid
 from qkscope.results.study import Study
@@ -39,7 +39,7 @@ def draw_plasticity_classes(data: pd.DataFrame) -> Drawing:
     axes = figure.subplots()
     for x, kind in enumerate(kinds):
         heads = data[data["taxonomy"] == kind].sort_values("ap_overall")
-        # From the lowest to the highest: where a point stands within its column says its rank, and nothing by chance.
+        # From the lowest to the highest: the place of a point within its column is its rank, and nothing is random.
         across = np.linspace(-0.28, 0.28, len(heads)) if len(heads) > 1 else np.zeros(1)
         axes.scatter(x + across, heads["ap_overall"], s=7, color=CLASSES[kind], alpha=0.75, linewidths=0,
                      rasterized=True)  # fmt: skip
@@ -55,9 +55,9 @@ def draw_plasticity_classes(data: pd.DataFrame) -> Drawing:
 def say_plasticity_classes(data: pd.DataFrame) -> list[str]:
     """Means by class, and rank correlations, model by model: pooled over models they could have the opposite sign."""
     models = list(dict.fromkeys(data["model"]))
-    named = len(models) > 1
+    several_models = len(models) > 1
     return [
-        f"{model}: {line}" if named else line
+        f"{model}: {line}" if several_models else line
         for model in models[:MOST_MODELS]
         for line in _say_model(data[data["model"] == model])
     ]
@@ -106,19 +106,19 @@ def draw_drop(data: pd.DataFrame) -> Drawing:
 
 
 def say_drop(data: pd.DataFrame) -> list[str]:
-    """Where plasticity is lowest, and where it falls most."""
+    """The bins where plasticity is lowest, and where it falls most."""
     deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)].dropna(subset=["ap_overall"])
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
     low = deep.loc[deep["ap_overall"].idxmin()]
-    sentences = [f"Lowest: {low['ap_overall']:.2f} in {low['model']} at {where(low)}."]
+    sentences = [f"Lowest: {low['ap_overall']:.2f} in {low['model']} at {bin_name(low)}."]
     falls = deep.dropna(subset=["ap_drop"])
     if len(falls):
         largest = falls.loc[falls["ap_drop"].idxmax()]
         mean = float(np.average(falls["ap_drop"], weights=falls["n_heads"]))
         sentences.append(
             f"Over all heads it falls by {mean:+.3f} along the window, most ({largest['ap_drop']:+.2f}) in "
-            f"{largest['model']} at {where(largest)}."
+            f"{largest['model']} at {bin_name(largest)}."
         )
     return sentences
 

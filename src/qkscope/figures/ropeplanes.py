@@ -39,11 +39,11 @@ def _one_rotation(table: pd.DataFrame) -> pd.DataFrame:
     """
     turning = table[table["theta"] > 0]
     speeds = {
-        layer: tuple(np.unique(np.round(np.log(own["theta"].to_numpy(float)), 6)).tolist())
-        for layer, own in turning.groupby("layer")
+        layer: tuple(np.unique(np.round(np.log(of_layer["theta"].to_numpy(float)), 6)).tolist())
+        for layer, of_layer in turning.groupby("layer")
     }
     common = max(speeds.values(), key=list(speeds.values()).count)
-    layers = [layer for layer, own in speeds.items() if own == common]
+    layers = [layer for layer, of_layer in speeds.items() if of_layer == common]
     return table[table["layer"].isin(layers)].assign(other_layers=len(speeds) - len(layers))
 
 
@@ -76,18 +76,18 @@ def draw_spectrum(data: pd.DataFrame) -> Drawing:
 
 
 def say_spectrum(data: pd.DataFrame) -> list[str]:
-    """Which planes carry the bias, by their turns over the window."""
+    """The planes that carry half of the bias, and their turns over the window."""
     mean = data.groupby("plane")[["cycles", "bias_share", "lock_q", "lock_k"]].mean()
     order = mean["bias_share"].sort_values(ascending=False)
     half = order.index[: int((order.cumsum() < 0.5).sum()) + 1]
     turns = mean.loc[half, "cycles"]
-    others = int(data["other_layers"].iloc[0])
+    n_others = int(data["other_layers"].iloc[0])
     return [
         f"{data['model'].iloc[0]}: {len(half)} of {len(mean)} planes carry half of the bias; they make "
         f"{turns.min():.2g} to {turns.max():.2g} turns over the window.",
         f"Phases are locked to position at {mean['lock_q'].mean():.2f} for queries and {mean['lock_k'].mean():.2f} for "
         "keys, on average over planes (1: every vector is the same one, turned).",
-        *([f"{others} layers turn at other speeds (another rotary base) and are left out."] if others else []),
+        *([f"{n_others} layers turn at other speeds (another rotary base) and are left out."] if n_others else []),
     ]
 
 

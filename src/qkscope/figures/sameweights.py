@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from qkscope.figures.axes import sides
+from qkscope.figures.axes import branches
 from qkscope.figures.figure import Figure, NotApplicable
 from qkscope.figures.style import PHASES, canvas, grid, panels
 from qkscope.results.study import Study, with_most_windows
@@ -17,7 +17,7 @@ def prepare_same_weights(study: Study) -> pd.DataFrame:
     label, windows = with_most_windows(study)
     if len(windows) < 2:
         raise NotApplicable("no run was captured at two windows")
-    parts = []
+    by_window = []
     for window in windows:
         tables = study.at[window].tables
         curve, heads, rotated = (tables.get(name) for name in ("distance", "heads", "rotated"))
@@ -25,17 +25,17 @@ def prepare_same_weights(study: Study) -> pd.DataFrame:
             raise NotApplicable(f"there is no distance curve of {label} at {window:,}")
         bins = ["distance_low", "distance_high"]
         means = curve[curve["model"] == label].groupby(bins, as_index=False)[["measured", "predicted"]].mean()
-        own = rotated[rotated["model"] == label]
-        parts.append(
+        of_run = rotated[rotated["model"] == label]
+        by_window.append(
             means.assign(
                 model=label,
                 window=window,
-                bias_strength=own["bias_strength"].mean(),
-                bias_window=own["bias_window"].mean(),
+                bias_strength=of_run["bias_strength"].mean(),
+                bias_window=of_run["bias_window"].mean(),
                 decay=heads.loc[heads["model"] == label, "decay"].mean(),
             )
         )
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(by_window, ignore_index=True)
 
 
 def draw_same_weights(data: pd.DataFrame) -> Drawing:
@@ -45,8 +45,8 @@ def draw_same_weights(data: pd.DataFrame) -> Drawing:
     windows = sorted(data["window"].unique())
     for colour, window in zip(PHASES, windows, strict=False):
         curve = data[data["window"] == window]
-        for side in sides(curve):
-            side.curve(left, 1.6, colour, f"window {window:,}")
+        for branch in branches(curve):
+            branch.curve(left, 1.6, colour, f"window {window:,}")
     left.set(xscale="log", xlabel="distance (tokens)", ylabel="mean score from means (logit)")
     left.legend()
     first = data[data["window"] == windows[0]].iloc[0]
@@ -64,9 +64,9 @@ def draw_same_weights(data: pd.DataFrame) -> Drawing:
 
 
 def say_same_weights(data: pd.DataFrame) -> list[str]:
-    """What the window alone does to each number."""
-    one = data.drop_duplicates("window").sort_values("window")
-    first, last = one.iloc[0], one.iloc[-1]
+    """The effect of the window alone on each number."""
+    by_window = data.drop_duplicates("window").sort_values("window")
+    first, last = by_window.iloc[0], by_window.iloc[-1]
     changes = {name: last[name] / first[name] - 1 for name in ("bias_strength", "bias_window", "decay")}
     return [
         f"{first['model']}, the same weights at windows of {first['window']:,} and {last['window']:,}: the bias "

@@ -69,18 +69,18 @@ def say_scatter(data: pd.DataFrame) -> list[str]:
 
 def prepare_portraits(study: Study) -> pd.DataFrame:
     """Component 0 of every head at six checkpoints, or at all if there are fewer."""
-    chosen = six_checkpoints(checkpoints(study))
-    frame = rows(study, chosen, "pc0", "r_q", "r_k", "taxonomy")
-    when = timeline(chosen).drop(columns="window")
+    runs = six_checkpoints(checkpoints(study))
+    frame = rows(study, runs, "pc0", "r_q", "r_k", "taxonomy")
+    when = timeline(runs).drop(columns="window")
     return when.merge(frame[["model", "layer", "head", "r_q", "r_k", "taxonomy"]], on="model", sort=False)
 
 
 def six_checkpoints(runs: list[StudyRun]) -> list[StudyRun]:
-    """The first, an early one, the end of each phase and the last; if too many, the latest phases are kept."""
+    """The first, an early one, the end of each phase and the last; if these are too many, the latest phases."""
     ends = [i for i, run in enumerate(runs) if i + 1 == len(runs) or runs[i + 1].phase != run.phase]
     candidates = [0, len(runs) - 1, min(1, len(runs) - 1), *reversed(ends), *range(len(runs))]
-    chosen = list(dict.fromkeys(candidates))[:PORTRAITS]
-    return [runs[i] for i in sorted(chosen)]
+    indices = list(dict.fromkeys(candidates))[:PORTRAITS]
+    return [runs[i] for i in sorted(indices)]
 
 
 def draw_portraits(data: pd.DataFrame) -> Drawing:

@@ -1,4 +1,4 @@
-"""What scores are made of: the shares of position, key, query and content, layer by layer (cause 01)."""
+"""The parts of scores: shares of position, key, query and content, layer by layer (cause 01)."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def draw_terms(data: pd.DataFrame) -> Drawing:
     figure = canvas(2.5 * columns + 0.7, 2.1 * rows + 0.5)
     cells = panels(figure, rows, columns, sharey=True)
     for cell, run in zip(cells.flat, runs, strict=False):
-        own = data[data["model"] == run].sort_values("layer")
-        base = np.zeros(len(own))
+        of_run = data[data["model"] == run].sort_values("layer")
+        base = np.zeros(len(of_run))
         for term in TERMS:
-            share = own[f"score_{term}"].to_numpy(float)
-            cell.bar(own["layer"], share, 0.86, bottom=base, color=TERM_COLOURS[term], label=term)
+            share = of_run[f"score_{term}"].to_numpy(float)
+            cell.bar(of_run["layer"], share, 0.86, bottom=base, color=TERM_COLOURS[term], label=term)
             base = base + share
         cell.axhline(1, color="#777777", linewidth=0.7, linestyle=(0, (4, 3)))
         cell.set_title(shortened(run))
@@ -60,14 +60,16 @@ def draw_terms(data: pd.DataFrame) -> Drawing:
 
 
 def say_terms(data: pd.DataFrame) -> list[str]:
-    """Which term is largest, run by run, and where position is."""
+    """The largest term of each run, and the shares of all terms."""
     columns = [f"score_{term}" for term in TERMS]
     sentences = []
-    for run, own in data.groupby("model", sort=False):
-        means = own[columns].mean()
+    for run, of_run in data.groupby("model", sort=False):
+        means = of_run[columns].mean()
         largest = str(means.idxmax()).removeprefix("score_")
-        parts = ", ".join(f"{term} {means[f'score_{term}']:.0%}" for term in TERMS)
-        sentences.append(f"{run}: the largest part of the variance of scores is {largest} ({parts}; mean over layers).")
+        shares = ", ".join(f"{term} {means[f'score_{term}']:.0%}" for term in TERMS)
+        sentences.append(
+            f"{run}: the largest part of the variance of scores is {largest} ({shares}; mean over layers)."
+        )
     return sentences
 
 

@@ -1,4 +1,4 @@
-"""What changes over ordered checkpoints (qk-pca 07, 08, 09)."""
+"""Changes over ordered checkpoints: position, classes and share of PC0 (qk-pca 07, 08, 09)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def draw_signal(data: pd.DataFrame) -> Drawing:
 
 
 def say_signal(data: pd.DataFrame) -> list[str]:
-    """First and last checkpoint, and how much of a change of r_k is a change of sign."""
+    """The change from the first checkpoint to the last, and the part of it that is a change of sign."""
     first, last = data.iloc[0], data.iloc[-1]
     return [
         f"From {first['model']} to {last['model']}, mean r_q goes {first['r_q']:.2f} → {last['r_q']:.2f}, mean r_k "
@@ -120,7 +120,7 @@ def _draw_classes(data: pd.DataFrame) -> Drawing:
 
 
 def _say_classes(data: pd.DataFrame) -> list[str]:
-    """How the class shares change from the first checkpoint to the last."""
+    """The change of the class shares from the first checkpoint to the last."""
     first, last = data.iloc[0], data.iloc[-1]
     changes = [f"{kind} {first[kind]:.0%} → {last[kind]:.0%}" for kind in TAXONOMY]
     return [f"From {first['model']} to {last['model']} ({last['n_heads']:,.0f} heads): " + ", ".join(changes) + "."]

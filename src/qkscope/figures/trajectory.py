@@ -53,14 +53,14 @@ def draw_decomposition(data: pd.DataFrame) -> Drawing:
 
 
 def say_trajectory(data: pd.DataFrame) -> list[str]:
-    """From first to last, and the change when the window changes."""
+    """The change from first to last, and the change when the window changes."""
     first, last = data.iloc[0], data.iloc[-1]
     changes = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in TRAJECTORY if name != "decay")
     return [f"Medians from {first['model']} to {last['model']}: {changes}.", *_over_windows(data, ["bias"])]
 
 
 def say_decomposition(data: pd.DataFrame) -> list[str]:
-    """Which factor changes the bias."""
+    """The change of each factor of the bias."""
     first, last = data.iloc[0], data.iloc[-1]
     changes = ", ".join(f"{name} {first[name]:.3g} → {last[name]:.3g}" for name in DECOMPOSITION if name != "decay")
     return [f"Medians from {first['model']} to {last['model']}: {changes}.", *_over_windows(data, ["alpha_k", "bias"])]
@@ -80,7 +80,7 @@ def _over_windows(data: pd.DataFrame, names: list[str]) -> list[str]:
             after[column] / before[column] - 1 if before[column] else math.nan
             for column in (token, window, f"{window}_compared")
         ]
-        fair = (
+        at_one_window = (
             f" With both at a window of {after['compare_at']:,.0f} it changes by {changes[2]:+.0%}."
             if math.isfinite(changes[2])
             else ""
@@ -88,7 +88,7 @@ def _over_windows(data: pd.DataFrame, names: list[str]) -> list[str]:
         sentences.append(
             f"From a window of {windows[0]:,.0f} to one of {after['window']:,.0f} ({before['model']} to "
             f"{after['model']}), {name} per token changes by {changes[0]:+.0%} and per window by {changes[1]:+.0%}, by "
-            f"lines that do not compare across windows.{fair}"
+            f"lines that do not compare across windows.{at_one_window}"
         )
     if before["decay"] and math.isfinite(before["decay"]) and math.isfinite(after["decay"]):
         sentences.append(
@@ -100,8 +100,8 @@ def _over_windows(data: pd.DataFrame, names: list[str]) -> list[str]:
 def _quartiles(study: Study, columns: list[str]) -> pd.DataFrame:
     runs = checkpoints(study)
     frame = rows(study, runs, "rotated", "alpha_k", "bias_strength")
-    when = timeline(runs)
-    window = frame["model"].map(when.set_index("model")["window"]).astype(float)
+    run_times = timeline(runs)
+    window = frame["model"].map(run_times.set_index("model")["window"]).astype(float)
     if "window" in frame:
         window = frame["window"].fillna(window)
     frame = frame.assign(
@@ -116,7 +116,7 @@ def _quartiles(study: Study, columns: list[str]) -> pd.DataFrame:
     for name, level in (("q1", 0.25), ("q3", 0.75)):
         table = table.join(grouped.quantile(level).add_suffix(f"_{name}"))
     table = table.join(_compared(study)).join(_decay(study))
-    return when.assign(compare_at=study.compare_at or math.nan).merge(table.reset_index(), on="model", sort=False)
+    return run_times.assign(compare_at=study.compare_at or math.nan).merge(table.reset_index(), on="model", sort=False)
 
 
 def _compared(study: Study) -> pd.DataFrame:
@@ -129,7 +129,7 @@ def _compared(study: Study) -> pd.DataFrame:
 
 
 def _decay(study: Study) -> pd.DataFrame:
-    """Median and quartiles over heads of decay: at the window of comparison, where runs were captured there."""
+    """Median and quartiles over heads of decay: at the window of comparison, for runs captured at it."""
     frame, names = study.compared.tables.get("heads"), ["decay_q1", "decay", "decay_q3"]
     if frame is None or "decay" not in frame:
         return pd.DataFrame(columns=names, dtype=float)
@@ -141,8 +141,8 @@ def _draw_quartiles(data: pd.DataFrame, names: dict[str, str]) -> Drawing:
     figure = canvas(8.4, 5.2)
     axes = panels(figure, 2, 3, sharex=True)
     colours = phase_colours(data["phase"].tolist())
-    shown = {name: title for name, title in names.items() if data[name].notna().any()}
-    for cell, (column, title) in zip(axes.flat, shown.items(), strict=False):
+    present = {name: title for name, title in names.items() if data[name].notna().any()}
+    for cell, (column, title) in zip(axes.flat, present.items(), strict=False):
         cell.plot(data["order"], data[column], color="#b9b9b9", linewidth=1.0, zorder=1)
         for phase, colour in colours.items():
             rows_of_phase = data[data["phase"] == phase]
@@ -159,11 +159,11 @@ def _draw_quartiles(data: pd.DataFrame, names: dict[str, str]) -> Drawing:
             cell.axhline(0, color="#777777", linewidth=0.7)
         ticks(cell, data)
         grid(cell)
-    for cell in list(axes.flat)[len(shown) :]:
+    for cell in list(axes.flat)[len(present) :]:
         cell.set_visible(False)
     for cell in axes[0]:
         cell.set_xlabel("")
-        cell.tick_params(axis="x", labelbottom=cell is axes[0, 2] and len(shown) < 6)
+        cell.tick_params(axis="x", labelbottom=cell is axes[0, 2] and len(present) < 6)
     marks = [
         axes[0, 0].plot([], [], linestyle="none", marker="o", markersize=4.5, color=colour, label=shortened(phase))[0]
         for phase, colour in colours.items()

@@ -22,7 +22,7 @@ from qkscope.results.study import Study
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFigure:
     """A figure that was drawn."""
 
     name: str
@@ -56,7 +56,7 @@ def write_figures(
     command: str = "",
     workers: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
-) -> tuple[list[Written], list[SkippedFigure]]:
+) -> tuple[list[WrittenFigure], list[SkippedFigure]]:
     """Draw every figure of the catalogue that applies, each into its own folder."""
     tasks, skipped = [], []
     for path in (
@@ -71,17 +71,17 @@ def write_figures(
             tasks.append(_Task(figure.name, figure.prepare(study), folder / figure.name, _produced(study, command)))
         except NotApplicable as error:
             skipped.append(SkippedFigure(figure.name, figure.title, str(error)))
-    done: dict[int, Written] = {}
+    drawn: dict[int, WrittenFigure] = {}
     if on_done is not None:
         on_done(0, len(tasks))
     for index, written in for_each(_write, tasks, ExecutionTarget(workers)):
-        done[index] = written
+        drawn[index] = written
         if on_done is not None:
-            on_done(len(done), len(tasks))
-    return [done[index] for index in range(len(tasks))], skipped
+            on_done(len(drawn), len(tasks))
+    return [drawn[index] for index in range(len(tasks))], skipped
 
 
-def _write(task: _Task) -> Written:
+def _write(task: _Task) -> WrittenFigure:
     figure = FIGURES_BY_NAME[task.name]
     with house_style():
         png, svg = png_and_svg(figure.draw(task.data))
@@ -92,16 +92,16 @@ def _write(task: _Task) -> Written:
         task.folder,
         {"figure.png": png, "figure.svg": svg, "data.csv": csv, "README.md": readme.encode()},
     )
-    return Written(task.name, figure.title, figure.shows, says, png)
+    return WrittenFigure(task.name, figure.title, figure.shows, says, png)
 
 
 FORMATS = ("png", "svg", "pdf")
 
 
 def png_and_svg(drawing: Drawing) -> tuple[bytes, bytes]:
-    """The figure in both forms, laid out once: that takes longer than drawing it."""
+    """The figure as png and svg, laid out once, since layout takes longer than drawing."""
     png = rendered(drawing, "png")
-    drawing.set_layout_engine(None)  # what was laid out stays where it is
+    drawing.set_layout_engine(None)  # keep the layout
     return png, rendered(drawing, "svg")
 
 
@@ -140,7 +140,7 @@ def _produced(study: Study, command: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text for Markdown, in which labels of runs are no tags."""
+    """Text for Markdown, escaped so that labels of runs are not read as tags."""
     return text.replace("<", "&lt;")
 
 

@@ -18,7 +18,7 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.tmp")
 
 
 def check_writable(folder: Path) -> None:
-    """Raise a ``TableError`` before the work starts if this folder could not be written after it."""
+    """Raise a ``TableError`` if this folder cannot be written, before long work starts."""
     if is_url(folder):
         raise TableError(
             f"{as_url(folder)} is not a folder: object storage has neither renames nor locks; write to a local folder, "
@@ -33,55 +33,55 @@ def check_writable(folder: Path) -> None:
         raise TableError(f"cannot write to {folder} ({nearest} is not a writable directory); choose another")
 
 
-def is_url(place: Path | str) -> bool:
-    """Whether a path is the URL of something that is no file system, such as s3://bucket/run.
+def is_url(path: Path | str) -> bool:
+    """True if a path is a URL of object storage or another remote system, such as s3://bucket/run.
 
     >>> is_url(Path("s3://bucket/run")), is_url(Path("runs/s3")), is_url("hf://datasets/owner/name")
     (True, False, False)
     """
-    return re.match(r"(?!(hf|file):)[a-z][a-z0-9+.-]+:/.", str(place)) is not None and not Path(place).exists()
+    return re.match(r"(?!(hf|file):)[a-z][a-z0-9+.-]+:/.", str(path)) is not None and not Path(path).exists()
 
 
-def as_url(place: Path | str) -> str:
-    """A URL that was typed as a path, which has lost a slash.
+def as_url(path: Path | str) -> str:
+    """The URL of a path; ``Path`` drops one of its two slashes.
 
     >>> as_url(Path("s3://bucket/run"))
     's3://bucket/run'
     """
-    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", r"\1://", str(place))
+    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", r"\1://", str(path))
 
 
 def temporary_name(name: str) -> str:
-    """Name of a file until it is complete."""
+    """The name of a file until it is complete."""
     return f".{name}.{os.getpid()}.tmp"
 
 
 def remove_leftovers(folder: Path, names: re.Pattern[str], *, dead: bool = False) -> None:
-    """Remove temporary files that a killed process left; ``names`` matches the final names of these files.
+    """Remove temporary files of a killed process; ``names`` matches their final names.
 
-    Without a lock, ``dead``: only of processes that are no more.
+    With ``dead``, needed without a lock, only files of processes that no longer run are removed.
     """
     for path in folder.glob(".*.tmp"):
         match = _TEMPORARY.fullmatch(path.name)
         if match is None or not (names.fullmatch(match["name"]) or match["name"] == RENAMES):
             continue
-        if path.is_file() and not path.is_symlink() and not (dead and _lives(int(match["process"]))):
+        if path.is_file() and not path.is_symlink() and not (dead and _is_running(int(match["process"]))):
             path.unlink(missing_ok=True)
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # it is somebody else's
+        pass  # it belongs to another user
     return True
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``; if the block succeeds, it is synced to disk and replaces ``path``."""
+    """A temporary path in the same folder; if the block succeeds, it is synced to disk and replaces ``path``."""
     temporary = path.with_name(temporary_name(path.name))
     try:
         yield temporary
@@ -93,34 +93,34 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write several files into one folder, as one step: after a crash all are the old ones or all the new ones.
+    """Write several files into one folder, as one step: after a crash, either all are old or all are new.
 
-    All are on disk under temporary names before a list of them is; from then on they count as written, and who finds
-    the list renames the rest (``settle``).
+    All files are first written to disk under temporary names, then a list of them. Once the list is on disk, the files
+    count as written: after a crash, the next process renames the rest (``settle``).
     """
     folder.mkdir(parents=True, exist_ok=True)
     finish(folder)
     remove_leftovers(folder, re.compile("|".join(map(re.escape, contents))), dead=True)
     staged = {temporary_name(name): name for name in contents}
-    listed = len(staged) > 1
+    has_list = len(staged) > 1
     try:
         for temporary, content in zip(staged, contents.values(), strict=True):
             (folder / temporary).write_bytes(content)
             sync(folder / temporary)
-        if listed:
+        if has_list:
             with atomic_path(folder / RENAMES) as temporary_list:
                 temporary_list.write_text(json.dumps(staged))
         _rename(folder, staged)
-        if listed:
+        if has_list:
             (folder / RENAMES).unlink(missing_ok=True)
     finally:
-        if not (listed and (folder / RENAMES).exists()):
+        if not (has_list and (folder / RENAMES).exists()):
             for temporary in staged:
                 (folder / temporary).unlink(missing_ok=True)
 
 
 def settle(folder: Path) -> None:
-    """Rename what a killed process wrote into a folder but did not rename; one that still writes is awaited."""
+    """Rename files that a killed process wrote but did not rename; wait for a process that still writes."""
     if not (folder / RENAMES).exists():
         return
     try:
@@ -128,21 +128,20 @@ def settle(folder: Path) -> None:
             finish(folder)
     except OSError as error:
         raise TableError(
-            f"{folder} was being written when something stopped it, and cannot be put in order ({error.strerror}); "
-            "make it writable"
+            f"writing to {folder} was interrupted and cannot be completed ({error.strerror}); make the folder writable"
         ) from None
 
 
 def finish(folder: Path) -> None:
-    """As ``settle``, by whoever has locked the folder."""
-    listed = folder / RENAMES
-    if listed.exists():
-        _rename(folder, _read_renames(listed))
-        listed.unlink(missing_ok=True)
+    """As ``settle``, for a caller that has locked the folder."""
+    list_file = folder / RENAMES
+    if list_file.exists():
+        _rename(folder, _read_renames(list_file))
+        list_file.unlink(missing_ok=True)
 
 
 def _read_renames(path: Path) -> dict[str, str]:
-    """What a process that was killed has left to rename: {temporary: name}."""
+    """Read the renames that a killed process did not complete: {temporary: name}."""
     try:
         staged = dict(json.loads(read_text(path)))
         matches = {temporary: _TEMPORARY.fullmatch(temporary) for temporary in staged}
@@ -155,7 +154,7 @@ def _read_renames(path: Path) -> dict[str, str]:
 
 def _rename(folder: Path, staged: Mapping[str, str]) -> None:
     for temporary, name in staged.items():
-        with suppress(FileNotFoundError):  # one that was renamed before
+        with suppress(FileNotFoundError):  # it was already renamed
             (folder / temporary).replace(folder / name)
     sync(folder)
 

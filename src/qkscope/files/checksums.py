@@ -20,11 +20,11 @@ _RUN_ENTRIES = ("run.json", "moments", "passage.safetensors", "sample", "vectors
 """Files and folders that belong to a run; tables computed from it do not."""
 
 
-def write_checksums(folder: Path, known: Mapping[Path, str] | None = None) -> None:
-    """Write the checksums of a finished run; the digests of files just written may be known."""
-    names, known = _names(folder), known or {}
+def write_checksums(folder: Path, known_digests: Mapping[Path, str] | None = None) -> None:
+    """Write the checksums of a finished run; ``known_digests`` need not be computed again."""
+    names, known_digests = _names(folder), known_digests or {}
     with ThreadPoolExecutor(4) as threads:
-        digests = threads.map(lambda path: known.get(path) or digest(path), [folder / name for name in names])
+        digests = threads.map(lambda path: known_digests.get(path) or digest(path), [folder / name for name in names])
         content = checksums_bytes(dict(zip(names, digests, strict=True)))
     write_together(folder, {CHECKSUMS: content})
 
@@ -35,7 +35,7 @@ def checksums_bytes(digests: Mapping[str, str]) -> bytes:
 
 
 def recorded_digests(folder: Path) -> dict[str, str] | None:
-    """The digest of each file as the capture recorded it; None without checksums."""
+    """The recorded digest of each file; None if the folder has no checksums."""
     path = folder / CHECKSUMS
     if not path.exists():
         return None
@@ -49,13 +49,13 @@ def recorded_digests(folder: Path) -> dict[str, str] | None:
 
 
 def run_digest(recorded: Mapping[str, str]) -> str:
-    """Identifies a run by the digests of its moments, which are the same whatever else is left out of a copy."""
-    moments = "".join(f"{name} {known}\n" for name, known in sorted(recorded.items()) if name.startswith(_MOMENTS))
+    """An identifier of a run: the digest of its moments' digests, the same if a copy lacks other files."""
+    moments = "".join(f"{name} {sha256}\n" for name, sha256 in sorted(recorded.items()) if name.startswith(_MOMENTS))
     return hashlib.sha256(moments.encode()).hexdigest()
 
 
 def compare(folder: Path) -> list[str] | None:
-    """One line for each file that changed, is missing or was added since the capture; None without checksums."""
+    """One line for each file changed, missing or added since the capture; None if there are no checksums."""
     recorded = recorded_digests(folder)
     if recorded is None:
         return None
@@ -67,9 +67,9 @@ def compare(folder: Path) -> list[str] | None:
 
 
 def difference(folder: Path, names: Iterable[str]) -> str | None:
-    """What is wrong with the first of these files of a run that has changed since the capture; None if none has.
+    """An error text for the first of these files that has changed since the capture; None if none has.
 
-    Each file is read once, however often it is asked for; without checksums, none is.
+    Each file is read only once per process; if there are no checksums, none is read.
     """
     path = folder / CHECKSUMS
     recorded = (_recorded_once(folder, *_state(path)) if path.exists() else None) or {}
@@ -81,7 +81,7 @@ def difference(folder: Path, names: Iterable[str]) -> str | None:
 
 
 def _state(path: Path) -> tuple[int, int, int]:
-    """What changes when a file is written or replaced."""
+    """Inode, time and size of a file: at least one changes when it is written or replaced."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 

@@ -26,7 +26,7 @@ _KEYS = ("theta", "dims", "frequencies", "layout", "start", "sign")
 
 @dataclass(frozen=True)
 class RopeCard:
-    """The rotary encoding of every layer, as far as it is known."""
+    """The rotary encoding of each layer, if known."""
 
     everywhere: Mapping[str, Any] | None = None
     """Description for all layers."""
@@ -35,11 +35,11 @@ class RopeCard:
 
     @property
     def known(self) -> bool:
-        """Whether any layer is described."""
+        """True if any layer is described."""
         return self.everywhere is not None or bool(self.layers)
 
     def nope(self, layer: int) -> bool | None:
-        """Whether a layer has no rotary encoding; None if the layer is not described."""
+        """True if a layer has no rotary encoding; None if the layer is not described."""
         if layer in self.layers:
             return self.layers[layer] is None
         return None if self.everywhere is None else False
@@ -50,18 +50,18 @@ class RopeCard:
         if description is None:
             return None
         dims = int(description.get("dims") or d)
-        listed = description.get("frequencies")
-        planes = dims // 2 if listed is None else len(listed)
+        given_frequencies = description.get("frequencies")
+        planes = dims // 2 if given_frequencies is None else len(given_frequencies)
         start = int(description.get("start", 0))
         if start + 2 * planes > d:
             raise DatasetError(
                 f"the rotary encoding of layer {layer} rotates coordinates {start} to {start + 2 * planes - 1}, but "
                 f"its vectors have length {d}; correct rope in dataset.json, or --rope-theta"
             )
-        if listed is None:
+        if given_frequencies is None:
             frequencies = float(description["theta"]) ** (-2.0 * np.arange(planes) / dims)
         else:
-            frequencies = np.array(listed, dtype=float)
+            frequencies = np.array(given_frequencies, dtype=float)
         return Rope(frequencies, description.get("layout", "half"), start, int(description.get("sign", 1)))
 
 
@@ -141,29 +141,28 @@ class Dataset:
         rope: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Open a local folder, a Hub id or an ``hf://`` URL; arguments override the dataset's own description."""
-        place = os.fspath(location)
-        return cls.at(locate(location, revision), place, q_per_kv=q_per_kv, window=window, rope=rope)
+        return cls.at(locate(location, revision), os.fspath(location), q_per_kv=q_per_kv, window=window, rope=rope)
 
     @classmethod
     def at(
         cls,
         located: Located,
-        place: str,
+        location: str,
         *,
         q_per_kv: int | None = None,
         window: int | None = None,
         rope: Mapping[str, Any] | None = None,
     ) -> Dataset:
-        """As ``open``, of what has been located; ``place`` is what the user calls it."""
+        """As ``open``, for files that are already located; ``location`` is the name to use in messages."""
         names = located.files.names()
-        prefix, heads = _find_heads(names, located, place)
+        prefix, heads = _find_heads(names, located, location)
         card = _read_card(located.files, names, prefix)
         for name, value in (("q_per_kv", q_per_kv), ("window", window)):
             if value is not None and not 0 < value < 2**31:
                 raise DatasetError(f"expected {name} to be a positive 32-bit integer, got {value}")
         ratio = q_per_kv or card.get("q_per_kv") or derive_q_per_kv(heads)
         if rope is None:
-            rotary = parse_rotary(card.get("rope"), f"{place}: {CARD}")
+            rotary = parse_rotary(card.get("rope"), f"{location}: {CARD}")
         else:
             rotary = parse_rotary(dict(rope), "rope")
         return cls(located.files, heads, ratio, window or card.get("window"), card.get("scaling"), rotary)
@@ -195,7 +194,7 @@ class Dataset:
         return read_rows(self.path(head), head)
 
     def token_texts(self) -> pd.DataFrame:
-        """Tokens as text, as far as the file of the first query head has them."""
+        """Tokens as text, from the file of the first query head; empty if it has none or cannot be read."""
         try:
             return read_token_texts(self.path(self.query_heads[0]))
         except (DatasetError, HeadError):
@@ -211,7 +210,7 @@ def write_dataset(
     scaling: float | None = None,
     rope: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write heads in the dataset layout, with a dataset.json for what their files do not state."""
+    """Write heads in the dataset layout, with a dataset.json for the properties that their files do not contain."""
     target = Path(folder)
     for head, rows in heads:
         write_rows(target / str(head) / DATA_FILE, rows)
@@ -239,7 +238,7 @@ def write_card(
 def derive_q_per_kv(heads: Iterable[HeadId]) -> int:
     """Query heads per key head, from the highest indices present: (max q + 1) / (max k + 1).
 
-    An error if that is not a whole number, or if key heads are missing that another ratio would not need.
+    Raise an error if this is not a whole number, or if key heads are missing that another ratio would not need.
 
     >>> derive_q_per_kv([HeadId(0, 0, "q"), HeadId(3, 23, "q"), HeadId(0, 0, "k"), HeadId(3, 7, "k")])
     3

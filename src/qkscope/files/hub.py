@@ -1,7 +1,7 @@
-"""Where a dataset's files are: a local folder, or a revision of a dataset on the Hugging Face Hub.
+"""The files of a dataset: in a local folder, or in a revision of a dataset on the Hugging Face Hub.
 
-Both list relative names and return local paths; a file on the Hub is downloaded on first use into huggingface_hub's
-cache, which resumes interrupted downloads.
+Both list relative names and return local paths. A file on the Hub is downloaded on first use into the cache of
+huggingface_hub, which resumes interrupted downloads.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from qkscope.errors import DatasetError, HubError
 from qkscope.files.atomic import as_url, is_url
 
 _ATTEMPTS = 3
-"""How many times an interrupted download is tried."""
+"""Number of attempts for an interrupted download."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 """``owner/name``."""
 _HUB_URL = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<prefix>.*))?")
 
 
 class Files(Protocol):
-    """Relative file names, and a local copy of each file."""
+    """The interface of a set of files: relative names, and a local copy of each file."""
 
     def names(self) -> list[str]:
         """All relative file names, with forward slashes."""
@@ -34,7 +34,7 @@ class Files(Protocol):
         """A local path of this file, downloaded if necessary."""
 
     def identity(self) -> dict[str, str]:
-        """What exactly was read, for the record."""
+        """A description of the exact source, to record in results."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class LocalFiles:
     folder: Path
 
     def names(self) -> list[str]:
-        """All files below the folder; links to folders are followed, each folder once."""
+        """The names of all files below the folder; links to folders are followed, each folder once."""
         if not self.folder.is_dir():
-            what = "is not a folder" if self.folder.exists() else "does not exist"
-            raise DatasetError(f"{self.folder} {what}; give a dataset folder, a Hub id or an hf:// URL")
+            problem = "is not a folder" if self.folder.exists() else "does not exist"
+            raise DatasetError(f"{self.folder} {problem}; give a dataset folder, a Hub id or an hf:// URL")
         relative_names, visited = [], set()
-        for parent, folders, files in os.walk(self.folder, onerror=_refuse, followlinks=True):
+        for parent, folders, files in os.walk(self.folder, onerror=_raise_unreadable, followlinks=True):
             visited.add(os.path.realpath(parent))
             folders[:] = [name for name in folders if os.path.realpath(Path(parent) / name) not in visited]
             relative_names += [(Path(parent) / file).relative_to(self.folder).as_posix() for file in files]
@@ -88,12 +88,12 @@ class HubFiles:
             RevisionNotFoundError,
         )
 
-        wanted = revision or "main"
+        requested = revision or "main"
         try:
-            commit = str(HfApi().dataset_info(repo, revision=wanted).sha)
+            commit = str(HfApi().dataset_info(repo, revision=requested).sha)
             listing = HfApi().list_repo_files(repo, revision=commit, repo_type="dataset")
         except RevisionNotFoundError:
-            raise DatasetError(f"the Hub dataset {repo} has no revision {wanted!r}; {_revisions(repo)}") from None
+            raise DatasetError(f"the Hub dataset {repo} has no revision {requested!r}; {_revisions(repo)}") from None
         except GatedRepoError:
             raise DatasetError(f"the Hub dataset {repo} is gated; request access and run 'hf auth login'") from None
         except RepositoryNotFoundError:
@@ -107,14 +107,14 @@ class HubFiles:
             if status_of(error) == 401:
                 raise DatasetError(TOKEN_REFUSED) from None
             raise _unreachable(f"the dataset {repo}", error) from None
-        return cls(repo, wanted, commit, tuple(sorted(listing)))
+        return cls(repo, requested, commit, tuple(sorted(listing)))
 
     def names(self) -> list[str]:
-        """All files of the commit."""
+        """The names of all files of the commit."""
         return list(self.listing)
 
     def path(self, name: str) -> Path:
-        """The cached copy, after its download or the rest of it if necessary."""
+        """The cached copy, downloaded if necessary; an interrupted download is resumed."""
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(self.repo, name, revision=self.commit, repo_type="dataset")
@@ -127,16 +127,16 @@ class HubFiles:
         return path
 
     def fetch(self, name: str, folder: Path) -> Path:
-        """A copy below a folder, not in the cache; downloaded unless an earlier call has left it there."""
+        """A copy below a folder, not in the cache; downloaded unless an earlier call already did."""
         return self._download(name, self.commit, folder)
 
     def _download(self, name: str, revision: str, folder: Path | None = None) -> Path:
-        """Download one file; an interrupted download resumes where it stopped."""
+        """Download one file; an interrupted download is resumed."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-        disable_progress_bars()  # the caller shows one for all files
+        disable_progress_bars()  # the caller shows one progress bar for all files
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 return Path(hf_hub_download(self.repo, name, revision=revision, repo_type="dataset", local_dir=folder))
@@ -197,19 +197,19 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path:
     """The folder of a revision in huggingface_hub's cache, where some of its files may be missing."""
     from huggingface_hub import constants
 
-    wanted = revision or "main"
+    requested = revision or "main"
     cache = Path(constants.HF_HUB_CACHE) / f"datasets--{repo.replace('/', '--')}"
-    reference = cache / "refs" / wanted
-    snapshot = cache / "snapshots" / (reference.read_text().strip() if reference.is_file() else wanted)
+    reference = cache / "refs" / requested
+    snapshot = cache / "snapshots" / (reference.read_text().strip() if reference.is_file() else requested)
     if not snapshot.is_dir():
         raise DatasetError(
-            f"HF_HUB_OFFLINE is set and {repo} at {wanted} is not in the cache; unset it, or give a local folder"
+            f"HF_HUB_OFFLINE is set and {repo} at {requested} is not in the cache; unset it, or give a local folder"
         )
     return snapshot
 
 
 def _revisions(repo: str) -> str:
-    """The revisions of a dataset, to help correct a misspelt one."""
+    """The revisions of a dataset, to help correct a misspelled one."""
     from huggingface_hub import HfApi
 
     try:
@@ -219,23 +219,23 @@ def _revisions(repo: str) -> str:
     return f"it has {', '.join(branches[:30]) or 'none'}"
 
 
-def _unreachable(what: str, error: Exception) -> DatasetError:
+def _unreachable(name: str, error: Exception) -> DatasetError:
     return DatasetError(
-        f"cannot read {what} from the Hub ({type(error).__name__}: {one_line(error)}); check the network and try "
+        f"cannot read {name} from the Hub ({type(error).__name__}: {one_line(error)}); check the network and try "
         "again (finished files are kept), or give the path of a local folder"
     )
 
 
-def _refuse(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> None:
     raise DatasetError(f"{error.filename} cannot be read ({error.strerror})") from None
 
 
-NO_TOKEN = "this needs a token of the Hub, and there is none; run 'hf auth login', or set HF_TOKEN"
+NO_TOKEN = "no Hub token found; run 'hf auth login', or set HF_TOKEN"
 TOKEN_REFUSED = "the Hub does not accept this token; run 'hf auth login' again (HF_TOKEN, if it is set, comes first)"
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line and without the user's token, which errors of the HTTP client may quote."""
+    """The text of an error, in one line and without the user's token, which HTTP errors may contain."""
     from huggingface_hub import get_token
 
     text, token = " ".join(str(error).split()), get_token()
@@ -243,20 +243,20 @@ def one_line(error: BaseException) -> str:
 
 
 def client_error() -> type[Exception]:
-    """The base error of the HTTP client behind huggingface_hub, whose name differs between its versions."""
+    """The base error of the HTTP client behind huggingface_hub, which differs between versions of huggingface_hub."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 
 
 def status_of(error: BaseException) -> int | None:
-    """The status of the answer that an error is about; None if there was no answer."""
+    """The HTTP status of the response behind an error; None if there was no response."""
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
 @contextmanager
 def pushing(repo: str) -> Iterator[None]:
-    """Turn what the client raises while something is sent to a repository into a ``HubError``."""
+    """Turn errors of the client, while files are sent to a repository, into a ``HubError``."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
@@ -265,13 +265,13 @@ def pushing(repo: str) -> Iterator[None]:
         raise HubError(NO_TOKEN) from None
     except (HfHubHTTPError, OSError, client_error(), RuntimeError, ValueError) as error:
         if isinstance(error, OSError) and error.filename:
-            raise  # a file of this machine
+            raise  # it is about a local file
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
-        raise HubError(_problem(repo, cause)) from None
+        raise HubError(_explanation(repo, cause)) from None
 
 
-def _problem(repo: str, error: BaseException) -> str:
-    """What is wrong, by the status of the answer."""
+def _explanation(repo: str, error: BaseException) -> str:
+    """The error text for the HTTP status of the response."""
     status = status_of(error)
     if status == 401:
         return TOKEN_REFUSED

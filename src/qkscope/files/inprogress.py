@@ -1,11 +1,11 @@
-"""A capture in progress, or one job's share of it: the manifest, the sums so far and the kept vectors so far.
+"""A capture in progress, or one job's share of it: its manifest, its sums so far and its kept vectors so far.
 
     progress.json   the manifest of the whole run
-    parts/…         sums of the shards that are done (parts.py)
+    parts/…         sums of the completed shards (parts.py)
     kept/…          their kept vectors, one file per shard
-    holder.json     which process holds the folder (locks.py)
+    holder.json     the process that holds the folder (locks.py)
 
-All of it is removed when the run is finished; only a finished run has ``run.json``.
+All of these are removed when the run is finished; only a finished run has ``run.json``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CaptureInProgress:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete."""
+        """True if the run is complete."""
         return (self.folder / MANIFEST).exists()
 
     @property
@@ -66,21 +66,21 @@ class CaptureInProgress:
         return self.folder / KEPT_FOLDER
 
     def resume(self) -> None:
-        """Continue what an earlier attempt left; if its manifest differs, an error shows the difference."""
+        """Resume an earlier attempt; raise an error with the differences if its manifest differs."""
         self._remove_leftovers()
         manifest_file = self.folder / MANIFEST if self.finished else self.folder / PROGRESS
         if manifest_file.exists():
-            earlier = read_manifest(manifest_file)
-            earlier = {key: value for key, value in earlier.items() if key not in (LEFT_OUT, ONE_BY_ONE, LOSS)}
-            refuse_difference(self.folder, earlier, self.manifest)
+            recorded = read_manifest(manifest_file)
+            recorded = {key: value for key, value in recorded.items() if key not in (LEFT_OUT, ONE_BY_ONE, LOSS)}
+            check_same_settings(self.folder, recorded, self.manifest)
         else:
-            self._refuse_remains()
+            self._check_no_remains()
             write_together(self.folder, {PROGRESS: json_bytes({"manifest": self.manifest})})
         if not self.finished:
             self.damaged = self.parts.open(self.kept)
 
     def forget(self) -> None:
-        """Remove what an earlier attempt left, whatever its settings; a finished run is not touched."""
+        """Remove the files of an earlier attempt, whatever its settings; raise an error if a run is finished."""
         if self.finished:
             raise DatasetError(f"{self.folder} contains a finished run; choose another folder")
         for name in (PARTS, KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER):
@@ -91,20 +91,20 @@ class CaptureInProgress:
             (self.folder / name).unlink(missing_ok=True)
 
     def finish(self, left_out: list[dict[str, Any]], one_by_one: list[int], loss: dict[str, Any] | None) -> None:
-        """Write the manifest of the finished run, with documents left out, shards measured one by one and the loss."""
+        """Write the manifest of the finished run with omitted documents, shards measured one by one, and the loss."""
         notes = {LEFT_OUT: left_out, ONE_BY_ONE: one_by_one, LOSS: loss}
         manifest = self.manifest | {key: value for key, value in notes.items() if value}
         write_together(self.folder, {MANIFEST: json_bytes(manifest)})
 
     def tidy(self) -> None:
-        """Remove what a finished run no longer needs."""
+        """Remove files that a finished run no longer needs."""
         for name in (PARTS, KEPT_FOLDER):
             if not (self.folder / name).is_symlink():
                 shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / PROGRESS).unlink(missing_ok=True)
 
-    def _refuse_remains(self) -> None:
-        """Raise an error if a run without its manifest is left: it is neither resumed nor mixed into another run."""
+    def _check_no_remains(self) -> None:
+        """Raise an error if the folder has files of a run without a manifest, which cannot be resumed."""
         names = (MOMENTS, SAMPLE, VECTORS_FOLDER, PASSAGE_FILE, CHECKSUMS)
         remains = [name for name in names if (self.folder / name).exists()]
         if remains:
@@ -123,7 +123,7 @@ class CaptureInProgress:
 
 
 def check_capture_folder(folder: Path) -> None:
-    """Raise an error unless a folder is new, empty or contains nothing but an earlier attempt, without links."""
+    """Raise an error unless a folder is new, empty or contains only an earlier attempt, without symbolic links."""
     check_writable(folder)
     folders, files = (
         (PARTS, KEPT_FOLDER, MOMENTS, SAMPLE, VECTORS_FOLDER, "tables"),
@@ -134,14 +134,14 @@ def check_capture_folder(folder: Path) -> None:
     for path in folder.glob("*"):
         if path.name in (*folders, *files) and path.is_symlink() and path.name != "tables":
             raise DatasetError(f"{path} is a symbolic link, which a capture never creates; choose another folder")
-        is_ours = (
+        is_capture_file = (
             path.is_dir()
             if path.name in folders
             else path.is_file()
             if path.name in files
             else _from_earlier_version(path)
         )
-        if not (is_ours and (has_run or path.name in ("tables", HOLDER))) and not _leftover(path.name):
+        if not (is_capture_file and (has_run or path.name in ("tables", HOLDER))) and not _leftover(path.name):
             foreign.append(path.name)
     if foreign:
         raise DatasetError(f"{folder} contains other files ({', '.join(sorted(foreign)[:3])}); choose another folder")
@@ -152,7 +152,7 @@ def check_capture_folder(folder: Path) -> None:
 
 
 def _from_earlier_version(path: Path) -> bool:
-    """Whether an earlier version wrote it during a capture; reading progress.json will report that version."""
+    """True if an earlier version wrote it during a capture; reading progress.json will report this."""
     return path.is_dir() and (path.name == "shards" or path.name.startswith("moments-"))
 
 
@@ -179,16 +179,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def refuse_difference(
+def check_same_settings(
     folder: Path,
-    found: dict[str, Any],
+    recorded: dict[str, Any],
     expected: dict[str, Any],
     advice: str = "choose another folder, or --no-resume to start over",
 ) -> None:
     """Raise an error that shows the differences between two manifests, if there are any."""
-    different = [key for key in sorted({*found, *expected}) if found.get(key) != expected.get(key)]
+    different = [key for key in sorted({*recorded, *expected}) if recorded.get(key) != expected.get(key)]
     if different:
-        differences = "; ".join(_difference(key, found.get(key), expected.get(key)) for key in different)
+        differences = "; ".join(_difference(key, recorded.get(key), expected.get(key)) for key in different)
         raise DatasetError(f"{folder} contains a capture with different settings ({differences}); {advice}")
 
 
@@ -197,9 +197,9 @@ def json_bytes(value: object) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _difference(key: str, found: object, expected: object) -> str:
-    if isinstance(found, dict) and isinstance(expected, dict):
-        names = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
-        return "; ".join(_difference(f"{key}.{name}", found.get(name), expected.get(name)) for name in names[:5])
-    texts = [text if len(text := json.dumps(value)) < 80 else text[:77] + "..." for value in (found, expected)]
+def _difference(key: str, recorded: object, expected: object) -> str:
+    if isinstance(recorded, dict) and isinstance(expected, dict):
+        names = [name for name in sorted({*recorded, *expected}) if recorded.get(name) != expected.get(name)]
+        return "; ".join(_difference(f"{key}.{name}", recorded.get(name), expected.get(name)) for name in names[:5])
+    texts = [text if len(text := json.dumps(value)) < 80 else text[:77] + "..." for value in (recorded, expected)]
     return f"{key}: expected {texts[1]}, got {texts[0]}"

@@ -1,7 +1,7 @@
 """One layer's moments on disk: a safetensors file, scatters as packed upper triangles.
 
-During a capture all of it is float64, so that nothing is lost as parts are merged. A finished run has scatters in
-single precision, for that is what their products were formed in, and of queries by bucket only what plasticity reads.
+During a capture all arrays are float64, so that merging parts loses no precision. A finished run stores scatters in
+single precision, since their products were computed in it, and of queries by bucket only what plasticity needs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from qkscope.files.atomic import atomic_path
 from qkscope.files.readers import check_regular
 
 _OPTIONAL = ("sizes_q", "sizes_k", "reach")
-"""Arrays that runs of earlier versions do not have."""
+"""Arrays that are missing in runs of earlier versions."""
 _SINGLE = (
     "q.scatter", "k.scatter", "undone.scatter", "q_cells.mean_x", "k_cells.mean_x", "spread.along_pairs",
     "spread.along_axes",
 )  # fmt: skip
-"""Arrays that a finished run has in single precision, as the products they are sums of; all others are float64."""
+"""Arrays that a finished run stores in single precision, as their products were; all others are float64."""
 _PAIRS = "spread.pairs"
 """Document, earlier and later position of each pair of keys (buckets, pairs, 3), int32."""
 
@@ -52,9 +52,9 @@ def write_part_layer(path: Path, moments: LayerMoments) -> None:
 
 
 def write_layer(path: Path, moments: LayerMoments) -> None:
-    """Write one layer's moments as a finished run keeps them; an ``OverflowError`` if they exceed single precision.
+    """Write one layer's moments as in a finished run; an ``OverflowError`` if they exceed single precision.
 
-    Means of cells are stored as differences from the mean of their document group, which keeps their precision if that
+    Means of cells are stored as differences from the mean of their document group, which preserves precision if that
     mean is far from zero.
     """
     assert moments.q_buckets is None
@@ -73,28 +73,26 @@ def write_layer(path: Path, moments: LayerMoments) -> None:
 def read_layer(path: Path, *, finished: bool = True, buckets: bool = True, undone: bool = True) -> LayerMoments:
     """Read one layer's moments, of a finished run or of a part of a capture.
 
-    Those by bucket are read only if ``buckets``, those with the rotation undone only if ``undone``.
+    Moments by bucket are read only if ``buckets``, moments with the rotation undone only if ``undone``.
     """
-    left_out = (*(() if buckets else ("q_buckets.", "spread.")), *(() if undone else ("undone.",)))
+    skipped = (*(() if buckets else ("q_buckets.", "spread.")), *(() if undone else ("undone.",)))
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys() if not name.startswith(left_out)}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys() if not name.startswith(skipped)}  # noqa: SIM118
         _check_types(tensors, finished)
-        q, k = (Moments(*_together(tensors, name, ("n", "mean", "scatter"))) for name in ("q", "k"))
-        kept = finished or _PAIRS in tensors  # what is kept in the end
-        of_buckets = None if kept else Moments(*_together(tensors, "q_buckets", ("n", "mean", "scatter")))
+        q, k = (Moments(*_matching(tensors, name, ("n", "mean", "scatter"))) for name in ("q", "k"))
+        has_spread = finished or _PAIRS in tensors  # in place of the moments by bucket
+        q_buckets = None if has_spread else Moments(*_matching(tensors, "q_buckets", ("n", "mean", "scatter")))
         q_cells, k_cells = (
-            BucketMeans(*_together(tensors, kind, ("n", "mean_x", "mean_t"))) for kind in ("q_cells", "k_cells")
+            BucketMeans(*_matching(tensors, kind, ("n", "mean_x", "mean_t"))) for kind in ("q_cells", "k_cells")
         )
-        others = tensors["unrotated_q"], tensors["unrotated_k"], tensors["temperature"]
-        later = [tensors.get(name) for name in _OPTIONAL]
-        spread = _spread(tensors) if kept and buckets else None
-        moments = LayerMoments(q, k, of_buckets, q_cells, k_cells, *others, *later)
-        turned_back = (
-            Moments(*_together(tensors, "undone", ("n", "mean", "scatter"))) if "undone.n" in tensors else None
-        )
-        moments = replace(moments, spread=spread, undone=turned_back)
+        rotary = tensors["unrotated_q"], tensors["unrotated_k"], tensors["temperature"]
+        optional = [tensors.get(name) for name in _OPTIONAL]
+        spread = _spread(tensors) if has_spread and buckets else None
+        moments = LayerMoments(q, k, q_buckets, q_cells, k_cells, *rotary, *optional)
+        unrotated = Moments(*_matching(tensors, "undone", ("n", "mean", "scatter"))) if "undone.n" in tensors else None
+        moments = replace(moments, spread=spread, undone=unrotated)
         return _with_centres(moments) if finished else moments
     except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
         raise DatasetError(f"{path} cannot be read as a layer's moments ({error}); capture the run again") from None
@@ -103,7 +101,7 @@ def read_layer(path: Path, *, finished: bool = True, buckets: bool = True, undon
 
 
 def _check_types(tensors: dict[str, Any], finished: bool) -> None:
-    """Raise a ``ValueError`` for an array of another precision than it was written in."""
+    """Raise a ``ValueError`` for an array that does not have the precision of the format."""
     for name, array in tensors.items():
         expected = np.int32 if name == _PAIRS else np.float32 if finished and name in _SINGLE else np.float64
         if array.dtype != expected:
@@ -114,15 +112,15 @@ def _spread(tensors: dict[str, Any]) -> StoredSpread:
     pairs = tensors[_PAIRS]
     if pairs.ndim != 3 or pairs.shape[-1] != 3:
         raise ValueError(f"{_PAIRS}: expected documents and two positions, got shape {pairs.shape}")
-    along = (tensors[f"spread.{name}"].astype(np.float64) for name in ("along_pairs", "along_axes"))
-    return StoredSpread(TokenPairs(*np.moveaxis(pairs.astype(np.int64), -1, 0)), *along)
+    variances = (tensors[f"spread.{name}"].astype(np.float64) for name in ("along_pairs", "along_axes"))
+    return StoredSpread(TokenPairs(*np.moveaxis(pairs.astype(np.int64), -1, 0)), *variances)
 
 
 def _with_centres(moments: LayerMoments) -> LayerMoments:
-    """Means of cells from their differences to the mean of their document group."""
+    """Restore means of cells from their differences to the mean of their document group."""
     q_cells, k_cells = (
-        replace(found, mean_x=np.where(found.n[..., None] > 0, found.mean_x + _centre(moments, name), 0.0))
-        for name, found in (("q", moments.q_cells), ("k", moments.k_cells))
+        replace(cells, mean_x=np.where(cells.n[..., None] > 0, cells.mean_x + _centre(moments, name), 0.0))
+        for name, cells in (("q", moments.q_cells), ("k", moments.k_cells))
     )
     return replace(moments, q_cells=q_cells, k_cells=k_cells)
 
@@ -132,16 +130,16 @@ def _centre(moments: LayerMoments, name: str) -> Float[np.ndarray, "h 8 1 d"]:
     return groups.mean_x[..., None, :]
 
 
-def _together(
+def _matching(
     tensors: dict[str, Float[np.ndarray, "..."]], name: str, fields: tuple[str, ...]
 ) -> list[Float[np.ndarray, "..."]]:
-    """Arrays that belong together, scatters unpacked; a ``ValueError`` if their shapes do not match."""
+    """The arrays of one set of moments, scatters unpacked; a ``ValueError`` if their shapes do not match."""
     arrays = [
         _unpacked(tensors[f"{name}.{field}"]) if field == "scatter" else tensors[f"{name}.{field}"] for field in fields
     ]
     arrays = [array.astype(np.float64, copy=False) for array in arrays]
-    batch, *(mean, last) = (array.shape for array in arrays)
-    if mean[:-1] != batch or last not in (batch, (*mean, mean[-1])):
+    batch, *(mean, third) = (array.shape for array in arrays)
+    if mean[:-1] != batch or third not in (batch, (*mean, mean[-1])):
         shapes = ", ".join(f"{field} {array.shape}" for field, array in zip(fields, arrays, strict=True))
         raise ValueError(f"the shapes of {name} do not match: {shapes}")
     return arrays
@@ -162,11 +160,11 @@ def read_layer_of(
     entry = next((entry for entry in manifest["layers"] if entry["layer"] == layer), None)
     if entry is None:
         raise DatasetError(f"{path} is not valid (its manifest has no layer {layer}); capture the run again")
-    # A pre-rope run has no means with the rotation undone.
+    # A pre-rope run has no sums with the rotation undone.
     expected = entry if manifest["stage"] == "post-rope" else entry | {"rope": None}
     error_text = misfit(moments, expected, manifest["options"]["buckets"], manifest["window"])
-    kept = manifest["options"].get("keep") == UNDONE_COV and expected["rope"] is not None
-    if undone and kept and moments.undone is None:
+    has_undone = manifest["options"].get("keep") == UNDONE_COV and expected["rope"] is not None
+    if undone and has_undone and moments.undone is None:
         error_text = error_text or "it has no moments of queries with their rotation undone"
     if error_text:
         raise DatasetError(f"{path} is not valid ({error_text}); capture the run again")
@@ -174,7 +172,7 @@ def read_layer_of(
 
 
 def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: int) -> str | None:
-    """How a layer's moments differ from its manifest; None if they match."""
+    """Return the first difference between a layer's moments and its manifest; None if they match."""
     n_q, n_k, d = len(entry["query_heads"]), len(entry["key_heads"]), moments.q.mean.shape[-1] - 1
     planes = 0 if entry["rope"] is None else len(entry["rope"]["frequencies"])
     expected = {
@@ -213,7 +211,7 @@ def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: i
 
 
 def arrays(moments: LayerMoments) -> dict[str, Float[np.ndarray, "..."]]:
-    """Every array of a layer's moments, by its name in the file."""
+    """The arrays of a layer's moments, by their names in the file."""
     by_name = {name: getattr(moments, name) for name in ("unrotated_q", "unrotated_k", "temperature")}
     by_name |= {name: array for name in _OPTIONAL if (array := getattr(moments, name)) is not None}
     for name in ("q", "k", "q_buckets", "undone"):
@@ -253,20 +251,20 @@ def _packed(scatter: Float[np.ndarray, "*batch z z"]) -> Float[np.ndarray, "*bat
 
 
 def _unpacked(packed: Float[np.ndarray, "*batch p"]) -> Float[np.ndarray, "*batch z z"]:
-    # Of an array without bytes, nothing bounds the other sizes.
+    # An empty array takes no bytes, so its other axes may have any length.
     size = int((np.sqrt(8 * packed.shape[-1] + 1) - 1) / 2)
     if not packed.size:
         raise ValueError(f"an array of shape {packed.shape} holds no triangles")
-    return np.take(packed, _places(size), axis=-1).reshape(*packed.shape[:-1], size, size)
+    return np.take(packed, _packed_index(size), axis=-1).reshape(*packed.shape[:-1], size, size)
 
 
 @lru_cache(maxsize=8)
-def _places(size: int) -> Int[np.ndarray, "zz"]:
+def _packed_index(size: int) -> Int[np.ndarray, "zz"]:
     """Index of each entry of a symmetric matrix in its packed triangle."""
     rows, columns = np.triu_indices(size)
-    places = np.empty((size, size), dtype=np.intp)
-    places[rows, columns] = places[columns, rows] = np.arange(len(rows))
-    return places.reshape(-1)
+    index = np.empty((size, size), dtype=np.intp)
+    index[rows, columns] = index[columns, rows] = np.arange(len(rows))
+    return index.reshape(-1)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Shaped[np.ndarray, "..."]]) -> None:
@@ -276,7 +274,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Shaped[np.ndarray, "..."]]) 
 
 
 def write_new_tensors(path: Path, tensors: Mapping[str, Shaped[np.ndarray, "..."]]) -> None:
-    """Write arrays to a file of which nothing is read until the whole folder is complete and on disk."""
+    """Write arrays, not atomically: for folders that are only read once they are complete and on disk."""
     try:
         save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path)
     except SafetensorError as error:

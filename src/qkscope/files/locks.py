@@ -1,7 +1,7 @@
-"""Locks: one process at a time in a folder; ``holder.json`` tells other processes which one.
+"""Locks: one process at a time in a folder; ``holder.json`` names it to other processes.
 
 The lock is on the folder itself and ends with the process, however it ends; ``holder.json`` only names the process.
-Locks of network file systems may not reach other machines.
+On network file systems, locks may not work across machines.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class HeldFolder:
     handle: int
 
     def check(self) -> None:
-        """Raise an error if it was renamed or removed: what is written now would go into a new folder of its name."""
+        """Raise an error if it was renamed or removed: files written now would go into a new folder of that name."""
         try:
-            same = os.path.samestat(self.folder.stat(), os.fstat(self.handle))
+            is_same = os.path.samestat(self.folder.stat(), os.fstat(self.handle))
         except FileNotFoundError:
-            same = False
-        if not same:
+            is_same = False
+        if not is_same:
             raise DatasetError(
                 f"{self.folder} was renamed or removed while it was being written; rerun the same command with its "
                 "new name to resume"
@@ -46,7 +46,7 @@ class HeldFolder:
 
 @contextmanager
 def held(folder: Path) -> Iterator[HeldFolder]:
-    """Hold a folder, created if necessary, during the block; a ``HeldError`` names another process that holds it."""
+    """Lock a folder, created if necessary, during the block; a ``HeldError`` names the process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -63,7 +63,7 @@ def held(folder: Path) -> Iterator[HeldFolder]:
 
 @contextmanager
 def being_read(folder: Path) -> Iterator[None]:
-    """Keep other processes from holding a folder while it is read; writes nothing into it."""
+    """Prevent other processes from locking a folder while it is read; nothing is written."""
     if not folder.is_dir():
         yield  # the caller reports a missing folder when it reads it
         return
@@ -75,8 +75,8 @@ def being_read(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def can_be_held(folder: Path) -> bool:
-    """Whether the file system of this folder supports locks."""
+def supports_locks(folder: Path) -> bool:
+    """True if the file system of this folder supports locks."""
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)

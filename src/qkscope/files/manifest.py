@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qkscope.options import MOST_TOKENS
 
 WIDE_WINDOW = 2**20
-"""Up to this, a window may be as much longer than its documents as it likes; a search takes seconds."""
+"""Up to this window, the frequency search takes seconds, so the window may exceed the documents by any factor."""
 _Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
 _Count = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -44,7 +45,7 @@ class LayerEntry(_Entry):
 
 
 class VectorsEntry(BaseModel):
-    """How vectors were chosen for a dataset."""
+    """The choice of vectors for a dataset."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     rate: Annotated[float, Field(gt=0, le=1)]
@@ -76,11 +77,11 @@ class DocumentEntry(_Entry):
     tokens: _Count
     image_tokens: _Count = 0
     positions: list[tuple[_Count, _Count]] | None = None
-    """Of its text tokens, if it has images: the first of each stretch, and the one after its last."""
+    """Positions of its text tokens, if it has images: first and last + 1 of each text span."""
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """Positions of its tokens: from 0 on, unless images lie between them."""
+        """Position ranges of its text tokens: a single range from 0, unless there are images in between."""
         return ((0, self.tokens),) if self.positions is None else tuple(self.positions)
 
     @property
@@ -89,9 +90,9 @@ class DocumentEntry(_Entry):
         return max((end for _, end in self.spans), default=0)
 
     @property
-    def places_agree(self) -> bool:
-        """Whether the stretches are in order, and have as many positions as there are tokens."""
-        edges = [edge for stretch in self.spans for edge in stretch]
+    def positions_agree(self) -> bool:
+        """True if the spans are in order, and have as many positions as there are tokens."""
+        edges = [edge for span in self.spans for edge in span]
         return edges == sorted(edges) and sum(edges[1::2]) - sum(edges[::2]) == self.tokens
 
 
@@ -108,7 +109,7 @@ class PassageEntry(_Entry):
 
 
 class ModelEntry(_Entry):
-    """The model, as far as run.json says."""
+    """The model, as recorded in run.json."""
 
     model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
     id: Any = None
@@ -130,13 +131,13 @@ class LossEntry(_Entry):
 
 
 class PushedEntry(_Entry):
-    """What was left out when the run was pushed."""
+    """The items that were removed when the run was pushed."""
 
     left_out: list[Any] = []
 
 
 class RunManifest(_Entry):
-    """A whole manifest."""
+    """The whole manifest."""
 
     window: Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
     q_per_kv: Annotated[int, Field(ge=1, lt=10_000, strict=True)]
@@ -155,17 +156,17 @@ class RunManifest(_Entry):
 
     @property
     def rotated(self) -> bool:
-        """Whether vectors were captured after the rotation."""
+        """True if vectors were captured after the rotation."""
         return self.stage == "post-rope"
 
     @property
     def encoder(self) -> bool:
-        """Whether queries of any layer also see later keys."""
+        """True if queries of any layer also see later keys."""
         return any(layer.both for layer in self.layers)
 
     @property
     def measured(self) -> list[int]:
-        """Numbers of the documents without those that were left out."""
+        """Numbers of the documents that were not left out."""
         left_out = {entry.document for entry in self.left_out}
         return [number for number in range(len(self.documents)) if number not in left_out]
 
@@ -178,12 +179,13 @@ def problem(manifest: dict[str, Any]) -> str | None:
         first = error.errors()[0]
         location = ".".join(map(str, first["loc"]))
         got = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
-        return f"{location}: {first['msg'][0].lower()}{first['msg'][1:]}{got}"
+        message = re.sub(r" or instance of \w+", "", first["msg"])
+        return f"{location}: {message[0].lower()}{message[1:]}{got}"
     numbers = [layer.layer for layer in run.layers]
     if len(set(numbers)) < len(numbers):
         return f"layers: layer {max(numbers, key=numbers.count)} appears twice"
     for number, document in enumerate(run.documents):
-        if not document.places_agree:
+        if not document.positions_agree:
             return f"documents: document {number} has positions that are not those of {document.tokens} tokens in order"
     longest = max((document.extent for document in run.documents), default=0)
     if run.window > max(WIDE_WINDOW, 4 * longest):

@@ -1,8 +1,8 @@
 """Sums of the shards of a capture, merged in a binary tree on disk.
 
 A part contains the moments of shards first … first + count − 1, where count is a power of two that divides first. Two
-parts that are siblings in the tree are merged as soon as both exist, so the result does not depend, to the last bit, on
-the order of the shards or on the number of workers or jobs: log₂ n parts remain, which are merged from the left.
+sibling parts are merged as soon as both exist. At most log₂ n parts remain, which are merged from the left. So the
+result does not depend, to the last bit, on the order of the shards or on the number of workers or jobs.
 
     parts/000000-000016/part.json   digests of its files and of its shards' kept vectors, documents left out
     parts/000000-000016/layer-000.safetensors …
@@ -34,13 +34,13 @@ from qkscope.files.layerfiles import layer_file, read_layer_of, write_part_layer
 from qkscope.files.readers import read_text
 
 PARTS = "parts"
-NOTE = "part.json"
+METADATA_FILE = "part.json"
 THREADS = 16
-"""Layers that are read, merged and written in parallel."""
+"""Number of layers that are read, merged and written in parallel."""
 _NAME = re.compile(r"(\d{6,9})-(\d{6,9})")
 _UNFINISHED = re.compile(r"\.\d{6,9}-\d{6,9}\.\d+\.tmp")
 KEPT_NAME = re.compile(r"shard-\d{6,9}\.safetensors")
-"""Names of the files of kept vectors, which are next to the folder of parts."""
+"""Names of the files of kept vectors, which are in a folder next to that of the parts."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -53,12 +53,12 @@ class Span:
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
+        """Name of the part's folder."""
         return f"{self.first:06d}-{self.count:06d}"
 
     @property
     def sibling(self) -> Span:
-        """The span it is merged with.
+        """The span that this one is merged with.
 
         >>> Span(4, 2).sibling, Span(4, 4).sibling
         (Span(first=6, count=2), Span(first=0, count=4))
@@ -67,7 +67,7 @@ class Span:
 
     @property
     def parent(self) -> Span:
-        """The span of both after the merge."""
+        """The span of this part and its sibling."""
         return Span(self.first & ~self.count, 2 * self.count)
 
     def __contains__(self, shard: int) -> bool:
@@ -75,7 +75,7 @@ class Span:
 
     @classmethod
     def parse(cls, name: str) -> Span | None:
-        """The span that a folder name stands for; None if it is not the name of a part."""
+        """The span of a part's folder name; None if it is not the name of a part."""
         match = _NAME.fullmatch(name)
         span = None if match is None else cls(int(match[1]), int(match[2]))
         is_valid = (
@@ -108,8 +108,8 @@ class PartMetadata(BaseModel):
     losses: dict[Annotated[int, Field(ge=0)], tuple[Annotated[float, Field(allow_inf_nan=False)], int]] = {}
     """Sum of the losses of some tokens of each document, and their number."""
 
-    def with_(self, other: PartMetadata) -> PartMetadata:
-        """The note of two parts together, without digests of layers, which are yet to be merged."""
+    def merge(self, other: PartMetadata) -> PartMetadata:
+        """The metadata of two parts together, without digests of layers, since these are not merged yet."""
         left_out = sorted([*self.left_out, *other.left_out], key=lambda entry: entry.document)
         kept = dict(sorted((self.kept | other.kept).items()))
         losses = dict(sorted((self.losses | other.losses).items()))
@@ -128,103 +128,106 @@ class Parts:
     folder: Path
     """Folder of the capture."""
     manifest: dict[str, Any]
-    notes: dict[Span, PartMetadata] = field(default_factory=dict)
-    """The note of every part, on disk or not."""
+    metadata: dict[Span, PartMetadata] = field(default_factory=dict)
+    """The metadata of every part, on disk or not."""
     unsaved: dict[Span, _Layers] = field(default_factory=dict)
-    """The part that completed the run, if the run is written from memory right after it."""
+    """The part that completed the run, if the run is then written from memory."""
 
     @property
-    def place(self) -> Path:
+    def parts_folder(self) -> Path:
         """The folder of the parts."""
         return self.folder / PARTS
 
     @property
     def done(self) -> set[int]:
-        """Shards that a part contains."""
-        return {shard for span in self.notes for shard in range(span.first, span.first + span.count)}
+        """Shards that the parts contain."""
+        return {shard for span in self.metadata for shard in range(span.first, span.first + span.count)}
 
     def open(self, kept: Path, *, remove: bool = True) -> list[str]:
         """Load the parts of an earlier attempt, and return a line for each damaged one.
 
-        If ``remove``, damaged parts are removed, and so are the leftovers of a killed process.
+        If ``remove``, damaged parts and leftovers of a killed process are removed.
         """
-        for folder in (self.place, kept):
+        for folder in (self.parts_folder, kept):
             if folder.is_symlink():
                 raise DatasetError(f"{folder} is a symbolic link, which a capture never creates; choose another folder")
         damaged = []
-        for path in sorted(self.place.iterdir()) if self.place.is_dir() else ():
+        for path in sorted(self.parts_folder.iterdir()) if self.parts_folder.is_dir() else ():
             span, unfinished = Span.parse(path.name), _UNFINISHED.fullmatch(path.name) is not None
             if path.is_symlink() or not path.is_dir() or (span is None and not unfinished):
                 raise DatasetError(f"{path} is not a part of a capture; move it away or choose another folder")
-            if span is not None and span.first + span.count > self.in_all:
-                raise DatasetError(f"{path} is not a part of this capture, which has {self.in_all} shards; remove it")
-            note_or_error = None if span is None else self._read(span, kept)
-            if span is not None and isinstance(note_or_error, PartMetadata):
-                self.notes[span] = note_or_error
+            if span is not None and span.first + span.count > self.n_shards:
+                raise DatasetError(f"{path} is not a part of this capture, which has {self.n_shards} shards; remove it")
+            metadata_or_error = None if span is None else self._read(span, kept)
+            if span is not None and isinstance(metadata_or_error, PartMetadata):
+                self.metadata[span] = metadata_or_error
                 continue
-            damaged += [] if note_or_error is None else [f"{path} is damaged ({note_or_error})"]
+            damaged += [] if metadata_or_error is None else [f"{path} is damaged ({metadata_or_error})"]
             if remove:
                 shutil.rmtree(path)
-        # The process was killed after a part was written and before the parts it was merged from were removed.
-        spans = list(self.notes)
-        for span in [span for span in spans if any(o.count > span.count and span.first in o for o in spans)]:
-            del self.notes[span]
+        # If a process is killed after it wrote a part, the parts that this one was merged from remain.
+        spans = list(self.metadata)
+        for span in [
+            span for span in spans if any(larger.count > span.count and span.first in larger for larger in spans)
+        ]:
+            del self.metadata[span]
             if remove:
-                shutil.rmtree(self.place / span.name)
+                shutil.rmtree(self.parts_folder / span.name)
         return damaged
 
     def completes(self, span: Span) -> bool:
-        """Whether no shard is missing with this part."""
-        return len(self.done) + span.count == self.in_all
+        """True if this part is the last missing one."""
+        return len(self.done) + span.count == self.n_shards
 
-    def add(self, span: Span, layers: _Layers, note: PartMetadata, *, save: bool = True) -> None:
-        """Add a part, merged with its siblings in the tree as far up as they exist.
+    def add(self, span: Span, layers: _Layers, metadata: PartMetadata, *, save: bool = True) -> None:
+        """Add a part, and merge it with its sibling and the parents' siblings, as long as they exist.
 
-        Unless ``save``, it is merged when it is read, and its siblings stay on disk.
+        Unless ``save``, the merge happens when the part is read, and the siblings stay on disk.
         """
-        merged, made_of = span, list[Span]()
-        while merged.sibling in self.notes:
-            made_of.append(merged.sibling)
+        merged, sibling_spans = span, list[Span]()
+        while merged.sibling in self.metadata:
+            sibling_spans.append(merged.sibling)
             merged = merged.parent
-        siblings = [(sibling, self.layers(sibling)) for sibling in made_of]
+        siblings = [(sibling, self.layers(sibling)) for sibling in sibling_spans]
 
         def layer(number: int) -> LayerMoments | None:
-            moments, at = _moments(layers, number), span
-            for sibling, its_layers in siblings:
-                its_moments = _moments(its_layers, number)
-                pair = (its_moments, moments) if sibling < at else (moments, its_moments)
-                moments, at = _both(*pair), at.parent
+            moments, current = _moments(layers, number), span
+            for sibling, sibling_layers in siblings:
+                sibling_moments = _moments(sibling_layers, number)
+                pair = (sibling_moments, moments) if sibling < current else (moments, sibling_moments)
+                moments, current = _merged(*pair), current.parent
             return moments
 
-        merged_note = reduce(PartMetadata.with_, (self.notes[sibling] for sibling in made_of), note)
+        merged_metadata = reduce(PartMetadata.merge, (self.metadata[sibling] for sibling in sibling_spans), metadata)
         if not save:
             self.unsaved[merged] = {number: partial(layer, number) for number in self._numbers}
-            self.notes = {at: its for at, its in self.notes.items() if at not in made_of} | {merged: merged_note}
+            remaining = {part: entry for part, entry in self.metadata.items() if part not in sibling_spans}
+            self.metadata = remaining | {merged: merged_metadata}
             return
-        self._write(merged, layer, merged_note)
-        for sibling in made_of:
-            del self.notes[sibling]
-            shutil.rmtree(self.place / sibling.name)
+        self._write(merged, layer, merged_metadata)
+        for sibling in sibling_spans:
+            del self.metadata[sibling]
+            shutil.rmtree(self.parts_folder / sibling.name)
 
     def layers(self, span: Span) -> _Layers:
         """The layers of a part, each read when called."""
         if span in self.unsaved:
             return self.unsaved[span]
-        folder = self.place / span.name
-        numbers = self._numbers if self.notes[span].layers else []
+        folder = self.parts_folder / span.name
+        numbers = self._numbers if self.metadata[span].layers else []
         return {number: partial(read_layer_of, self.manifest, folder, number, finished=False) for number in numbers}
 
     def total(self, number: int) -> LayerMoments | None:
-        """One layer of all parts together, from the left; None if no document could be measured."""
+        """One layer of all parts, merged from the left; None if no document could be measured."""
         merged = None
-        for span in sorted(self.notes):
-            merged = _both(merged, _moments(self.layers(span), number))
+        for span in sorted(self.metadata):
+            merged = _merged(merged, _moments(self.layers(span), number))
         return merged
 
     @property
-    def note(self) -> PartMetadata:
-        """The notes of all parts together."""
-        return reduce(PartMetadata.with_, (self.notes[span] for span in sorted(self.notes)), PartMetadata())
+    def total_metadata(self) -> PartMetadata:
+        """The metadata of all parts together."""
+        return reduce(PartMetadata.merge, (self.metadata[span] for span in sorted(self.metadata)), PartMetadata())
 
     def _documents(self, span: Span) -> range:
         """The documents of the shards in a span."""
@@ -232,7 +235,7 @@ class Parts:
         return range(span.first * size, min((span.first + span.count) * size, len(self.manifest["documents"])))
 
     @property
-    def in_all(self) -> int:
+    def n_shards(self) -> int:
         """Number of shards in the whole run."""
         return -(-len(self.manifest["documents"]) // int(self.manifest["options"]["documents_per_shard"]))
 
@@ -245,43 +248,43 @@ class Parts:
         return [int(layer["layer"]) for layer in self.manifest["layers"]]
 
     def _read(self, span: Span, kept: Path) -> PartMetadata | str:
-        """The note of a part, or a text that says what is wrong with the part."""
-        folder = self.place / span.name
+        """The metadata of a part, or a text that says why the part is invalid."""
+        folder = self.parts_folder / span.name
         try:
-            note = PartMetadata.model_validate_json(read_text(folder / NOTE))
-            if note.run != self._run:
+            metadata = PartMetadata.model_validate_json(read_text(folder / METADATA_FILE))
+            if metadata.run != self._run:
                 return "it belongs to another run"
-            files = {folder / name: checksum for name, checksum in note.layers.items()}
-            files |= {kept / name: checksum for name, checksum in note.kept.items()}
+            files = {folder / name: checksum for name, checksum in metadata.layers.items()}
+            files |= {kept / name: checksum for name, checksum in metadata.kept.items()}
             documents = set(self._documents(span))
-            if not {entry.document for entry in note.left_out} <= documents:
+            if not {entry.document for entry in metadata.left_out} <= documents:
                 return "it lists left-out documents of other shards"
-            if not note.layers and len(note.left_out) < len(documents):
+            if not metadata.layers and len(metadata.left_out) < len(documents):
                 return "it contains no sums"
-            if note.layers and set(note.layers) != set(map(layer_file, self._numbers)):
+            if metadata.layers and set(metadata.layers) != set(map(layer_file, self._numbers)):
                 return "its layers are not those of its manifest"
-            if not all(map(KEPT_NAME.fullmatch, note.kept)):
-                return f"{NOTE} lists files that no capture writes"
+            if not all(map(KEPT_NAME.fullmatch, metadata.kept)):
+                return f"{METADATA_FILE} lists files that no capture writes"
             changed = [path for path, checksum in files.items() if path.is_symlink() or digest(path) != checksum]
         except (OSError, ValueError) as error:
             return " ".join(str(error).split())[:200]
-        return f"{changed[0].name} differs from its checksum" if changed else note
+        return f"{changed[0].name} differs from its checksum" if changed else metadata
 
-    def _write(self, span: Span, layer: Callable[[int], LayerMoments | None], note: PartMetadata) -> None:
-        final = self.place / span.name
+    def _write(self, span: Span, layer: Callable[[int], LayerMoments | None], metadata: PartMetadata) -> None:
+        final = self.parts_folder / span.name
         temporary = final.with_name(temporary_name(span.name))
         temporary.mkdir(parents=True)
         try:
             with ThreadPoolExecutor(THREADS) as threads:
                 digests = threads.map(lambda number: _write_layer(temporary, number, layer(number)), self._numbers)
                 layers = {name: checksum for name, checksum in digests if checksum}
-            note = note.model_copy(update={"run": self._run, "layers": layers})
-            write_together(temporary, {NOTE: note.model_dump_json(indent=1).encode()})
+            metadata = metadata.model_copy(update={"run": self._run, "layers": layers})
+            write_together(temporary, {METADATA_FILE: metadata.model_dump_json(indent=1).encode()})
             os.replace(temporary, final)  # noqa: PTH105
-            sync(self.place)
+            sync(self.parts_folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        self.notes[span] = note
+        self.metadata[span] = metadata
 
 
 def _write_layer(folder: Path, number: int, moments: LayerMoments | None) -> tuple[str, str]:
@@ -296,5 +299,5 @@ def _moments(layers: _Layers, number: int) -> LayerMoments | None:
     return layers[number]() if number in layers else None
 
 
-def _both(left: LayerMoments | None, right: LayerMoments | None) -> LayerMoments | None:
+def _merged(left: LayerMoments | None, right: LayerMoments | None) -> LayerMoments | None:
     return right if left is None else left if right is None else left.merge(right)

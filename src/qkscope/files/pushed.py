@@ -1,4 +1,4 @@
-"""A run or results that qkscope pushed to the Hub, found, downloaded and checked against its list of digests."""
+"""Find, download and check a run or results that qkscope pushed to the Hub, against their list of digests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkscope.progress import progress
 
 HUB_MARK = "qkscope.json"
 _Name = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
-"""A relative path that leaves no folder and is not hidden."""
+"""A relative path without .. and without hidden names."""
 
 
 class MarkedFile(BaseModel):
@@ -32,40 +32,40 @@ class MarkedFile(BaseModel):
 
 
 class HubMark(BaseModel):
-    """What a repository holds."""
+    """The content of qkscope.json: kind and files of a repository."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: Literal[1] = 1
     kind: Literal["run", "results"]
     qkscope: str
-    """Version that pushed it."""
+    """Version of qkscope that pushed it."""
     about: str
-    """What it is, for people."""
+    """A short description for readers."""
     identity: str = ""
-    """Of a run: the digest of its moments, which is the same whatever is left out and whatever tables there are."""
+    """For a run: the digest of its moments, which does not depend on removed files or on tables."""
     models: list[str] = []
-    """Of results: the models they are about."""
+    """For results: their models."""
     files: dict[_Name, MarkedFile]
-    """Every file of the repository but this one."""
+    """All files of the repository except this one."""
 
     @property
     def content(self) -> bytes:
-        """The file."""
+        """The bytes of the file."""
         return (json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n").encode()
 
     def succeeds(self, other: HubMark) -> bool:
-        """Whether this is a later state of the same: the same run, or results about the same models and more."""
+        """True if this is a later state of ``other``: the same run, or results of the same models and more."""
         same_run = self.identity == other.identity and set(self.models) >= set(other.models)
         return self.kind == other.kind and same_run
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """Files that are listed but not among these."""
+        """Listed files that are not among ``names``."""
         present = set(names)
         return [name for name in self.files if name not in present]
 
 
 def read_mark(path: Path, where: str) -> HubMark:
-    """Read and check it; a ``DatasetError`` says what is wrong with that of the repository ``where``."""
+    """Read and check the qkscope.json of the repository ``where``; a ``DatasetError`` says what is wrong."""
     try:
         mark = HubMark.model_validate_json(read_text(path))
     except (OSError, ValueError, ValidationError) as error:
@@ -77,7 +77,7 @@ def read_mark(path: Path, where: str) -> HubMark:
 
 
 _AT_ONCE = 8
-"""Downloads side by side."""
+"""Number of parallel downloads."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +97,22 @@ class Pushed:
             )
 
     def run_folder(self) -> Path:
-        """The folder of the run in huggingface_hub's cache, after downloads; tables and saved vectors stay there."""
+        """Download the run into huggingface_hub's cache, without tables and saved vectors; returns its folder."""
         if self.mark.kind != "run":
             raise DatasetError(
                 f"{self.files} holds tables ({self.mark.about}), not a run; fetch them with qkscope pull, or read them "
                 "with datasets.load_dataset"
             )
         self.check_finished()
-        single = (MANIFEST, CHECKSUMS, PASSAGE_FILE)
-        names = [name for name in self.mark.files if name in single or name.startswith((f"{MOMENTS}/", f"{SAMPLE}/"))]
+        run_files = (MANIFEST, CHECKSUMS, PASSAGE_FILE)
+        names = [
+            name for name in self.mark.files if name in run_files or name.startswith((f"{MOMENTS}/", f"{SAMPLE}/"))
+        ]
         self.download(names, self._cached)
         return self.files.path(MANIFEST).parent
 
     def download(self, names: Sequence[str], fetch: Callable[[str], Path]) -> None:
-        """Fetch files and compare each with its digest; one that differs is removed, so that it is fetched again."""
+        """Fetch files and compare each with its digest; a file that differs is removed, so that a rerun fetches it."""
         total, fetched = sum(self.mark.files[name].size for name in names), 0
         with progress("fetching", "B", delay=2.0) as on_progress:
             threads = ThreadPoolExecutor(_AT_ONCE)
@@ -127,7 +129,7 @@ class Pushed:
         path = fetch(name)
         if digest(path) == self.mark.files[name].sha256:
             return
-        for copy in {path.resolve(), path}:  # in the cache it is a link
+        for copy in {path.resolve(), path}:  # in the cache, the path is a link
             copy.unlink(missing_ok=True)
         raise DatasetError(
             f"{name} of {self.files} differs from its checksum and was removed; rerun the same command to fetch it "
@@ -142,9 +144,9 @@ class Pushed:
 
 
 def find_pushed(located: Located) -> Pushed | None:
-    """What was pushed to this place, or pulled from it; None if it is something else."""
+    """The run or results pushed to this location, or pulled from it; None if there are none."""
     files = located.files
-    marked = (files.folder / HUB_MARK).is_file() if isinstance(files, LocalFiles) else HUB_MARK in files.names()
-    if located.prefix or not marked:
+    has_mark = (files.folder / HUB_MARK).is_file() if isinstance(files, LocalFiles) else HUB_MARK in files.names()
+    if located.prefix or not has_mark:
         return None
     return Pushed(files, read_mark(files.path(HUB_MARK), str(files)))

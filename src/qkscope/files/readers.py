@@ -1,4 +1,4 @@
-"""Reading of files that may be damaged or hostile: regular files only, of limited size."""
+"""Read files that may be damaged or hostile: regular files only, of limited size."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ import pyarrow.parquet as pq
 from qkscope.errors import TableError
 
 LARGEST = 1e100
-"""No analysis gives a number beyond this one."""
+"""Largest absolute value that an analysis may write."""
 MOST_GIB = "QKSCOPE_MOST_GIB"
-"""Environment variable: how many GiB a parquet file may unpack to, in place of the following."""
+"""Environment variable: the number of GiB that a parquet file may unpack to, instead of the limits below."""
 _MOST = 16 * 2**30
 _SUSPECT, _DENSE = 2**28, 1000
-"""A file of more bytes than this, once unpacked, is suspect if that is so many times its size."""
+"""A file is refused if it unpacks to more bytes than the first number and to this many times its size."""
 MOST_TEXT = 2**30
 """Largest text file that is read, in bytes."""
 UNREADABLE = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, pa.ArrowException)
-"""What pandas and Arrow raise on a damaged file, including damaged metadata of pandas."""
+"""The errors that pandas and Arrow raise for a damaged file, including damaged pandas metadata."""
 
 
 def check_regular(path: Path) -> None:
-    """Raise an ``OSError`` for anything but a regular file or a link to one: reading a pipe would never end."""
+    """Raise an ``OSError`` unless a path is a regular file or a link to one: reading a pipe would never end."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a regular file")
 
@@ -44,7 +44,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file whose numbers are finite and of 64 bits; errors as of ``read_text``."""
+    """The content of a JSON file whose numbers are finite and of 64 bits; errors as for ``read_text``."""
     return json.loads(read_text(path), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
 
 
@@ -63,31 +63,31 @@ def _finite(digits: str) -> float:
 
 @contextmanager
 def parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
-    """A parquet file to read from; an ``OSError`` if it would fill the memory, as its footer says."""
+    """Open a parquet file; an ``OSError`` if it would fill the memory, according to its footer."""
     check_regular(path)
     with pq.ParquetFile(path) as file:
-        _refuse_bomb(file.metadata, path.stat().st_size)
+        _check_unpacked_size(file.metadata, path.stat().st_size)
         yield file
 
 
-def _refuse_bomb(footer: pq.FileMetaData, size: int) -> None:
-    """Raise an error if a file holds more than it may, or far more than its size lets expect."""
+def _check_unpacked_size(footer: pq.FileMetaData, size: int) -> None:
+    """Raise an error if a file unpacks to more than the limit, or to far more than its size suggests."""
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     unpacked = sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks)
-    raised = os.environ.get(MOST_GIB, "")
-    if raised.isdecimal():
-        refused = unpacked > int(raised) * 2**30
+    limit = os.environ.get(MOST_GIB, "")
+    if limit.isdecimal():
+        is_too_large = unpacked > int(limit) * 2**30
     else:
-        refused = unpacked > _MOST or (unpacked > _SUSPECT and unpacked > _DENSE * size)
-    if refused:
+        is_too_large = unpacked > _MOST or (unpacked > _SUSPECT and unpacked > _DENSE * size)
+    if is_too_large:
         raise OSError(
-            f"it unpacks to {unpacked / 2**30:.1f} GiB from {size:,} bytes; if that is meant, set {MOST_GIB} to more"
+            f"it unpacks to {unpacked / 2**30:.1f} GiB from {size:,} bytes; if that is expected, set {MOST_GIB} higher"
         )
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """The content of a parquet file; a ``TableError`` says in a few words why it cannot be read."""
+    """The content of a parquet file; a ``TableError`` says briefly why it cannot be read."""
     try:
         with parquet_file(path) as file:
             return file.read(use_pandas_metadata=True).to_pandas()

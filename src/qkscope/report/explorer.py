@@ -66,7 +66,7 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
 
 
 def _start(study: Study) -> dict[str, Any]:
-    """What the page opens on: the last run, its strongest head, beside the run that it is compared with."""
+    """The first view of the page: the last run, its strongest head, and the run that it is compared with."""
     try:
         label, (layer, head), _ = strongest_head(study)
     except NotApplicable:

@@ -15,7 +15,7 @@ from qkscope.results.schema import TABLES
 from qkscope.results.side import TOKEN
 from qkscope.results.study import Study
 
-LISTED = (
+HEAD_TABLE_COLUMNS = (
     "explained_variance", "r_q", "r_k", "posvar_q", "posvar_k", "posvar_q_published", "r_q_a", "r_k_a", "bias_window",
     "bias_full_window", "bias_causal_window", "bias_strength", "separation_strength", "plane_var_fraction",
     "active_planes", "position_share_of_score", "ap_overall", "ap_drop",
@@ -44,7 +44,7 @@ _GROUPS = {
     "Class": ("fisher", "separation", "lda", "plane_var", "r_squared"),
     "Rotation": ("active", "strong", "turning", "omega", "residual", "angle"),
 }  # fmt: skip
-"""Questions, and how the names of their columns begin; all others are about position."""
+"""Questions, and the prefixes of their columns; all other columns are about position."""
 _ORDER = ("Position", "Bias", "Cause", "Reach", "Plasticity", "Class", "Rotation")
 
 
@@ -162,9 +162,9 @@ def packed(points: pd.DataFrame, window: int, most: int, vocabulary: Sequence[st
 
 
 def point_words(points: pd.DataFrame) -> list[str]:
-    """The tokens of a run's points as text, each once; the first, number 0, stands for those that are not known."""
-    known = points[TOKEN].dropna().unique().tolist() if TOKEN in points else []
-    return ["", *sorted(known)[:65535]]
+    """The tokens of a run's points as text, each once; the first, number 0, stands for unknown tokens."""
+    words = points[TOKEN].dropna().unique().tolist() if TOKEN in points else []
+    return ["", *sorted(words)[:65535]]
 
 
 def _numbers(points: pd.DataFrame, vocabulary: Sequence[str]) -> np.ndarray:
@@ -201,7 +201,7 @@ PASSAGE_BUDGET = 12_000_000
 
 
 def passages(study: Study, heads: dict[str, list[tuple[int, int]]]) -> dict[tuple[str, int, int], str]:
-    """Base64 of every head that has a passage, given the heads of each run; the last run first, while there is room."""
+    """Passages of heads in base64, given the heads of each run; the last run first, until the budget is used up."""
     table = study.tables.get("passage")
     if table is None or table.empty:
         return {}
@@ -222,10 +222,10 @@ def passages(study: Study, heads: dict[str, list[tuple[int, int]]]) -> dict[tupl
 def passage_tokens(study: Study, label: str) -> list[str]:
     """The tokens of a run's passage; empty if it has none."""
     table = study.tables.get("passage")
-    own = None if table is None else table[table["model"] == label]
-    if own is None or own.empty:
+    of_run = None if table is None else table[table["model"] == label]
+    if of_run is None or of_run.empty:
         return []
-    first = own[(own["layer"] == own["layer"].iloc[0]) & (own["head"] == own["head"].iloc[0])]
+    first = of_run[(of_run["layer"] == of_run["layer"].iloc[0]) & (of_run["head"] == of_run["head"].iloc[0])]
     last = first[first["q_token"] == first["q_token"].max()].sort_values("k_token")
     return [str(text) for text in last["text"]]
 
@@ -234,8 +234,8 @@ def packed_passage(rows: pd.DataFrame) -> str | None:
     """One head's passage in base64; None if a pair of tokens is missing or appears twice."""
     rows = rows.sort_values(["q_token", "k_token"], kind="stable")
     n = int(rows["q_token"].max()) + 1
-    every = len(rows) == n * n  # of an encoder
-    query, key = np.indices((n, n)).reshape(2, -1) if every else np.tril_indices(n)
+    sees_all_pairs = len(rows) == n * n  # of an encoder
+    query, key = np.indices((n, n)).reshape(2, -1) if sees_all_pairs else np.tril_indices(n)
     if not _complete(rows, (query, key)):
         return None
     units = rows["unit"].to_numpy("<f4")[np.flatnonzero(query == key)]
@@ -244,5 +244,5 @@ def packed_passage(rows: pd.DataFrame) -> str | None:
 
 
 def _complete(rows: pd.DataFrame, pairs: Sequence[np.ndarray]) -> bool:
-    found = (rows["q_token"].to_numpy(), rows["k_token"].to_numpy())
-    return len(rows) == len(pairs[0]) and all(np.array_equal(a, b) for a, b in zip(found, pairs, strict=True))
+    present = (rows["q_token"].to_numpy(), rows["k_token"].to_numpy())
+    return len(rows) == len(pairs[0]) and all(np.array_equal(a, b) for a, b in zip(present, pairs, strict=True))

@@ -1,4 +1,4 @@
-"""The first screen of the report and the answers below it: which claims stand where."""
+"""The first screen of the report and the answers below it: the choice and order of claims."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qkscope.figures.figure import models
 from qkscope.report.claims import Claim, Claims, details
-from qkscope.report.values import DOCUMENTS, Value, over_what, shown
+from qkscope.report.values import DOCUMENTS, Value, over_what, rounded
 from qkscope.report.windows import window_note
 
 FINDINGS_SHOWN = 4
@@ -14,7 +14,7 @@ FINDINGS_SHOWN = 4
 
 @dataclass(frozen=True)
 class FrontFinding:
-    """A sentence, how sure it is, the figure that shows it and the section that has the rest."""
+    """A sentence, its certainty, the figure that shows it and the section that has the rest."""
 
     sentence: str
     sure: str
@@ -40,7 +40,7 @@ class Front:
 
     sentence: str
     lead: str
-    """The numbers of the sentence."""
+    """The numbers behind the sentence."""
     tiles: list[Tile]
     of: str
     """The runs that the tiles are about, with their window."""
@@ -54,7 +54,9 @@ class Front:
 
 def front(claims: Claims) -> Front:
     """Return the first screen of a study; parts without data are left out."""
-    return Front(claims.first.headline, claims.first.detail, tiles(claims), _of(claims), front_findings(claims))
+    return Front(
+        claims.first.headline, claims.first.detail, tiles(claims), _runs_in_words(claims), front_findings(claims)
+    )
 
 
 def front_findings(claims: Claims) -> list[FrontFinding]:
@@ -62,8 +64,8 @@ def front_findings(claims: Claims) -> list[FrontFinding]:
     axes = None
     if claims.axes.values:
         q, k = claims.axes.values["r_q_a"], claims.axes.values["r_k_a"]
-        axes = f"{claims.axes.headline}: along the axis of drift they correlate with it at {shown(k.value)} (keys) and "
-        axes += f"{shown(q.value)} (queries)."
+        axes = f"{claims.axes.headline}: along the axis of drift they correlate with it at "
+        axes += f"{rounded(k.value)} (keys) and {rounded(q.value)} (queries)."
     loss = claims.loss if claims.loss is not None and len(claims.loss.values) > 1 else None
     placed: list[tuple[Claim | None, str | None, str, str]] = [
         (claims.recency, None, "distance/01_distance_curves", "bias"),
@@ -86,7 +88,7 @@ def tiles(claims: Claims) -> list[Tile]:
     recency, share, scores = (
         {} if claim is None else claim.values for claim in (claims.recency, claims.share, claims.score_share)
     )
-    made = [
+    candidates = [
         _tile(recency.get("decays"), "of heads favour near keys", "bias",
               "Share of heads whose mean score falls with the distance to the key"),
         _tile(share.get("position_share") or share.get("posvar_q"), "of queries and keys is position", "share",
@@ -96,7 +98,7 @@ def tiles(claims: Claims) -> list[Tile]:
               "Share of the variance of scores over single pairs that the distance between them determines"),
         _loss_tile(None if claims.loss is None else claims.loss.values.get("position")),
     ]  # fmt: skip
-    return [tile for tile in made if tile is not None]
+    return [tile for tile in candidates if tile is not None]
 
 
 def _tile(value: Value | None, label: str, section: str, about: str) -> Tile | None:
@@ -117,7 +119,7 @@ def _loss_tile(value: Value | None) -> Tile | None:
     return Tile(f"{value.value:+.2f}", ends, "nats of loss without position", about, "cause")
 
 
-def _of(claims: Claims) -> str:
+def _runs_in_words(claims: Claims) -> str:
     if len(claims.labels) > 1:
         return f"over all heads of {len(claims.labels)} models"
     return ", ".join(filter(None, (claims.labels[0], claims.window)))
@@ -146,14 +148,15 @@ def _measured(claims: Claims) -> str:
     tables = (study.pc0, study.tables.get("rotated"), study.tables.get("heads"))
     table = next((frame for frame in tables if frame is not None), None)
     n_heads = 0 if table is None else int(table["model"].isin(labels).sum())
-    named = labels[0] if len(labels) == 1 else f"{len(labels)} models"
+    subject = labels[0] if len(labels) == 1 else f"{len(labels)} models"
     window = claims.window.replace("window ", " at a window of ") + " tokens" if claims.window else ""
-    others = len(study.runs) - len(models(study))
-    return f"{n_heads:,} query heads of {named}{window}{f', and {others} checkpoints' if others else ''}."
+    n_checkpoints = len(study.runs) - len(models(study))
+    and_checkpoints = f", and {n_checkpoints} checkpoints" if n_checkpoints else ""
+    return f"{n_heads:,} query heads of {subject}{window}{and_checkpoints}."
 
 
 def interval_note(claims: Claims) -> str:
-    """Return what the intervals are over."""
+    """Return a sentence that says what the intervals are over."""
     heads = "a bootstrap over key heads (how much a mean depends on which heads there are)"
     counted = "Wilson's for shares of heads, counted by key head"
     first = claims.mean("qk", "r_q") or claims.mean("rotated", "r_k_a")

@@ -25,7 +25,7 @@ from qkscope.results.study import Study, build
 from qkscope.runs.run import Run, open_run
 
 RUN_TABLES = "tables"
-"""Folder of a run in which its tables are looked for."""
+"""Folder of a run that may contain its tables."""
 _log = logging.getLogger("qkscope")
 
 
@@ -36,7 +36,7 @@ class _Source:
     entry: StudyRunConfig
     run: Run | None
     """None: it has tables already."""
-    other: bool = False
+    other_window: bool = False
     """True if it is the same weights as an earlier source, at another window."""
 
 
@@ -53,18 +53,18 @@ def study_config(arguments: Sequence[str]) -> StudyConfig:
 
 
 def _located(entry: StudyRunConfig, folder: Path) -> StudyRunConfig:
-    """Return an entry of a study file with paths relative to the file; what may be a Hub id is not changed."""
-    places = [entry.path, *entry.also]
-    path, *also = (place if _is_hub_id(place, folder) else str(folder / place) for place in places)
+    """Return an entry of a study file with paths relative to the file; possible Hub ids are not changed."""
+    locations = [entry.path, *entry.also]
+    path, *also = (location if _is_hub_id(location, folder) else str(folder / location) for location in locations)
     return entry.model_copy(update={"path": path, "also": also})
 
 
-def _is_hub_id(place: str, folder: Path) -> bool:
-    return not (folder / place).exists() and (place.count("/") == 1 or place.startswith("hf://"))
+def _is_hub_id(location: str, folder: Path) -> bool:
+    return not (folder / location).exists() and (location.count("/") == 1 or location.startswith("hf://"))
 
 
 def at_window(path: str, window: int) -> str:
-    """Where the same weights at another window are looked for, and written."""
+    """The folder in which the same weights at another window are looked for and written."""
     return f"{path.rstrip('/')}-at-{window}"
 
 
@@ -81,45 +81,45 @@ def gather(
     With ``points``, vectors of four heads are kept for the collages, and fewer of every other head for the explorer.
     """
     sources = [source for entry in config.runs for source in _sources(entry)]
-    folders, jobs, beside = {}, {}, {}
+    folders, jobs, run_tables = {}, {}, {}
     decay_range = _common_range(sources)
     for i, source in enumerate(sources):
         if source.run is not None:
-            kept = run_points(source.run) if points and not source.other else None
+            point_options = run_points(source.run) if points and not source.other_window else None
             folders[i] = folder / _safe(f"{i:02d}-{source.run.model}")
-            jobs[i] = Job.from_options(source.run, "report", {"decay_range": decay_range}, kept)
-            beside[i] = Path(source.entry.path) / RUN_TABLES
-    _analyse(jobs, beside, folders, ExecutionTarget(workers), on_done)
+            jobs[i] = Job.from_options(source.run, "report", {"decay_range": decay_range}, point_options)
+            run_tables[i] = Path(source.entry.path) / RUN_TABLES
+    _analyse(jobs, run_tables, folders, ExecutionTarget(workers), on_done)
     entries = [
         source.entry
         if source.run is None
         else source.entry.model_copy(update={"path": str(folders[i]), "model": source.run.model})
         for i, source in enumerate(sources)
     ]
-    main = [entry for entry, source in zip(entries, sources, strict=True) if not source.other]
-    others = [entry for entry, source in zip(entries, sources, strict=True) if source.other]
-    return build(main, config.title, config.compare_at, [build([entry]) for entry in others])
+    main = [entry for entry, source in zip(entries, sources, strict=True) if not source.other_window]
+    other_windows = [entry for entry, source in zip(entries, sources, strict=True) if source.other_window]
+    return build(main, config.title, config.compare_at, [build([entry]) for entry in other_windows])
 
 
 def _analyse(
     jobs: dict[int, Job],
-    beside: dict[int, Path],
+    run_tables: dict[int, Path],
     folders: dict[int, Path],
-    place: ExecutionTarget,
+    target: ExecutionTarget,
     on_done: OnDone | None,
 ) -> None:
-    """Write the tables of every job into its folder; those that are known are copied, and only points are added."""
-    cached = {i: find_cached_tables(job, (beside[i], folders[i])) for i, job in jobs.items()}
-    known = {i: tables for i, tables in cached.items() if tables is not None}
-    for i, found in known.items():
-        _log.info("%s is analysed already, in %s", jobs[i].run.model, found)
-        if found != folders[i]:
-            copy_tables(found, folders[i])
-    unknown = {i: job for i, job in jobs.items() if i not in known}
-    pictured = {i: jobs[i] for i in known if jobs[i].options.points is not None}
-    for some_jobs, analyses in ((unknown, list(ANALYSES_BY_NAME)), (pictured, [])):
+    """Write the tables of every job into its folder; cached tables are copied, and only points are added."""
+    cached = {i: find_cached_tables(job, (run_tables[i], folders[i])) for i, job in jobs.items()}
+    cached_tables = {i: tables for i, tables in cached.items() if tables is not None}
+    for i, tables in cached_tables.items():
+        _log.info("%s is analysed already, in %s", jobs[i].run.model, tables)
+        if tables != folders[i]:
+            copy_tables(tables, folders[i])
+    uncached = {i: job for i, job in jobs.items() if i not in cached_tables}
+    pictured = {i: jobs[i] for i in cached_tables if jobs[i].options.points is not None}
+    for some_jobs, analyses in ((uncached, list(ANALYSES_BY_NAME)), (pictured, [])):
         started = time.monotonic()
-        results = analyze(list(some_jobs.values()), analyses, place=place, on_done=on_done) if some_jobs else []
+        results = analyze(list(some_jobs.values()), analyses, target=target, on_done=on_done) if some_jobs else []
         seconds = time.monotonic() - started
         if len(results) > 2:  # seconds, after the last head is done
             _log.info("writing the tables of %d runs", len(results))
@@ -129,33 +129,36 @@ def _analyse(
 
 def _sources(entry: StudyRunConfig) -> list[_Source]:
     """Return the source of a run, and those of the same weights at other windows."""
-    beside = Path(entry.path)
-    found = sorted(str(path) for path in beside.parent.glob(f"{glob.escape(beside.name)}-at-*") if path.is_dir())
-    also = [*entry.also, *(path for path in found if path not in entry.also)]
+    folder = Path(entry.path)
+    siblings = sorted(str(path) for path in folder.parent.glob(f"{glob.escape(folder.name)}-at-*") if path.is_dir())
+    also = [*entry.also, *(path for path in siblings if path not in entry.also)]
     first = _source(entry, entry.label or entry.model)
     label = entry.label or entry.model or (None if first.run is None else first.run.model)
     # Tables are analysed under a label of their own, and shown under that of the run.
-    named = entry.model_copy(update={"label": label, "model": None, "window": None})
-    return [first, *(_source(named.model_copy(update={"path": path}), Path(path).name, other=True) for path in also)]
+    shared = entry.model_copy(update={"label": label, "model": None, "window": None})
+    return [
+        first,
+        *(_source(shared.model_copy(update={"path": path}), Path(path).name, other_window=True) for path in also),
+    ]
 
 
-def _source(entry: StudyRunConfig, label: str | None, *, other: bool = False) -> _Source:
+def _source(entry: StudyRunConfig, label: str | None, *, other_window: bool = False) -> _Source:
     if is_results(Path(entry.path)):
-        return _Source(entry, None, other)
-    return _Source(entry, open_run(entry.path, entry.revision, model=label, family=entry.family or ""), other)
+        return _Source(entry, None, other_window)
+    return _Source(entry, open_run(entry.path, entry.revision, model=label, family=entry.family or ""), other_window)
 
 
 def _common_range(sources: Sequence[_Source]) -> int | None:
     """Return half of the smallest window, if windows differ: the range over which decay is compared."""
     windows = {source.run.source.window for source in sources if source.run is not None}
-    known = [window for window in windows if window is not None]
-    return min(known) // 2 if len(known) > 1 else None
+    known_windows = [window for window in windows if window is not None]
+    return min(known_windows) // 2 if len(known_windows) > 1 else None
 
 
 def run_points(run: Run) -> PointOptions:
     """Vectors of four heads for the collages, and fewer of every other head for the explorer."""
-    shown = frozenset(choose_heads([(head.layer, head.head) for head in run.heads]))
-    return PointOptions(shown, rows=2000, brief_rows=MOST_ROWS, brief_axes=COMPLEMENT_AXES)
+    heads = frozenset(choose_heads([(head.layer, head.head) for head in run.heads]))
+    return PointOptions(heads, rows=2000, brief_rows=MOST_ROWS, brief_axes=COMPLEMENT_AXES)
 
 
 def _safe(name: str) -> str:

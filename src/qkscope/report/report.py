@@ -14,16 +14,15 @@ import pandas as pd
 from PIL import Image
 
 from qkscope._version import __version__
-from qkscope.analyses.analysis import Column
 from qkscope.errors import TableError
 from qkscope.figures.componenttracks import component_tracks
 from qkscope.figures.figure import NotApplicable, checkpoints
 from qkscope.figures.hero import HERO
-from qkscope.figures.write import SkippedFigure, Written, write_figures
+from qkscope.figures.write import SkippedFigure, WrittenFigure, write_figures
 from qkscope.files.atomic import write_together
 from qkscope.report.claims import Claims
 from qkscope.report.explorer import explorer_html
-from qkscope.report.explorerdata import LISTED, head_frame, metrics, numbers
+from qkscope.report.explorerdata import HEAD_TABLE_COLUMNS, head_frame, metrics, numbers
 from qkscope.report.findings import FINDINGS
 from qkscope.report.front import answers, front, interval_note
 from qkscope.report.page import data_url, render
@@ -37,8 +36,8 @@ from qkscope.results.study import Study
 
 def report_html(
     study: Study,
-    written: Sequence[Written],
-    left_out: Sequence[SkippedFigure],
+    written: Sequence[WrittenFigure],
+    skipped: Sequence[SkippedFigure],
     *,
     command: str = "",
     explorer: str | None = None,
@@ -53,7 +52,7 @@ def report_html(
         for figure in written
     }
     thumbnails = {figure.name: data_url(_small(figure.png)) for figure in written if figure.name in first.figures}
-    missing = {figure.name: {"title": figure.title, "reason": figure.reason} for figure in left_out}
+    missing = {figure.name: {"title": figure.title, "reason": figure.reason} for figure in skipped}
     sections = [finding.fill(claims) for finding in FINDINGS]
     sections = [s for s in sections if s.rows or s.lines or any(name in pictures for name in s.figures)]
     return render(
@@ -81,32 +80,28 @@ def report_html(
 
 
 def words(sections: Sequence[Section]) -> list[tuple[str, str]]:
-    """What words and columns of the page mean."""
+    """The meanings of words and columns of the page."""
     columns = {column.name: column for table in TABLES.values() for column in table}
-    used = dict.fromkeys([measure.column for section in sections for measure in section.measures] + list(LISTED))
-    return [*WORDS, *((name, _meaning(columns[name])) for name in used if name in columns)]
-
-
-def _meaning(column: Column) -> str:
-    """What a column is, with its unit."""
-    return f"{column.meaning} [{column.unit}]" if column.unit else column.meaning
+    names = dict.fromkeys(
+        [measure.column for section in sections for measure in section.measures] + list(HEAD_TABLE_COLUMNS)
+    )
+    shown = [columns[name] for name in names if name in columns]
+    return [*WORDS, *((c.name, f"{c.meaning} [{c.unit}]" if c.unit else c.meaning) for c in shown)]
 
 
 def head_list(study: Study) -> dict[str, object]:
     """The table of heads as columns, for the page's script."""
     frame = head_frame(study)
     by_column = {metric.column: metric for metric in metrics(frame)}
-    listed = [name for name in LISTED if name in by_column]
+    names = [name for name in HEAD_TABLE_COLUMNS if name in by_column]
     return {
         "runs": study.labels,
         "run": [study.labels.index(label) for label in frame["model"]],
         "layer": frame["layer"].astype(int).tolist(),
         "head": frame["head"].astype(int).tolist(),
         "taxonomy": frame["taxonomy"].fillna("").astype(str).tolist(),
-        "columns": [
-            {"name": name, "meaning": by_column[name].meaning, "unit": by_column[name].unit} for name in listed
-        ],
-        "values": [numbers(frame, name) for name in listed],
+        "columns": [{"name": name, "meaning": by_column[name].meaning, "unit": by_column[name].unit} for name in names],
+        "values": [numbers(frame, name) for name in names],
     }
 
 
@@ -161,14 +156,14 @@ def check_pages(*pages: Path) -> None:
     """Raise early if a page would replace a file that was not written by qkscope."""
     for page in pages:
         if page.exists() and not page.is_file():
-            what = "a folder" if page.is_dir() else "not a regular file"
-            raise TableError(f"{page} is {what}; move it away or choose another --output")
+            kind = "a folder" if page.is_dir() else "not a regular file"
+            raise TableError(f"{page} is {kind}; move it away or choose another --output")
         if page.exists() and not _is_ours(page):
             raise TableError(f"{page} was not written by qkscope; move it away or choose another --output")
 
 
 def _is_ours(page: Path) -> bool:
-    """Whether the head of a page says that qkscope wrote it; pages of version 0.1.0 say it in their title."""
+    """Return True if the head of a page names qkscope; pages of version 0.1.0 name it in their title."""
     with page.open("rb") as file:
         head = file.read(4096)
     return GENERATOR in head or TITLE_END.search(head) is not None
@@ -182,7 +177,7 @@ def write_pages(
     workers: int | None = None,
     on_figures: OnFigures | None = None,
 ) -> list[SkippedFigure]:
-    """Figures, report.html, explorer.html, runs.csv and, for checkpoints, tracks.csv; returns the skipped figures."""
+    """Write figures, report.html, explorer.html, runs.csv and, for checkpoints, tracks.csv; returns skipped figures."""
     try:
         written, skipped = write_figures(study, folder / FIGURES, command=command, workers=workers, on_done=on_figures)
         if len(study.runs) > 2:  # a second for each

@@ -9,7 +9,7 @@ import pandas as pd
 
 from qkscope.figures.figure import is_checkpoint
 from qkscope.report.claims import Claims
-from qkscope.report.values import frames_of, mean_of, over_what, published, shown
+from qkscope.report.values import frames_of, mean_of, over_what, published, rounded
 from qkscope.results.study import Study, StudyRun
 
 
@@ -23,7 +23,7 @@ class Measure:
     """qk, heads or rotated; ``qk`` means component 0."""
     percent: bool = False
     key: str = ""
-    """Its name in summary.json, if different."""
+    """Name in summary.json, if different."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Row:
     label: str
     cells: list[Cell | None]
     folded: bool
-    """Whether it is shown on demand only: a checkpoint that is neither the first nor the last of its phase."""
+    """True if it is shown on demand only: a checkpoint that is neither the first nor the last of its phase."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Section:
 
     @property
     def intervals(self) -> str:
-        """What the intervals of the table are over, by column where columns differ."""
+        """A sentence that says what the intervals of the table are over, by column where columns differ."""
         kinds: dict[str, list[str]] = {}
         for number, measure in enumerate(self.measures):
             cells = [row.cells[number] for row in self.rows]
@@ -74,9 +74,9 @@ class Section:
                 kinds.setdefault(over, []).append(measure.label)
         if not kinds:
             return ""
-        first, *others = sorted(kinds, key=lambda over: -len(kinds[over]))
-        rest = [f"of {', '.join(kinds[over])} {over_what(over)}" for over in others]
-        return f"In brackets: 95% intervals {over_what(first)}{''.join(f'; {part}' for part in rest)}."
+        first, *other_kinds = sorted(kinds, key=lambda over: -len(kinds[over]))
+        further = [f"of {', '.join(kinds[over])} {over_what(over)}" for over in other_kinds]
+        return f"In brackets: 95% intervals {over_what(first)}{''.join(f'; {phrase}' for phrase in further)}."
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,17 @@ class Finding:
 def _rows(study: Study, run: StudyRun, measures: list[Measure]) -> list[Row]:
     """A run at its own window and, if that is another one, at the window of comparison."""
     differ = len(study.windows) > 1 and run.window is not None
-    named, folded = f"{run.label}, window {run.window:,}" if differ else run.label, _is_between(study, run)
-    rows = [Row(named, _cells(study, run.label, measures), folded)]
-    there = study.compared
-    if there is not study and run.window != study.compare_at and run.label in there.labels:
-        same = f"{run.label}, same weights at {study.compare_at:,}"
-        rows.append(Row(same, _cells(there, run.label, measures), folded))
+    label, folded = f"{run.label}, window {run.window:,}" if differ else run.label, _is_between(study, run)
+    rows = [Row(label, _cells(study, run.label, measures), folded)]
+    compared = study.compared
+    if compared is not study and run.window != study.compare_at and run.label in compared.labels:
+        label_compared = f"{run.label}, same weights at {study.compare_at:,}"
+        rows.append(Row(label_compared, _cells(compared, run.label, measures), folded))
     return rows
 
 
 def _is_between(study: Study, run: StudyRun) -> bool:
-    """Whether a checkpoint is neither the first nor the last of its phase."""
+    """Return True for a checkpoint that is neither the first nor the last of its phase."""
     of_phase = [other.label for other in study.runs if is_checkpoint(other) and other.phase == run.phase]
     return is_checkpoint(run) and run.label not in (of_phase[0], of_phase[-1])
 
@@ -133,5 +133,5 @@ def _cell(study: Study, label: str, frame: pd.DataFrame | None, measure: Measure
     value = mean_of(study, [label], frame, measure.column, measure.key)
     if value is None:
         return None
-    number, interval = shown(value.value, measure.percent), value.interval(measure.percent)
+    number, interval = rounded(value.value, measure.percent), value.interval(measure.percent)
     return Cell(number, interval, value.over, published(label, measure.column, measure.percent))

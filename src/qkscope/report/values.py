@@ -20,12 +20,12 @@ from qkscope.results.study import Study
 
 DOCUMENTS, KEY_HEADS, COUNTED = "documents", "key heads", "counted heads"
 SHARES_OF_HEADS = frozenset({*TAXONOMY, "positive", "discordant", "decays", "mu_q_a_positive"})
-"""Columns that say of each head yes (1) or no (0); their mean is a share of heads."""
+"""Columns with 1 (yes) or 0 (no) for each head; their mean is a share of heads."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number, its 95% interval, and what the interval is over."""
+    """A number, its 95% interval, and the units that the interval is over."""
 
     value: float
     low: float = math.nan
@@ -38,33 +38,33 @@ class Value:
         >>> Value(0.25, 0.2, 0.3, "documents").text(percent=True)
         '25.0% [20.0%, 30.0%]'
         """
-        return f"{shown(self.value, percent)} {self.interval(percent)}".rstrip()
+        return f"{rounded(self.value, percent)} {self.interval(percent)}".rstrip()
 
     def interval(self, percent: bool = False) -> str:
         """The interval in brackets; empty if there is none."""
         if math.isnan(self.low) or (self.low == self.high and self.over != COUNTED):
             return ""  # if all heads have the same value, a bootstrap over heads has no width
-        return f"[{shown(self.low, percent)}, {shown(self.high, percent)}]"
+        return f"[{rounded(self.low, percent)}, {rounded(self.high, percent)}]"
 
     def negative(self) -> Value:
         """The number with the opposite sign."""
         return Value(-self.value, -self.high, -self.low, self.over)
 
-    def beside(self, other: Value) -> int:
-        """1 if it is larger than another value, −1 if smaller, 0 if their intervals overlap or one has none.
+    def compare(self, other: Value) -> int:
+        """1 if it is larger than another value, −1 if smaller, 0 if the intervals overlap or one is missing.
 
-        >>> Value(0.8, 0.78, 0.82).beside(Value(0.7, 0.65, 0.76)), Value(0.8, 0.7, 0.9).beside(Value(0.7, 0.6, 0.8))
+        >>> Value(0.8, 0.78, 0.82).compare(Value(0.7, 0.65, 0.76)), Value(0.8, 0.7, 0.9).compare(Value(0.7, 0.6, 0.8))
         (1, 0)
         """
         return 1 if self.low > other.high else -1 if self.high < other.low else 0
 
     def change(self, later: Value) -> str:
-        """In words, whether a later value is larger, smaller, or neither beyond the intervals of both.
+        """The change to a later value in words: larger, smaller, or neither beyond the intervals of both.
 
         >>> Value(2.0, 1.9, 2.1).change(Value(3.0, 2.9, 3.1)), Value(2.0, 1.0, 3.0).change(Value(2.5, 1.5, 3.5))
         ('rises by 50%', 'does not change beyond its intervals')
         """
-        order = later.beside(self)
+        order = later.compare(self)
         if order == 0:
             return "does not change beyond its intervals"
         ratio = later.value / self.value if self.value * later.value > 0 else math.nan
@@ -73,7 +73,7 @@ class Value:
 
 
 def over_what(over: str) -> str:
-    """What an interval is over, in words."""
+    """The units that an interval is over, in words."""
     return {
         DOCUMENTS: "over documents (jackknife)",
         KEY_HEADS: "over key heads (bootstrap)",
@@ -81,10 +81,10 @@ def over_what(over: str) -> str:
     }[over]
 
 
-def shown(number: float, percent: bool = False) -> str:
+def rounded(number: float, percent: bool = False) -> str:
     """Three significant digits, or a percentage with one decimal.
 
-    >>> shown(0.0123456), shown(0.5, percent=True), shown(float("nan")), shown(1234.5), shown(3.4e-5)
+    >>> rounded(0.0123456), rounded(0.5, percent=True), rounded(float("nan")), rounded(1234.5), rounded(3.4e-5)
     ('0.0123', '50.0%', '–', '1,234', '3.4e-05')
     """
     if not math.isfinite(number):
@@ -145,7 +145,7 @@ def frames_of(study: Study) -> dict[str, pd.DataFrame | None]:
 
 
 def heads(study: Study) -> pd.DataFrame | None:
-    """The table of heads, with whether the mean score falls with distance."""
+    """The table of heads with the column ``decays``: 1 if the mean score falls with distance."""
     frame = study.tables.get("heads")
     if frame is None or "decay" not in frame:
         return frame
@@ -162,7 +162,7 @@ def with_derived(study: Study) -> pd.DataFrame | None:
 
 
 def rotated(study: Study) -> pd.DataFrame | None:
-    """The rotation model's table with whether the bias and the mean query on a are positive."""
+    """The rotation model's table with columns for a positive bias and a positive mean query on a."""
     frame = study.tables.get("rotated")
     if frame is None:
         return None
@@ -199,16 +199,16 @@ def published(label: str, column: str, percent: bool = False) -> str | None:
     if entry is None or name not in entry:
         return None
     prefix = "≈ " if name in entry.get("approx", []) else ""
-    return prefix + shown(float(entry[name]), percent)
+    return prefix + rounded(float(entry[name]), percent)
 
 
 def is_published(label: str) -> bool:
-    """Whether a run was part of the study."""
+    """Return True if a run was part of the published study."""
     return _entry(label) is not None
 
 
 def pooled(column: str) -> Any:
-    """A published value over all models of the study; None if there is none."""
+    """A value over all models of the published study; None if there is none."""
     return figures()["pooled"].get(column)
 
 

@@ -1,4 +1,4 @@
-"""What runs at different windows may be compared by: one window for all, or numbers that no window enters."""
+"""Comparison of runs at different windows: at one window for all, or by numbers that do not depend on the window."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SAME_WEIGHTS = (
     ("position_share_q", "heads", "position's share of queries"),
     ("decay", "heads", "decay: logits per doubling of distance"),
 )
-"""Columns, their tables, and what they are called in the table of one model at several windows."""
+"""Columns, their tables, and their names in the table of one model at several windows."""
 
 
 _SHARES = frozenset(column.name for columns in TABLES.values() for column in columns if column.unit == "share")
 
 
 def in_percent(column: str) -> bool:
-    """Whether a mean is shown in percent: shares of variance, and shares of heads."""
+    """Return True if a mean is shown in percent: shares of variance, and shares of heads."""
     return column in _SHARES or column in SHARES_OF_HEADS
 
 
@@ -35,62 +35,62 @@ class OneModel:
     label: str
     windows: list[int]
     rows: list[tuple[str, str, list[Value]]]
-    """Name, column, and its values in the order of the windows."""
+    """Name, column, and values in the order of the windows."""
 
 
 def same_weights(study: Study) -> OneModel | None:
-    """The run that was captured at most windows; the last one of several. None if none was captured at two."""
+    """The run captured at the largest number of windows (the last of several); None if none was captured at two."""
     label, windows = with_most_windows(study)
     if len(windows) < 2:
         return None
     rows = []
     for column, table, name in SAME_WEIGHTS:
-        found = [mean_of(study.at[w], [label], frames_of(study.at[w])[table], column) for w in windows]
-        values = [value for value in found if value is not None]
+        means = [mean_of(study.at[w], [label], frames_of(study.at[w])[table], column) for w in windows]
+        values = [value for value in means if value is not None]
         if len(values) == len(windows):
             rows.append((name, column, values))
     return OneModel(label, windows, rows) if rows else None
 
 
-def same_weights_lines(one: OneModel | None) -> list[str]:
-    """Return what of one model moves with the window, and what does not."""
-    if one is None:
+def same_weights_lines(model: OneModel | None) -> list[str]:
+    """Return a line for each number of one model that says whether it changes with the window."""
+    if model is None:
         return []
     lines = [
-        f"{one.label} at windows of {', '.join(f'{w:,}' for w in one.windows)} tokens, the same weights each time:"
+        f"{model.label} at windows of {', '.join(f'{w:,}' for w in model.windows)} tokens, the same weights each time:"
     ]
-    for name, column, values in one.rows:
-        shown = " → ".join(value.text(in_percent(column)) for value in values)
-        lines.append(f"{name}: {shown}; it {values[0].change(values[-1])}.")
+    for name, column, values in model.rows:
+        course = " → ".join(value.text(in_percent(column)) for value in values)
+        lines.append(f"{name}: {course}; it {values[0].change(values[-1])}.")
     return lines
 
 
-def _where(study: Study, before: str, after: str) -> Study:
-    """Where two runs are compared: at one window if both were captured there, else each at its own."""
+def _study_for_comparison(study: Study, before: str, after: str) -> Study:
+    """The study with two runs at one window if both were captured at it, else each at its own."""
     return study.compared if {before, after} <= set(study.compared.labels) else study
 
 
 def at_which_windows(study: Study, before: str, after: str) -> str:
-    """At which windows two runs are compared, in words; empty if all runs of the study have the same one."""
+    """The windows at which two runs are compared, in words; empty if all runs of the study have the same one."""
     if study.compare_at is None:
         return ""
-    there = _where(study, before, after)
-    windows = [there.run(label).window for label in (before, after)]
+    compared = _study_for_comparison(study, before, after)
+    windows = [compared.run(label).window for label in (before, after)]
     if windows[0] == windows[1]:
         return f", both at a window of {windows[0]:,} tokens"
     return f", at their own windows ({windows[0] or 0:,} and {windows[1] or 0:,} tokens), which do not compare"
 
 
 def comparison(study: Study, column: str, table: str, before: str, after: str) -> tuple[Value, Value] | None:
-    """A mean of two runs where they are compared; None if either has no such number."""
-    there = _where(study, before, after)
-    frame = frames_of(there)[table]
-    first, second = (mean_of(there, [label], frame, column) for label in (before, after))
+    """A mean of two runs, at one window if possible; None if either has no such number."""
+    compared = _study_for_comparison(study, before, after)
+    frame = frames_of(compared)[table]
+    first, second = (mean_of(compared, [label], frame, column) for label in (before, after))
     return None if first is None or second is None else (first, second)
 
 
 def window_note(study: Study) -> str:
-    """At which window runs are compared, or a warning that they are not; empty if all have the same one."""
+    """The window at which runs are compared, or a warning if there is none; empty if all have the same one."""
     if study.compare_at is None:
         return ""
     windows = f"{study.windows[0]:,} to {study.windows[-1]:,}"
@@ -115,12 +115,12 @@ def _ranges(study: Study) -> str:
 
 
 def changes(study: Study, columns: Sequence[tuple[str, str]], before: str, after: str) -> list[tuple[str, str]]:
-    """Return each column and how its mean changes from one run to another at one window, by the intervals."""
+    """Return each column with a sentence about the change of its mean between two runs, by the intervals."""
     lines = []
     for column, table in columns:
         ends = comparison(study, column, table, before, after)
         if ends is not None:
             percent = in_percent(column)
-            shown = f"{ends[0].text(percent)} → {ends[1].text(percent)}"
-            lines.append((column, f"{column}: {shown}; it {ends[0].change(ends[1])}."))
+            course = f"{ends[0].text(percent)} → {ends[1].text(percent)}"
+            lines.append((column, f"{column}: {course}; it {ends[0].change(ends[1])}."))
     return lines

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.analyses.analysis import Analysis
-from qkscope.analyses.catalogue import ANALYSES_BY_NAME, DECLARED_TABLES, named
+from qkscope.analyses.catalogue import ANALYSES_BY_NAME, DECLARED_TABLES, analyses_named
 from qkscope.analyses.complement import PLANE_ROWS
 from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.spectrum import chance_coherence, token_positions
@@ -32,26 +32,26 @@ from qkscope.runs.source import LoadSpec
 
 def do_task(task: Task) -> tuple[Tables, list[Failure]]:
     """The rows of a task's heads in every table, and the heads that failed."""
-    run, analyses = task.job.run, with_points(tuple(named(task.names)), task.job)
-    reading = _reading(task, analyses)
+    run, analyses = task.job.run, with_points(tuple(analyses_named(task.names)), task.job)
+    spec = _load_spec(task, analyses)
     loaded: list[HeadData] = []
     errors: list[HeadError] = []
     for group in task.groups:
-        heads, failed = _loaded(run, group, reading)
+        heads, failed = _load(run, group, spec)
         loaded += heads
         errors += failed
-    parts = []
+    tables_by_size = []
     for _, same_size in groupby(loaded, lambda head: head.moments.d):  # only neighbours are grouped: rows stay in order
         tables, failed = _tabulate(task, list(same_size), analyses)
-        parts.append(tables)
+        tables_by_size.append(tables)
         errors += failed
-    return joined(parts), [Failure(run.model, error) for error in errors]
+    return join_tables(tables_by_size), [Failure(run.model, error) for error in errors]
 
 
-def _loaded(run: Run, heads: Sequence[HeadId], reading: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
-    """The heads that read one key head; where memory does not suffice for them, they fail, and no others."""
+def _load(run: Run, heads: Sequence[HeadId], spec: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
+    """Load the heads that read one key head; without enough memory only these heads fail."""
     try:
-        return run.source.load(heads, reading)
+        return run.source.load(heads, spec)
     except MemoryError:
         reason = "cannot be read (out of memory)"
         return [], [HeadError(head, reason, run.source.file(head)) for head in heads]
@@ -62,17 +62,19 @@ def _tabulate(task: Task, heads: list[HeadData], analyses: tuple[Analysis, ...])
     run = task.job.run
     try:
         tables, not_drifting = tabulate(batch_of(run.model, run.family, heads, analyses, task.job.options), analyses)
-        return tables, [_no_drift(run, heads[i].head) for i in not_drifting]
+        reason = "no linear drift with position at all, so axis a is undefined"
+        without_drift = [heads[i].head for i in not_drifting]
+        return tables, [HeadError(head, reason, run.source.file(head)) for head in without_drift]
     except (np.linalg.LinAlgError, FloatingPointError, MemoryError) as error:
         if len(heads) == 1:
             head, reason = heads[0].head, "out of memory" if isinstance(error, MemoryError) else str(error)
             return Tables({}), [HeadError(head, f"cannot be analysed ({reason})", run.source.file(head))]
     by_head = [_tabulate(task, [head], analyses) for head in heads]
-    return joined([tables for tables, _ in by_head]), [error for _, errors in by_head for error in errors]
+    return join_tables([tables for tables, _ in by_head]), [error for _, errors in by_head for error in errors]
 
 
-def _reading(task: Task, analyses: tuple[Analysis, ...]) -> LoadSpec:
-    """What the analyses need besides moments: pairs by token, vectors, buckets, means with the rotation undone."""
+def _load_spec(task: Task, analyses: tuple[Analysis, ...]) -> LoadSpec:
+    """The data that analyses need besides moments: pairs by token, vectors, buckets, means with the rotation undone."""
     options = task.job.options
     return replace(
         task.job.run.reading,
@@ -84,28 +86,23 @@ def _reading(task: Task, analyses: tuple[Analysis, ...]) -> LoadSpec:
     )
 
 
-def joined(parts: list[Tables]) -> Tables:
-    """The tables of several tasks or heads concatenated; rows that are not about single heads are merged."""
+def join_tables(parts: list[Tables]) -> Tables:
+    """Concatenate the tables of several tasks or heads; rows that are not about single heads are merged."""
     if len(parts) == 1:
         return parts[0]
-    tables = concat_tables(parts)
+    joined = concat_tables(parts)
     merged = {
         name: merge(frame)
-        for name, frame in tables.given.items()
+        for name, frame in joined.tables.items()
         if name in DECLARED_TABLES
         and (merge := DECLARED_TABLES[name].merge) is not None
         and isinstance(frame, pd.DataFrame)
     }
-    return merge_tables([tables, Tables(merged)])
-
-
-def _no_drift(run: Run, head: HeadId) -> HeadError:
-    reason = "no linear drift with position at all, so axis a is undefined"
-    return HeadError(head, reason, run.source.file(head))
+    return merge_tables([joined, Tables(merged)])
 
 
 HEADS_AT_ONCE = 16
-"""Query heads whose tables are made together, at least: one head takes about as long as many."""
+"""The least number of query heads that are analysed together: one head takes about as long as many."""
 BATCHES_PER_WORKER = 2
 """With fewer batches, starting a worker costs more time than it saves."""
 
@@ -117,20 +114,20 @@ def analyze(
     jobs: Sequence[Job],
     analyses: Iterable[str] = tuple(ANALYSES_BY_NAME),
     *,
-    place: ExecutionTarget = ExecutionTarget(),  # noqa: B008  frozen
+    target: ExecutionTarget = ExecutionTarget(),  # noqa: B008  frozen
     strict: bool = False,
     on_done: OnDone | None = None,
 ) -> list[ModelResults]:
     """Analyse every selected head of every job; a failed head is reported, or raises if ``strict``."""
     _check(jobs)
-    wanted = tuple(named(analyses))
-    by_job = [_tasks(job, wanted) for job in jobs]
+    requested = tuple(analyses_named(analyses))
+    by_job = [_tasks(job, requested) for job in jobs]
     tasks = [task for own_tasks in by_job for task in own_tasks]
     total, done = sum(task.n_heads for task in tasks), 0
     results: dict[int, tuple[Tables, list[Failure]]] = {}
     if on_done is not None:
         on_done(0, total, [])
-    for index, result in for_each(do_task, tasks, place, BATCHES_PER_WORKER):
+    for index, result in for_each(do_task, tasks, target, BATCHES_PER_WORKER):
         results[index] = result
         done += tasks[index].n_heads
         if strict and result[1]:
@@ -139,7 +136,7 @@ def analyze(
             on_done(done, total, result[1])
     in_order = iter([results[index] for index in range(len(tasks))])
     return [
-        _model_results(job, wanted, sum(task.n_heads for task in own_tasks), [next(in_order) for _ in own_tasks])
+        _model_results(job, requested, sum(task.n_heads for task in own_tasks), [next(in_order) for _ in own_tasks])
         for job, own_tasks in zip(jobs, by_job, strict=True)
     ]
 
@@ -166,11 +163,11 @@ def _check(jobs: Sequence[Job]) -> None:
 
 
 def _tasks(job: Job, analyses: Sequence[Analysis]) -> list[Task]:
-    chosen = job.selection.of(job.run)
-    by_key = groupby(chosen, lambda head: head.key_head(job.run.source.q_per_kv))
+    selected = job.selection.of(job.run)
+    by_key = groupby(selected, lambda head: head.key_head(job.run.source.q_per_kv))
     names = tuple(analysis.name for analysis in analyses)
     if any(analysis.chance for analysis in analyses):
-        job = replace(job, options=replace(job.options, chance=_chance(job.run, chosen)))
+        job = replace(job, options=replace(job.options, chance=_chance(job.run, selected)))
     return [Task(job, groups, names) for groups in _batches([tuple(heads) for _, heads in by_key])]
 
 
@@ -187,10 +184,10 @@ def _batches(groups: list[tuple[HeadId, ...]]) -> Iterator[tuple[tuple[HeadId, .
 
 
 def _model_results(
-    job: Job, analyses: tuple[Analysis, ...], n_heads: int, parts: list[tuple[Tables, list[Failure]]]
+    job: Job, analyses: tuple[Analysis, ...], n_heads: int, task_results: list[tuple[Tables, list[Failure]]]
 ) -> ModelResults:
     """Combine the results of a job's tasks, in the order of the tasks."""
-    tables = joined([task_tables for task_tables, _ in parts])
+    tables = join_tables([task_tables for task_tables, _ in task_results])
     computed = dict(tables.frames)
     if HEADS_TABLE.name in computed:
         computed[HEADS_TABLE.name] = with_empty_scalars(computed[HEADS_TABLE.name])
@@ -210,7 +207,7 @@ def _model_results(
         config=job.config,
         analyses=analyses,
         n_heads=n_heads,
-        failures=[failure for _, failed in parts for failure in failed],
+        failures=[failure for _, failed in task_results for failure in failed],
         tables=Tables({**frames}, tables.replicates),
     )
 
@@ -225,7 +222,7 @@ def _chance(run: Run, heads: list[HeadId]) -> float | None:
     return None
 
 
-def analysis_names(chosen: str | None) -> list[str]:
-    """The analyses of a comma-separated list, in the order of the catalogue; all of them where there is none."""
-    names = list(ANALYSES_BY_NAME) if chosen is None else [name.strip() for name in chosen.split(",")]
-    return [analysis.name for analysis in named(names)]
+def analysis_names(listed: str | None) -> list[str]:
+    """The analyses of a comma-separated list, in the order of the catalogue; None: all of them."""
+    names = list(ANALYSES_BY_NAME) if listed is None else [name.strip() for name in listed.split(",")]
+    return [analysis.name for analysis in analyses_named(names)]

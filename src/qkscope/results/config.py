@@ -42,7 +42,7 @@ else:
 
 
 class OutputConfig(StrictModel):
-    """Where tables go."""
+    """The folder for tables."""
 
     results_dir: Path = Path("results")
 
@@ -64,12 +64,12 @@ class Config(StrictModel):
 def load_configs(paths: list[Path]) -> list[Config]:
     """Read config files; a folder stands for every ``*.yaml`` in it, by name."""
     files: list[Path] = []
-    for given in paths:
-        path = _as_spelt(given)
-        found = sorted([*path.glob("*.yaml"), *path.glob("*.yml")]) if path.is_dir() else [path]
-        if not found:
+    for argument in paths:
+        path = _existing_path(argument)
+        in_path = sorted([*path.glob("*.yaml"), *path.glob("*.yml")]) if path.is_dir() else [path]
+        if not in_path:
             raise ConfigError(f"{path} holds no .yaml file")
-        files += found
+        files += in_path
     return [load_config(file) for file in files]
 
 
@@ -78,12 +78,12 @@ def load_config(path: Path) -> Config:
     return load_yaml(path, Config)
 
 
-def _as_spelt(path: Path) -> Path:
-    """The published notes spell configs/attention-plasticity with a hyphen and with an underscore: take either."""
+def _existing_path(path: Path) -> Path:
+    """An existing path; - and _ in folder names may be swapped, since the published notes spell both."""
     if path.exists():
         return path
     for old, new in (("_", "-"), ("-", "_")):
-        other = Path(*(part.replace(old, new) if part != path.name else part for part in path.parts))
-        if other.exists():
-            return other
+        alternative = Path(*(part.replace(old, new) if part != path.name else part for part in path.parts))
+        if alternative.exists():
+            return alternative
     raise ConfigError(f"{path} does not exist")

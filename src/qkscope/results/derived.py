@@ -35,7 +35,7 @@ def derived_tables(
 
 
 def _run(tables: Mapping[str, pd.DataFrame], model: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row of one model; None if no table has heads of it."""
+    """The row of one model; None if no table has its heads."""
     own_tables = {name: frame[frame["model"] == model] for name, frame in tables.items()}
     if not any(len(frame) for frame in own_tables.values()):
         return None
@@ -90,19 +90,19 @@ RANKED_AGAINST = {
     "amplification_window": "amplification_window",
     "abs_amplification_window": "amplification_window",
 }
-"""What plasticity is ranked against, and the column it comes from; ``abs_``: the absolute value."""
+"""Numbers that plasticity is ranked against, and their columns; ``abs_``: the absolute value."""
 
 
 def plasticity_links(heads: pd.DataFrame, rotated: pd.DataFrame | None) -> pd.DataFrame:
     """``plasticity_links``: mean ap_overall of each class and its rank correlation with other columns, by model."""
-    used = {*HEAD_KEY, "family", "k_head", "taxonomy", "ap_overall", *RANKED_AGAINST.values()}
-    with_ap = heads[[name for name in heads if name in used]].dropna(subset=["ap_overall"])
+    needed = {*HEAD_KEY, "family", "k_head", "taxonomy", "ap_overall", *RANKED_AGAINST.values()}
+    with_ap = heads[[name for name in heads if name in needed]].dropna(subset=["ap_overall"])
     if rotated is not None:
         with_ap = with_ap.merge(rotated[[*HEAD_KEY, "bias_full_window"]], on=HEAD_KEY, how="left")
     rows: list[dict[str, object]] = []
     for (model, family), own_heads in with_ap.groupby(["model", "family"], sort=False):
-        named = {"model": model, "family": family}
-        rows += [named | row for row in [*_by_class(own_heads), *_by_rank(own_heads)]]
+        labels = {"model": model, "family": family}
+        rows += [labels | row for row in [*_by_class(own_heads), *_by_rank(own_heads)]]
     return pd.DataFrame(rows, columns=column_names("plasticity_links"))
 
 

@@ -26,20 +26,20 @@ def mean_with_interval(
     sums: Float[np.ndarray, "documents"], counts: Float[np.ndarray, "documents"], *, positive: bool = False
 ) -> tuple[float, float, float]:
     """Σ sums / Σ counts and its 95% interval over documents: jackknife with Student's t, on the root if positive."""
-    known = counts > 0
-    sums, counts = sums[known], counts[known]
+    nonempty = counts > 0
+    sums, counts = sums[nonempty], counts[nonempty]
     n = len(sums)
     if not n:
         return float("nan"), float("nan"), float("nan")
     mean = float(sums.sum() / counts.sum())
     if n < LEAST_DOCUMENTS:
         return mean, float("nan"), float("nan")
-    left_out = (sums.sum() - sums) / (counts.sum() - counts)
+    replicates = (sums.sum() - sums) / (counts.sum() - counts)
     if positive:
-        left_out, centre = np.sqrt(np.maximum(left_out, 0.0)), np.sqrt(max(mean, 0.0))
+        replicates, centre = np.sqrt(np.maximum(replicates, 0.0)), np.sqrt(max(mean, 0.0))
     else:
         centre = mean
-    spread = float(np.sqrt((n - 1) / n * ((left_out - left_out.mean()) ** 2).sum()))
+    spread = float(np.sqrt((n - 1) / n * ((replicates - replicates.mean()) ** 2).sum()))
     low, high = centre - stdtrit(n - 1, 0.975) * spread, centre + stdtrit(n - 1, 0.975) * spread
     return (mean, max(low, 0.0) ** 2, high**2) if positive else (mean, low, high)
 
@@ -60,15 +60,15 @@ def effects_frame(
     rows = []
     for i, (layer, head) in enumerate(heads):
         for t, term in enumerate(terms):
-            drawn = fisher[:, i, t]
-            counted = np.isfinite(drawn) * lengths
-            estimate = mean_with_interval(np.nan_to_num(drawn) * lengths, counted, positive=True)
+            information = fisher[:, i, t]
+            counted = np.isfinite(information) * lengths
+            estimate = mean_with_interval(np.nan_to_num(information) * lengths, counted, positive=True)
             measured = single.get(((layer, head), term))
             nothing = dict.fromkeys(("kl", "kl_low", "kl_high", "delta_nll", "delta_nll_low", "delta_nll_high"), np.nan)
-            chosen = "" if measured is None else "strongest" if (layer, head) in strongest else "random"
+            choice = "" if measured is None else "strongest" if (layer, head) in strongest else "random"
             rows.append(
                 {"model": model, "family": family, "layer": layer, "head": head, "k_head": head // q_per_kv}
-                | {"term": term, "chosen": chosen, "gamma": gamma}
+                | {"term": term, "chosen": choice, "gamma": gamma}
                 | dict(
                     zip(
                         ("fisher_information", "fisher_information_low", "fisher_information_high"),
@@ -92,13 +92,13 @@ def together_frame(
     """``effects_together``: each change over all tokens, and by octave of their position."""
     rows = []
     for change, sums in changes.items():
-        parts = [("all", np.nan, sums.sum(1))]
-        parts += [("octave", float(2**octave), sums[:, octave]) for octave in range(sums.shape[1])]
-        for over, start, part in parts:
-            if part[:, 3].sum() > 0:
+        selections = [("all", np.nan, sums.sum(1))]
+        selections += [("octave", float(2**octave), sums[:, octave]) for octave in range(sums.shape[1])]
+        for over, start, selected in selections:
+            if selected[:, 3].sum() > 0:
                 labels = {"model": model, "family": family, "change": change, "over": over, "position": start}
                 labels |= {"n_heads": n_heads, "gamma": 1.0 if change in ("drift", "control") else gamma}
-                rows.append(labels | cost_columns(part) | {"nll": part[:, 2].sum() / part[:, 3].sum()})
+                rows.append(labels | cost_columns(selected) | {"nll": selected[:, 2].sum() / selected[:, 3].sum()})
     return pd.DataFrame(rows, columns=column_names("effects_together"))
 
 
@@ -112,16 +112,16 @@ def cost_columns(sums: Float[np.ndarray, "documents measures"]) -> dict[str, flo
 
 
 def write_measured(folder: Path, frames: dict[str, pd.DataFrame]) -> list[Path]:
-    """Write such tables into a folder, beside rows of other models; returns the csv files."""
+    """Write such tables into a folder that keeps its rows of other models; returns the csv files."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         finish(folder)
-        kept = {}
+        merged = {}
         for name, frame in frames.items():
             old = read_table(folder, name)
-            others = [] if old is None else [old[~old["model"].isin(frame["model"])]]
-            parts = [part for part in (*others, frame) if len(part)]
-            if not parts:
+            other_models = [] if old is None else [old[~old["model"].isin(frame["model"])]]
+            nonempty = [rows for rows in (*other_models, frame) if len(rows)]
+            if not nonempty:
                 raise TableError(f"{name} would have no rows; {folder} is unchanged")
-            kept[name] = pd.concat(parts, ignore_index=True)
-        return write_tables(folder, kept, {})
+            merged[name] = pd.concat(nonempty, ignore_index=True)
+        return write_tables(folder, merged, {})

@@ -32,13 +32,13 @@ _OURS = re.compile(
 
 
 def result_files(folder: Path) -> list[str]:
-    """Names of the files of a results folder that qkscope writes, but for what else is there."""
+    """Names of the files in a results folder that qkscope writes; other files are not listed."""
     settle(folder)
     return sorted(path.name for path in folder.iterdir() if path.is_file() and _OURS.fullmatch(path.name))
 
 
 def check_results_folder(folder: Path) -> None:
-    """Raise before the computation what writing would raise after it: a folder or table that must not be replaced."""
+    """Raise before the computation if writing would fail after it: a folder or table that must not be replaced."""
     check_writable(folder)
     settle(folder)
     for name in TABLES:
@@ -104,14 +104,14 @@ class _Tables(Mapping[str, pd.DataFrame]):
 
 
 def _with_scalars(folder: Path, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Add what other tables say about whole heads to ``heads``, whichever of them is new."""
+    """Add the scalars of other tables to ``heads``, whichever of them is new."""
     tables = _Tables(folder, frames)
     heads = tables.get(HEADS_TABLE.name)
     flagged = [name for name, table in DECLARED_TABLES.items() if table.flags]
-    known = {name: table for name in {*SCALARS, *flagged} if (table := tables.get(name)) is not None}
-    if heads is None or not len(heads) or not known:
+    available = {name: table for name in {*SCALARS, *flagged} if (table := tables.get(name)) is not None}
+    if heads is None or not len(heads) or not available:
         return frames
-    return frames | {HEADS_TABLE.name: with_scalars(heads, known)}
+    return frames | {HEADS_TABLE.name: with_scalars(heads, available)}
 
 
 def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: list[str]) -> pd.DataFrame:

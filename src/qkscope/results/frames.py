@@ -36,8 +36,8 @@ def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     names = column_names(table)
     if set(frame.columns) != set(names):
         mismatched = sorted(set(frame.columns) ^ set(names))
-        more = f" and {len(mismatched) - 3} more" if len(mismatched) > 3 else ""
-        raise TableError(f"{table}: unexpected or missing columns: {', '.join(mismatched[:3])}{more}")
+        further = f" and {len(mismatched) - 3} more" if len(mismatched) > 3 else ""
+        raise TableError(f"{table}: unexpected or missing columns: {', '.join(mismatched[:3])}{further}")
     ordered = frame[names].sort_values(["model", *KEYS[table]], kind="stable", ignore_index=True)
     return ordered.astype({column.name: column.dtype for column in TABLES[table] if column.dtype not in ("", "text")})
 
@@ -81,7 +81,7 @@ def frame_bytes(frame: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], others: Mapping[str, bytes]) -> list[Path]:
+def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], other_files: Mapping[str, bytes]) -> list[Path]:
     """Write each table as parquet and csv, and other files; if killed, either all old or all new files remain."""
     contents: dict[str, bytes] = {}
     for table, frame in frames.items():
@@ -89,7 +89,7 @@ def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], others: Mappi
         contents[f"{table}.parquet"] = frame_bytes(ordered)
         contents[f"{table}.csv"] = csv_bytes(ordered)
     try:
-        write_together(folder, contents | dict(others))
+        write_together(folder, contents | dict(other_files))
     except OSError as error:
         raise TableError(f"cannot write to {folder} ({error.strerror}); free space or choose another folder") from None
     return [folder / name for name in contents if name.endswith(".csv")]

@@ -24,7 +24,7 @@ from qkscope.runs.run import Run, open_run
 from qkscope.runs.selection import DatasetOptions, Selection
 
 OPTION_CLASSES = (DatasetOptions, Selection, AnalysisOptions)
-"""Whose options decide what the tables of a run hold."""
+"""The classes whose options decide the content of a run's tables."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Job:
             **from_values(DatasetOptions, values | {"rope_theta": None}).keywords() | {"rope": data.rope},
         )  # fmt: skip
         pca, rotation = PcaOptions(**config.pca.model_dump()), RotationOptions(**config.rotation.model_dump())
-        chosen = defaults(AnalysisOptions) | values | {"intervals": intervals}
-        options = from_values(AnalysisOptions, chosen, pca=pca, rotation=rotation)
+        option_values = defaults(AnalysisOptions) | values | {"intervals": intervals}
+        options = from_values(AnalysisOptions, option_values, pca=pca, rotation=rotation)
         return cls(run, from_values(Selection, values), options, config.model_dump(mode="json"))
 
     def would_write(self, config: Mapping[str, Any]) -> bool:
-        """Return whether tables recorded with this ``config`` have the options of this job."""
+        """Return True if tables recorded with this ``config`` have the options of this job."""
         if config["command"] not in ("analyze", "report"):
             return False
         return all(record(from_record(cls, config)) == record(from_record(cls, self.config)) for cls in OPTION_CLASSES)
@@ -99,18 +99,21 @@ def find_cached_tables(job: Job, folders: Iterable[Path]) -> Path | None:
 
 
 def _has_all(job: Job, folder: Path) -> bool:
-    """Return whether a folder is of this run alone, by this version, of all heads and with the same options."""
+    """Return True if a folder has this run alone, by this version, all its heads and the same options."""
     digest = job.run.source.identity().get("digest")
     if digest is None or not is_results(folder):
         return False
     try:
         summary = read_json(folder / SUMMARY)
-        (label, entry), *others = summary["models"].items()
-        same = summary["qkscope"] == __version__ and entry["dataset"]["digest"] == digest
-        named = not others and label == job.run.model and entry["family"] == job.run.family
-        parts, n_heads = [entry[analysis.name] for analysis in ANALYSES], len(job.run.heads)
-        whole = all((part["heads"], part["heads_failed"]) == (n_heads, 0) for part in parts)
-        as_asked = same and named and whole and all(job.would_write(part["config"]) for part in parts)
-        return as_asked and all(read_table(folder, name) is not None for name in DECLARED_TABLES)
+        (label, entry), *other_models = summary["models"].items()
+        same_data = summary["qkscope"] == __version__ and entry["dataset"]["digest"] == digest
+        same_labels = not other_models and label == job.run.model and entry["family"] == job.run.family
+        records, n_heads = [entry[analysis.name] for analysis in ANALYSES], len(job.run.heads)
+        complete = all((record["heads"], record["heads_failed"]) == (n_heads, 0) for record in records)
+        if not (
+            same_data and same_labels and complete and all(job.would_write(record["config"]) for record in records)
+        ):
+            return False
+        return all(read_table(folder, name) is not None for name in DECLARED_TABLES)
     except (TableError, LookupError, AttributeError, QkscopeError, *UNREADABLE):
         return False

@@ -50,7 +50,7 @@ class Folder:
 
 
 def is_results(path: Path) -> bool:
-    """Whether a folder contains tables."""
+    """Return True if a folder contains tables."""
     settle(path)
     return any((path / f"{name}.{suffix}").is_file() for name in DECLARED_TABLES for suffix in ("parquet", "csv"))
 
@@ -92,7 +92,7 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
 
 
 def _checked(frame: pd.DataFrame, name: str, file: Path) -> pd.DataFrame:
-    """Check that each head occurs once, and indices; drop numbers that no analysis gives; apply the sign rule."""
+    """Check the indices and that each head occurs once; drop impossible numbers; apply the sign rule."""
     for column in [name for name in INDICES if name in frame]:
         outside = [x for x in (frame[column].min(), frame[column].max()) if not 0 <= x < MOST]
         if outside:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkscope.analyses.analysis import INDEX, Column
-from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS, described
+from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS, table_columns
 from qkscope.analyses.pca import HEADS_TABLE
 
 
@@ -36,7 +36,7 @@ class OtherTable:
     """A table that no analysis computes."""
 
     about: str
-    """What it is about, in one line."""
+    """A description in one line."""
     keys: tuple[str, ...]
     """Columns that identify a row within its model."""
     columns: tuple[Column, ...]
@@ -88,7 +88,7 @@ DERIVED = {
 
 
 def _over_documents(name: str, unit: str, meaning: str, section: str, *, signed: bool = False) -> list[Column]:
-    """A column and the ends of its interval over documents."""
+    """A column and the columns of its interval over documents."""
     return [
         Column(name, unit, meaning, section, signed=signed),
         Column(f"{name}_low", f"as {name}", f"lower end of the 95% interval of {name}, over documents", section),
@@ -157,16 +157,16 @@ MEASURED = {
         ),
     ),
 }
-"""Tables of interventions, which other commands than ``analyze`` write."""
+"""Tables of interventions, written by commands other than ``analyze``."""
 _OTHERS = DERIVED | MEASURED
-TABLES: dict[str, list[Column]] = {name: described(name) for name in DECLARED_TABLES}
+TABLES: dict[str, list[Column]] = {name: table_columns(name) for name in DECLARED_TABLES}
 TABLES |= {name: list(table.columns) for name, table in _OTHERS.items()}
 KEYS: dict[str, list[str]] = {name: table.row_keys for name, table in DECLARED_TABLES.items()}
 KEYS |= {name: list(table.keys) for name, table in _OTHERS.items()}
 """The columns that identify a row within its model; rows are sorted by them."""
 ABOUT = {table.name: analysis.about for analysis in ANALYSES for table in analysis.tables}
 ABOUT |= {name: table.about for name, table in _OTHERS.items()}
-"""What each table is about: the analysis it belongs to, in one line."""
+"""A description of each table in one line: that of its analysis."""
 TEXTS = frozenset(column.name for columns in TABLES.values() for column in columns if column.dtype == "text")
 """Columns that contain text."""
 

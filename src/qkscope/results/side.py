@@ -28,7 +28,7 @@ _NOT_OURS = "it was not written by qkscope, move it away"
 
 @dataclass(frozen=True)
 class SideTable:
-    """A parquet file of a results folder that has no csv: how it is checked, merged and written."""
+    """A parquet file of a results folder that has no csv, and the rules for checking, merging and writing it."""
 
     name: str
     columns: tuple[str, ...]
@@ -36,7 +36,7 @@ class SideTable:
     replaced_by: tuple[str, ...]
     """New rows replace all rows with the same values of these columns."""
     checked: Callable[[pd.DataFrame, Path], pd.DataFrame]
-    """Returns the frame as it is used, or raises what is wrong with it."""
+    """Returns the frame in the form that is used, or raises an error that says what is wrong."""
     encoded: Callable[[pd.DataFrame], bytes]
 
     @property

@@ -41,7 +41,7 @@ class StudyRun:
     sliding_layers: frozenset[int] = frozenset()
     """Layers with a sliding window."""
     source: str = ""
-    """Where its tables come from."""
+    """The results folder of its tables."""
     headline: dict[str, dict[str, float]] = field(default_factory=dict)
     """Means over heads with intervals by document, if a summary has them."""
     n_documents: int | None = None
@@ -62,20 +62,20 @@ class Study:
     compare_at: int | None = None
     """Window at which runs are compared; None: all have the same one, or it is not known."""
     at: Mapping[int, Study] = field(default_factory=dict)
-    """The same runs at other windows, as far as they were captured there, by window."""
+    """The same runs at other windows, by window, as far as they were captured at them."""
 
     @property
     def compared(self) -> Study:
-        """The runs as they are compared: at one window, as far as they were captured there."""
+        """The runs for comparison: at one window, as far as they were captured at it."""
         return self if self.compare_at is None else self.at.get(self.compare_at, self)
 
     @property
     def uncompared(self) -> list[str]:
-        """Runs that have another window than the one of comparison and were not captured there."""
+        """Runs with a window other than that of comparison, and not captured at that one."""
         if self.compare_at is None:
             return []
-        there = self.at[self.compare_at].labels if self.compare_at in self.at else []
-        return [run.label for run in self.runs if run.label not in there]
+        captured = self.at[self.compare_at].labels if self.compare_at in self.at else []
+        return [run.label for run in self.runs if run.label not in captured]
 
     @property
     def windows(self) -> list[int]:
@@ -132,16 +132,19 @@ class Study:
 
 
 def build(
-    entries: Sequence[StudyRunConfig], title: str = "", compare_at: int | None = None, others: Sequence[Study] = ()
+    entries: Sequence[StudyRunConfig],
+    title: str = "",
+    compare_at: int | None = None,
+    other_windows: Sequence[Study] = (),
 ) -> Study:
     """Read the results folder of every entry; an entry without a model means all models of its folder.
 
-    Each of ``others`` is one of the runs at another window. Runs are compared at ``compare_at``, by default the
-    smallest window among them.
+    Each of ``other_windows`` is one of the runs at another window. Runs are compared at ``compare_at``, by default at
+    the smallest window among them.
     """
     folders = {entry.path: read_folder(Path(entry.path)) for entry in entries}
     runs: list[StudyRun] = []
-    parts: dict[str, list[pd.DataFrame]] = {}
+    frames_of_table: dict[str, list[pd.DataFrame]] = {}
     for entry in entries:
         folder = folders[entry.path]
         for model in folder.models if entry.model is None else [entry.model]:
@@ -150,32 +153,43 @@ def build(
                 raise TableError(f"two runs of the study have the label {run.label!r}; give each run its own label")
             runs.append(run)
             for name, frame in tables.items():
-                parts.setdefault(name, []).append(frame)
-    tables = {name: pd.concat(frames, ignore_index=True) for name, frames in parts.items()}
-    return _with_windows(Study(tuple(runs), tables, title), others, compare_at)
+                frames_of_table.setdefault(name, []).append(frame)
+    tables = {name: pd.concat(frames, ignore_index=True) for name, frames in frames_of_table.items()}
+    return _with_windows(Study(tuple(runs), tables, title), other_windows, compare_at)
 
 
-def _with_windows(study: Study, others: Sequence[Study], compare_at: int | None) -> Study:
-    """A study whose runs are also known at other windows; each of ``others`` is one of its runs."""
+def _with_windows(study: Study, other_windows: Sequence[Study], compare_at: int | None) -> Study:
+    """Add the runs at other windows to a study; each of ``other_windows`` is one of its runs."""
     windows = study.windows
     if compare_at is None and len(windows) > 1:
         compare_at = windows[0]
-    if compare_at is None and not others:
+    if compare_at is None and not other_windows:
         return study
-    at = {window: _at(study, others, window) for window in {*windows, *(w for o in others for w in o.windows)}}
+    by_window = {
+        window: _at_window(study, other_windows, window)
+        for window in {*windows, *(w for o in other_windows for w in o.windows)}
+    }
     alike = len(windows) < 2 and (compare_at is None or windows == [compare_at])
-    return replace(study, compare_at=None if alike else compare_at, at={w: at[w] for w in sorted(at) if at[w].runs})
+    return replace(
+        study,
+        compare_at=None if alike else compare_at,
+        at={w: by_window[w] for w in sorted(by_window) if by_window[w].runs},
+    )
 
 
-def _at(study: Study, others: Sequence[Study], window: int) -> Study:
+def _at_window(study: Study, other_windows: Sequence[Study], window: int) -> Study:
     """The runs of a study that were captured at this window, in its order."""
-    parts = {run.label: some(study, [run.label]) for run in study.runs if run.window == window}
-    parts |= {other.labels[0]: other for other in others if other.windows == [window] and other.labels[0] not in parts}
-    chosen = [parts[label] for label in study.labels if label in parts]
-    return replace(all_runs(chosen), title=study.title)
+    by_label = {run.label: select_runs(study, [run.label]) for run in study.runs if run.window == window}
+    by_label |= {
+        other.labels[0]: other
+        for other in other_windows
+        if other.windows == [window] and other.labels[0] not in by_label
+    }
+    in_order = [by_label[label] for label in study.labels if label in by_label]
+    return replace(all_runs(in_order), title=study.title)
 
 
-def some(study: Study, labels: Sequence[str]) -> Study:
+def select_runs(study: Study, labels: Sequence[str]) -> Study:
     """A study of some of the runs."""
     runs = tuple(run for run in study.runs if run.label in labels)
     tables = {name: frame[frame["model"].isin(list(labels))] for name, frame in study.tables.items()}
@@ -183,10 +197,12 @@ def some(study: Study, labels: Sequence[str]) -> Study:
 
 
 def with_most_windows(study: Study) -> tuple[str, list[int]]:
-    """The run that was captured at most windows, the last of several, and these windows."""
-    at = {label: [w for w, there in study.at.items() if label in there.labels] for label in study.labels}
-    label = max(reversed(study.labels), key=lambda name: len(at[name]))
-    return label, sorted(at[label])
+    """The run captured at the largest number of windows (the last one of several), and these windows."""
+    windows_of = {
+        label: [w for w, at_window in study.at.items() if label in at_window.labels] for label in study.labels
+    }
+    label = max(reversed(study.labels), key=lambda name: len(windows_of[name]))
+    return label, sorted(windows_of[label])
 
 
 def all_runs(studies: Sequence[Study]) -> Study:
@@ -200,12 +216,12 @@ def all_runs(studies: Sequence[Study]) -> Study:
 
 
 def _take(entry: StudyRunConfig, folder: Folder, model: str) -> tuple[StudyRun, dict[str, pd.DataFrame]]:
-    """One model's rows under the study's label and family."""
+    """One model of a folder as a run of the study, and its rows under the study's label and family."""
     tables = {name: rows for name, frame in folder.tables.items() if len(rows := frame[frame["model"] == model])}
     if not tables:
         raise TableError(f"{folder.path} has no model {model!r}; it has {', '.join(folder.models)}")
     label = entry.label or model
-    family = entry.family if entry.family is not None else _only(tables, "family", "")
+    family = entry.family if entry.family is not None else _first_value(tables, "family", "")
     layers = _marked_layers(tables)
     run = StudyRun(
         label=label,
@@ -221,16 +237,16 @@ def _take(entry: StudyRunConfig, folder: Folder, model: str) -> tuple[StudyRun, 
         n_tokens=_count(folder.summary.get(model), "n_tokens"),
         loss=_loss(folder.summary.get(model)),
     )
-    named = {name: rows.assign(model=label, family=str(family)) for name, rows in tables.items()}
-    return run, named
+    labelled = {name: rows.assign(model=label, family=str(family)) for name, rows in tables.items()}
+    return run, labelled
 
 
-def _only(tables: dict[str, pd.DataFrame], column: str, otherwise: Any) -> Any:
+def _first_value(tables: dict[str, pd.DataFrame], column: str, default: Any) -> Any:
     for frame in tables.values():
         values = frame[column].dropna() if column in frame else frame.iloc[:0, 0]
         if len(values):
             return values.iloc[0]
-    return otherwise
+    return default
 
 
 def _count(summary: Any, name: str) -> int | None:

@@ -44,7 +44,7 @@ class ModelResults:
     source: Mapping[str, object]
     """Identity of the data that was read."""
     count_extent: Callable[[], Mapping[str, Any]]
-    """Returns ``extent``; a dataset reads a head for it."""
+    """Computes ``extent``; for a dataset this reads a head."""
     config: Mapping[str, object]
     """The command and its options, or the content of a config file."""
     analyses: tuple[Analysis, ...]
@@ -59,7 +59,7 @@ class ModelResults:
 
     @cached_property
     def extent(self) -> Mapping[str, Any]:
-        """Numbers of documents and tokens, and the mean loss."""
+        """The numbers of documents and tokens, and the mean loss."""
         return self.count_extent()
 
 
@@ -87,7 +87,7 @@ def summarize(results: ModelResults, analysis: Analysis) -> dict[str, Any]:
 
 ENOUGH_DOCUMENTS, FEW_DOCUMENTS = 32, 8
 WIDENED = 1.75
-"""How much wider intervals of means are with FEW_DOCUMENTS or fewer: a few heads whose axes are hardly determined
+"""Factor on the width of a mean's interval with FEW_DOCUMENTS or fewer: a few heads whose axes are hardly determined
 dominate a mean's spread, and 8 documents do not show how far they move."""
 
 
@@ -101,24 +101,24 @@ def widening(n_documents: int | None) -> float:
     return 1.0 + (WIDENED - 1.0) * min(max(missing / (ENOUGH_DOCUMENTS - FEW_DOCUMENTS), 0.0), 1.0)
 
 
-def headline(found: Tables, tables: Sequence[Table], n_documents: int | None = None) -> dict[str, dict[str, float]]:
+def headline(computed: Tables, tables: Sequence[Table], n_documents: int | None = None) -> dict[str, dict[str, float]]:
     """Means over heads of the headline columns of these tables, each with its interval by document group."""
     values: dict[str, dict[str, float]] = {}
     for table in tables:
-        frame = found.frames.get(table.name)
+        frame = computed.frames.get(table.name)
         if frame is not None and not frame.empty and table.about_heads:
-            values |= _means(table, table.whole_heads(frame), found.replicates, widening(n_documents))
+            values |= _means(table, table.whole_heads(frame), computed.replicates, widening(n_documents))
     return {name: mean for name, mean in values.items() if np.isfinite(mean["mean"])}
 
 
-def _means(table: Table, rows: pd.DataFrame, left_out: Columns, wider: float) -> dict[str, dict[str, float]]:
+def _means(table: Table, rows: pd.DataFrame, replicates: Columns, wider: float) -> dict[str, dict[str, float]]:
     columns = [column for column in table.columns if column.in_summary]
     means = {
-        column.name: _mean(rows[column.name], left_out.get(column.name), column.scale or Scale.LINEAR, wider)
+        column.name: _mean(rows[column.name], replicates.get(column.name), column.scale or Scale.LINEAR, wider)
         for column in columns
     }
     if table.further_means is not None:
-        means |= {name: _mean(*values, wider=wider) for name, values in table.further_means(rows, left_out).items()}
+        means |= {name: _mean(*values, wider=wider) for name, values in table.further_means(rows, replicates).items()}
     return means
 
 

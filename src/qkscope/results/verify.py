@@ -1,4 +1,4 @@
-"""Verification: whether the files of a captured run have changed, and whether tables match the run."""
+"""Verification: compare the files of a captured run with their checksums, and tables with the run."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def check_run(folder: Path) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def left_out_when_pushed(folder: Path) -> list[str]:
-    """What run.json lacks since the run was pushed to the Hub; nothing if it is as the capture wrote it."""
+def removed_by_push(folder: Path) -> list[str]:
+    """The parts of run.json that were removed when the run was pushed to the Hub; empty if it was not pushed."""
     pushed = RunFolder.open(folder).manifest.pushed
     return [] if pushed is None else list(map(str, pushed.left_out))
 
@@ -77,7 +77,7 @@ def check_tables(folder: Path, tables: Path, model: str | None = None, workers: 
     (result,) = analyze(
         [Job(run, Selection(exactly=heads), AnalysisOptions(intervals=intervals))],
         names,
-        place=ExecutionTarget(workers),
+        target=ExecutionTarget(workers),
     )
     problems = [str(failure) for failure in result.failures]
     for analysis in analyses:
@@ -109,16 +109,16 @@ def _differences(name: str, stored: pd.DataFrame, derived: pd.DataFrame) -> list
         same = _same(stored[column], derived[column])
         if not same.all():
             row = int(np.flatnonzero(~same)[0])
-            where = ", ".join(f"{key} {stored[key].iloc[row]}" for key in ("layer", "head", "pc") if key in stored)
+            location = ", ".join(f"{key} {stored[key].iloc[row]}" for key in ("layer", "head", "pc") if key in stored)
             differences.append(
-                f"{name}.{column}: {int((~same).sum())} of {len(stored)} rows differ, first at {where}: "
+                f"{name}.{column}: {int((~same).sum())} of {len(stored)} rows differ, first at {location}: "
                 f"expected {derived[column].iloc[row]} from the run, got {stored[column].iloc[row]}"
             )
     return differences
 
 
 def _same(stored: pd.Series, derived: pd.Series) -> Bool[np.ndarray, "rows"]:
-    """Which values are equal: numbers within the tolerance, also relative to the largest; others exactly."""
+    """True for equal values: numbers within the tolerance, also relative to the largest; others exactly."""
     if pd.api.types.is_float_dtype(derived) or pd.api.types.is_float_dtype(stored):
         a, b = (values.astype(float).to_numpy() for values in (stored, derived))
         largest = float(np.nanmax(np.abs(b), initial=0.0))

@@ -1,1 +1,1 @@
-"""What can be analysed: runs, their heads, and the sources of their vectors."""
+"""The input of analyses: runs, their heads, and the sources of their vectors."""

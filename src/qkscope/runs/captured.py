@@ -1,4 +1,4 @@
-"""The folder of a captured run as a source: moments as they were stored, vectors from its sample."""
+"""The folder of a captured run as a source: stored moments, and vectors from its sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.core.bucketspread import BucketSpread
-from qkscope.core.headdata import HeadData, PassageVectors
+from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.keypairs import TokenPairs
 from qkscope.core.layermoments import LayerMoments
@@ -34,11 +34,11 @@ from qkscope.runs.source import WHOLE, Extent, LayerNotes, LoadSpec
 
 @dataclass(frozen=True)
 class CapturedSource:
-    """The folder of a captured run: moments as they were stored, vectors from its sample."""
+    """A source that reads stored moments, and vectors from the sample, in the folder of a captured run."""
 
     run: RunFolder
     origin: Files | None = None
-    """Where it was pushed to, if it is in the cache of the Hub."""
+    """The files on the Hub, if the run was downloaded from there."""
 
     @cached_property
     def _layers(self) -> dict[int, LayerEntry]:
@@ -46,7 +46,7 @@ class CapturedSource:
 
     @property
     def query_heads(self) -> list[HeadId]:
-        """Every query head that was captured."""
+        """All captured query heads."""
         return [HeadId(number, h, "q") for number, layer in self._layers.items() for h in layer.query_heads]
 
     @property
@@ -73,43 +73,43 @@ class CapturedSource:
         return str(self.run.folder / MOMENTS / layer_file(head.layer))
 
     def layer_notes(self, head: HeadId) -> LayerNotes:
-        """From the manifest of the capture."""
+        """Properties of the layer, from the manifest."""
         layer = self._layers[head.layer]
         return LayerNotes(layer.rope is None, layer.sliding_window, layer.both)
 
-    def load(self, heads: Sequence[HeadId], reading: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
+    def load(self, heads: Sequence[HeadId], spec: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
         """Select the heads from their layer's moments, and read vectors from the sample."""
-        if reading.paired or reading.max_samples is not None:
-            feature = "pairing by token" if reading.paired else "max_samples"
+        if spec.paired or spec.max_samples is not None:
+            feature = "pairing by token" if spec.paired else "max_samples"
             reason = f"{feature} needs vectors, but a captured run contains moments; analyse its vectors instead"
             return [], [HeadError(head, reason, self.file(head)) for head in heads]
         try:
-            moments = _layer_moments(str(self.run.folder), heads[0].layer, bool(reading.buckets))
+            moments = _layer_moments(str(self.run.folder), heads[0].layer, bool(spec.buckets))
         except DatasetError as error:
             return [], [HeadError(head, str(error)) for head in heads]
         layer = self._layers[heads[0].layer]
-        keys = cache(partial(self._sampled, size=reading.sample))
+        keys = cache(partial(self._sampled, size=spec.sample))
         loaded: list[HeadData] = []
         failed: list[HeadError] = []
         for head in heads:
             query, key = layer.query_heads.index(head.head), layer.key_heads.index(self.key_head(head).head)
             head_moments = moments.head(query, key, self.run.manifest.window, layer.scaling)
             try:
-                vectors = (
-                    Pair(self._sampled(head, reading.sample), keys(self.key_head(head))) if reading.sample else None
-                )
+                vectors = Pair(self._sampled(head, spec.sample), keys(self.key_head(head))) if spec.sample else None
             except (DatasetError, HeadError) as error:
                 failed.append(HeadError(head, f"its sample cannot be read: {error}", self.run.folder / SAMPLE))
                 vectors = None
-            wide = None if vectors is None else _too_wide(int(head_moments.window), vectors)
-            if wide:
-                failed.append(HeadError(head, f"{wide}; capture the run again", self.run.folder / SAMPLE))
+            problem = None if vectors is None else _too_wide(int(head_moments.window), vectors)
+            if problem:
+                failed.append(HeadError(head, f"{problem}; capture the run again", self.run.folder / SAMPLE))
                 continue
             rope = layer_rope(layer)
             rotary = None if rope is None or not self.run.manifest.rotated else moments.rotary(query, key, rope)
             notes = vars(self.layer_notes(head))
             reach = self._reach(moments, query)
-            passage = self._passage(head, query, key) if reading.passage else None
+            passage = None
+            if spec.passage:
+                passage = read_passage(self.run.folder, self.run.manifest, head.layer, query, key)
             try:
                 buckets, pairs = _buckets(moments, query, vectors)
             except LookupError:
@@ -124,39 +124,36 @@ class CapturedSource:
             )  # fmt: skip
         return loaded, failed
 
-    def _passage(self, head: HeadId, query: int, key: int) -> PassageVectors | None:
-        return read_passage(self.run.folder, self.run.manifest, head.layer, query, key)
-
     def _reach(self, moments: LayerMoments, query: int) -> HeadReach | None:
-        """The attention weights of a query head by distance, with the positions of the queries they are of."""
+        """The attention weights of a query head by distance, with the positions of the measured queries."""
         manifest, options = self.run.manifest, self.run.manifest.options
         count = options.reach_queries
         if moments.reach is None or not count:
             return None
-        texts = [number for number in manifest.measured if manifest.documents[number].positions is None]
-        lengths = {number: manifest.documents[number].tokens for number in texts}
+        text_documents = [number for number in manifest.measured if manifest.documents[number].positions is None]
+        lengths = {number: manifest.documents[number].tokens for number in text_documents}
         positions = {n: query_positions(length, count, options.skip_first) for n, length in lengths.items()}
-        after = [lengths[number] - 1 - part for number, part in positions.items()]
-        groups = [np.full(len(part), number % N_GROUPS) for number, part in positions.items()]
+        after = [lengths[n] - 1 - queries for n, queries in positions.items()]
+        groups = [np.full(len(queries), n % N_GROUPS) for n, queries in positions.items()]
         starts = bin_starts(manifest.window)
-        none = [np.zeros(0, dtype=np.int64)]
+        empty = [np.zeros(0, dtype=np.int64)]
         return HeadReach(
             moments.reach[query],
             starts,
-            np.concatenate(none + list(positions.values())),
-            np.concatenate(none + after),
-            np.concatenate(none + groups),
+            np.concatenate(empty + list(positions.values())),
+            np.concatenate(empty + after),
+            np.concatenate(empty + groups),
             options.skip_first,
         )
 
-    def rows(self, head: HeadId, reading: LoadSpec) -> Rows:
-        """The run's sample of the head's vectors; a ``DatasetError`` if it is not what was captured."""
-        rows = read_head(self._sample, head, reading).rows
+    def rows(self, head: HeadId, spec: LoadSpec) -> Rows:
+        """The run's sample of the head's vectors; a ``DatasetError`` if its file has changed since the capture."""
+        rows = read_head(self._sample, head, spec).rows
         self.run.check(f"{SAMPLE}/{head}/{DATA_FILE}")
         return rows
 
     def token_texts(self) -> pd.DataFrame:
-        """From the run's sample, in which every head has the same tokens."""
+        """Tokens as text, from the run's sample, in which all heads have the same tokens."""
         return self._sample.token_texts()
 
     @cached_property
@@ -167,17 +164,17 @@ class CapturedSource:
         return ordered_sample(self.rows(head, WHOLE), size)
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:  # noqa: ARG002
-        """Number of documents in the manifest, and of their tokens, without those that were left out."""
+        """Numbers of documents and of their tokens, without the documents that were left out."""
         manifest = self.run.manifest
         documents = [manifest.documents[number] for number in manifest.measured]
         loss = None if manifest.loss is None else manifest.loss.mean
         return Extent(len(documents), sum(document.tokens for document in documents), loss)
 
     def identity(self) -> dict[str, str]:
-        """Folder or repository, model, corpus and, if it has checksums, its digest."""
+        """Folder or repository, model, corpus and, if there are checksums, the digest of the run."""
         manifest, recorded = self.run.manifest, recorded_digests(self.run.folder)
-        place = {"path": str(self.run.folder.resolve())} if self.origin is None else self.origin.identity()
-        run_identity = {"kind": ""} | place | {"kind": "run", "stage": manifest.stage}
+        location = {"path": str(self.run.folder.resolve())} if self.origin is None else self.origin.identity()
+        run_identity = {"kind": ""} | location | {"kind": "run", "stage": manifest.stage}
         run_identity |= {"model": str(manifest.model.id), "corpus": manifest.corpus}
         return run_identity | ({} if recorded is None else {"digest": run_digest(recorded)})
 
@@ -186,9 +183,9 @@ class CapturedSource:
 
 
 def _too_wide(window: int, vectors: Pair) -> str | None:
-    """What is wrong with a window that the sample cannot fill; None if nothing is."""
-    both = vectors.q, vectors.k
-    return too_wide(window, min(map(len, both)), max(int(rows.position.max(initial=0)) for rows in both))
+    """The error text for a window that is too wide for the sample; None if it is not."""
+    q, k = vectors.q, vectors.k
+    return too_wide(window, min(len(q), len(k)), max(int(rows.position.max(initial=0)) for rows in (q, k)))
 
 
 def layer_rope(layer: LayerEntry) -> Rope | None:
@@ -200,7 +197,7 @@ def layer_rope(layer: LayerEntry) -> Rope | None:
 def _buckets(
     moments: LayerMoments, query: int, vectors: Pair | None
 ) -> tuple[BucketSpread, TokenPairs] | tuple[None, None]:
-    """What plasticity needs of a query head; a ``LookupError`` if the sample is not the one that its pairs are from."""
+    """The spread and pairs of keys of a query head; a ``LookupError`` if the sample lacks a key of a pair."""
     if moments.spread is None or vectors is None:
         return None, None
     moments.spread.pairs.rows_in(vectors.k.example_id, vectors.k.position)

@@ -43,7 +43,7 @@ class DatasetSource:
 
     @property
     def buckets(self) -> int | None:
-        """None: the analysis chooses the number of buckets."""
+        """None, since the analysis chooses the number of buckets."""
         return None
 
     def key_head(self, head: HeadId) -> HeadId:
@@ -55,28 +55,28 @@ class DatasetSource:
         return self.dataset.heads.get(head)
 
     def layer_notes(self, head: HeadId) -> LayerNotes:
-        """From dataset.json and the file of this head, if they state it."""
+        """Properties of the layer, as far as dataset.json and the file of this head contain them."""
         try:
             window = _sliding_window(str(self.dataset.path(head)))
         except (DatasetError, HeadError):
             window = None  # the error is reported when the head is read
         return LayerNotes(self.dataset.rotary.nope(head.layer), window)
 
-    def load(self, heads: Sequence[HeadId], reading: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
+    def load(self, heads: Sequence[HeadId], spec: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
         """Read each file once and compute its moments."""
-        loaded, failed = load_key_group(self.dataset, heads, reading)
+        loaded, failed = load_key_group(self.dataset, heads, spec)
         return [head_data._replace(**vars(self.layer_notes(head_data.head))) for head_data in loaded], failed
 
-    def rows(self, head: HeadId, reading: LoadSpec) -> Rows:
-        """All finite rows of the head."""
-        return read_head(self.dataset, head, reading).rows
+    def rows(self, head: HeadId, spec: LoadSpec) -> Rows:
+        """The finite rows of the head."""
+        return read_head(self.dataset, head, spec).rows
 
     def token_texts(self) -> pd.DataFrame:
-        """From the file of the first head."""
+        """Tokens as text, from the file of the first head."""
         return self.dataset.token_texts()
 
     def extent(self, heads: Sequence[HeadId]) -> Extent:
-        """Documents and rows of the first of these heads that can be read; heads may differ in both."""
+        """Numbers of documents and rows of the first readable head of these; other heads may differ."""
         for head in heads[:3]:
             try:
                 rows = self.dataset.read(head)
@@ -86,7 +86,7 @@ class DatasetSource:
         return Extent(None, None)
 
     def identity(self) -> dict[str, str]:
-        """Folder, or Hub repository and commit."""
+        """The folder, or the Hub repository and commit."""
         return self.dataset.files.identity()
 
     def __str__(self) -> str:

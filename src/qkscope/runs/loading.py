@@ -1,4 +1,4 @@
-"""From the files of a dataset to the moments of its heads; errors name the head."""
+"""Load the moments of a dataset's heads from their files; errors name the head."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from qkscope.options import MOST_TOKENS
 from qkscope.runs.source import LoadSpec
 
 SPARSE = 4096
-"""Tokens of a very wide window per row, at most: with fewer rows there is nothing to search so many frequencies for."""
+"""Largest number of tokens of a very wide window per row; fewer rows do not justify so long a frequency search."""
 TOO_LARGE = 1e60
 """Beyond this, products of squares exceed the range of float64."""
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _LoadedHead:
     """The rows and moments of one query or key head."""
 
     head: HeadId
@@ -68,9 +68,9 @@ class _Kind:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """The finite rows of a head in canonical order, the number of non-finite rows, and the last position of all.
+    """The finite rows of a head in canonical order, the number of non-finite rows, and the last position.
 
-    Rows at skipped positions count nowhere but in the last position.
+    Rows at skipped positions count only for the last position.
     """
 
     rows: Rows
@@ -78,24 +78,24 @@ class HeadRows:
     last: int
 
 
-def read_head(dataset: Dataset, head: HeadId, reading: LoadSpec) -> HeadRows:
-    """Read a head, skip its first positions, drop its non-finite rows and sort the others."""
+def read_head(dataset: Dataset, head: HeadId, spec: LoadSpec) -> HeadRows:
+    """Read a head, skip its first positions, drop non-finite rows and sort the rest."""
     all_rows = dataset.read(head)
-    rows = _from_position(all_rows, reading.skip_first)
+    rows = _from_position(all_rows, spec.skip_first)
     finite = rows.finite()
     dropped = len(rows) - len(finite)
     if len(finite) and float(max(finite.x.max(), -finite.x.min())) > TOO_LARGE:
         reason = f"contains values beyond ±{TOO_LARGE:g}, larger than in any attention vector"
         raise HeadError(head, reason, dataset.heads.get(head))
-    if reading.max_samples is not None:
-        finite = Sample.from_rows(finite, reading.max_samples, reading.seed).rows
+    if spec.max_samples is not None:
+        finite = Sample.from_rows(finite, spec.max_samples, spec.seed).rows
     return HeadRows(finite.ordered(), dropped, int(all_rows.position.max()))
 
 
 def too_wide(window: int, rows: int, last: int) -> str | None:
-    """What is wrong with a window that so many rows, up to this position, cannot fill; None if nothing is.
+    """The error text for a window that is too wide for this number of rows and last position; None if it is not.
 
-    Searches take time and memory by the window, whatever there is in it.
+    Time and memory of frequency searches depend on the window, not on the number of rows.
     """
     if window <= WIDE_WINDOW or (window <= 4 * (last + 1) and window <= SPARSE * rows):
         return None
@@ -103,28 +103,26 @@ def too_wide(window: int, rows: int, last: int) -> str | None:
 
 
 def _from_position(rows: Rows, first: int) -> Rows:
-    """The rows at this position and later ones."""
-    counted = rows.position >= first
-    return rows if counted.all() else rows.take(np.flatnonzero(counted))
+    """The rows at this and later positions."""
+    is_later = rows.position >= first
+    return rows if is_later.all() else rows.take(np.flatnonzero(is_later))
 
 
-def load_key_group(
-    dataset: Dataset, heads: Sequence[HeadId], reading: LoadSpec
-) -> tuple[list[HeadData], list[HeadError]]:
+def load_key_group(dataset: Dataset, heads: Sequence[HeadId], spec: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
     """Moments of the query heads that read one key head, and the heads that failed; the key file is read once."""
     loaded: list[HeadData] = []
     failed: list[HeadError] = []
-    key: _Kind | HeadError | None = None
+    key: _LoadedHead | HeadError | None = None
     for head in heads:
         try:
-            key = key or _attempt(dataset, dataset.key_head(head), reading)
+            key = key or _load_or_error(dataset, dataset.key_head(head), spec)
             if isinstance(key, HeadError):
                 raise HeadError(head, f"its key head {key.head} cannot be used: {key.reason}", key.file)
-            query = _load(dataset, head, reading)
-            moments = _pair(dataset, query, key, reading)
-            vectors = Pair(query.sample(reading.sample), key.sample(reading.sample)) if reading.sample else None
-            rotary = _rotary(dataset, query, key) if reading.rotary else None
-            buckets = bucket_moments(query.rows, int(moments.window), reading.buckets) if reading.buckets else None
+            query = _load(dataset, head, spec)
+            moments = _pair(dataset, query, key, spec)
+            vectors = Pair(query.sample(spec.sample), key.sample(spec.sample)) if spec.sample else None
+            rotary = _rotary(dataset, query, key) if spec.rotary else None
+            buckets = bucket_moments(query.rows, int(moments.window), spec.buckets) if spec.buckets else None
             loaded.append(HeadData(head, key.head, moments, vectors, rotary, q_buckets=buckets))
         except HeadError as error:
             failed.append(error)
@@ -133,38 +131,38 @@ def load_key_group(
     return loaded, failed
 
 
-def _rotary(dataset: Dataset, query: _Kind, key: _Kind) -> HeadRotary | None:
+def _rotary(dataset: Dataset, query: _LoadedHead, key: _LoadedHead) -> HeadRotary | None:
     rope = dataset.rotary.of(query.head.layer, query.rows.d)
     return None if rope is None else HeadRotary(rope, query.undone(rope), key.undone(rope))
 
 
-def _attempt(dataset: Dataset, head: HeadId, reading: LoadSpec) -> _Kind | HeadError:
+def _load_or_error(dataset: Dataset, head: HeadId, spec: LoadSpec) -> _LoadedHead | HeadError:
     try:
-        return _load(dataset, head, reading)
+        return _load(dataset, head, spec)
     except HeadError as error:
         return error
 
 
-def _load(dataset: Dataset, head: HeadId, reading: LoadSpec) -> _Kind:
+def _load(dataset: Dataset, head: HeadId, spec: LoadSpec) -> _LoadedHead:
     file = dataset.heads.get(head)
     try:
-        head_rows = read_head(dataset, head, reading)
+        head_rows = read_head(dataset, head, spec)
     except DatasetError as error:
         raise HeadError(head, str(error), file) from None
     rows, dropped = head_rows.rows, head_rows.dropped
     if len(rows) < 2:
         dropped_text = f" after dropping {dropped} non-finite ones" if dropped else ""
-        skipped_text = f" from position {reading.skip_first} on" if reading.skip_first else ""
+        skipped_text = f" from position {spec.skip_first} on" if spec.skip_first else ""
         raise HeadError(head, f"expected at least 2 rows{skipped_text}, got {len(rows)}{dropped_text}", file)
     if rows.position.min() == rows.position.max():
         reason = f"all {len(rows)} rows have position {rows.position[0]}, so nothing can correlate with position"
         raise HeadError(head, reason, file)
     if rows.d < 2:
         raise HeadError(head, f"expected vectors of length 2 or more, got {rows.d}", file)
-    return _Kind(head, rows, group_moments(rows), dropped, head_rows.last)
+    return _LoadedHead(head, rows, group_moments(rows), dropped, head_rows.last)
 
 
-def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: LoadSpec) -> HeadMoments:
+def _pair(dataset: Dataset, query: _LoadedHead, key: _LoadedHead, spec: LoadSpec) -> HeadMoments:
     file = dataset.heads[query.head]
     if query.rows.d != key.rows.d:
         reason = f"its vectors have length {query.rows.d}, those of its key head {key.head} have {key.rows.d}"
@@ -174,14 +172,14 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: LoadSpec) -> Head
     if window > MOST_TOKENS:
         reason = f"a window of {window:,} tokens exceeds the limit of {MOST_TOKENS:,} for the frequency search"
         raise HeadError(query.head, reason, file)
-    wide = too_wide(window, min(len(query.rows), len(key.rows)), last)
-    if wide:
-        raise HeadError(query.head, f"{wide}; give the real --window", file)
+    problem = too_wide(window, min(len(query.rows), len(key.rows)), last)
+    if problem:
+        raise HeadError(query.head, f"{problem}; give the real --window", file)
     if last >= window:
         raise HeadError(
             query.head, f"has positions up to {last}, beyond the window of {window}; use a larger window", file
         )
-    cross = cross_moments(query.rows, key.rows) if reading.paired else None
+    cross = cross_moments(query.rows, key.rows) if spec.paired else None
     if cross is not None and cross.n.sum() < 2:
         reason = f"pairing by token needs tokens in common with {key.head}; use pairing 'independent'"
         raise HeadError(query.head, reason, file)
@@ -196,5 +194,5 @@ def _pair(dataset: Dataset, query: _Kind, key: _Kind, reading: LoadSpec) -> Head
         repeated_q=np.asarray(query.rows.repeated),
         repeated_k=np.asarray(key.rows.repeated),
         cross=cross,
-        q_cells=cell_means(query.rows, window, reading.buckets) if reading.buckets else None,
+        q_cells=cell_means(query.rows, window, spec.buckets) if spec.buckets else None,
     )

@@ -1,4 +1,4 @@
-"""A Run: one model measured on one corpus, and one head of it to look at."""
+"""A Run: one model measured on one corpus; and a Head: one of its heads."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ _NONE, _CELL, _MARGIN, _WIDEST = "#ffffff", 14, 34, 900
 
 
 def head_map(classes: Mapping[HeadId, tuple[str, str]]) -> str:
-    """An SVG picture of the heads, given by class and what is said of each, and how many there are of each class."""
+    """An SVG map of the heads with a legend; ``classes`` has the class and a description of each head."""
     layers = sorted({head.layer for head in classes})
     columns = 1 + max(head.head for head in classes)
     cell = max(3.0, min(_CELL, (_WIDEST - _MARGIN) / columns))
     cells = "".join(
         f'<rect x="{_MARGIN + head.head * cell:g}" y="{layers.index(head.layer) * cell:g}" width="{cell - 1:g}" '
         f'height="{cell - 1:g}" fill="{CLASSES.get(kind, _NONE)}" stroke="#8888" stroke-width="0.5">'
-        f"<title>layer {head.layer}, head {head.head}: {escape(said)}</title></rect>"
-        for head, (kind, said) in classes.items()
+        f"<title>layer {head.layer}, head {head.head}: {escape(description)}</title></rect>"
+        for head, (kind, description) in classes.items()
     )
-    every = max(1, round(12 / cell))
-    names = "".join(
+    label_step = max(1, round(12 / cell))
+    labels = "".join(
         f'<text x="{_MARGIN - 4}" y="{(row + 0.5) * cell:g}" font-size="9" fill="currentColor" text-anchor="end" '
         f'dominant-baseline="central">{layer}</text>'
         for row, layer in enumerate(layers)
-        if row % every == 0
+        if row % label_step == 0
     )
     width, height = _MARGIN + columns * cell, len(layers) * cell
     picture = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img" '
-        f'aria-label="Map of heads by class">{names}{cells}</svg>'
+        f'aria-label="Map of heads by class">{labels}{cells}</svg>'
     )
     return f"<div>{picture}</div><div>{_legend(Counter(kind for kind, _ in classes.values()))}</div>"
 
 
 def _legend(counts: Counter[str]) -> str:
     square = '<span style="display:inline-block;width:0.8em;height:0.8em;background:{}"></span> {} {}'
-    shown = [square.format(CLASSES[kind], counts[kind], kind) for kind in CLASSES if counts[kind]]
+    entries = [square.format(CLASSES[kind], counts[kind], kind) for kind in CLASSES if counts[kind]]
     unknown = sum(count for kind, count in counts.items() if kind not in CLASSES)
-    return " &nbsp; ".join(shown + ([f"{unknown} without a class"] if unknown else []))
+    return " &nbsp; ".join(entries + ([f"{unknown} without a class"] if unknown else []))
 
 
 MOST_SHOWN = 2048
-"""Heads of the map in a notebook: more would take longer than one waits for a picture."""
+"""Largest number of heads in the map of a notebook; more would take too long."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Run:
 
     def head(self, layer: int, head: int) -> Head:
         """One query head with the key head it reads."""
-        wanted = HeadId(layer, head, "q")
-        if wanted not in self.heads:
-            raise HeadError(wanted, f"{self.model} has no such head; see run.heads")
-        return Head(self, wanted)
+        head_id = HeadId(layer, head, "q")
+        if head_id not in self.heads:
+            raise HeadError(head_id, f"{self.model} has no such head; see run.heads")
+        return Head(self, head_id)
 
     def __repr__(self) -> str:
         return f"Run({self.model!r}, {len(self.heads)} query heads in {len(self._layers)} layers)"
@@ -118,12 +118,12 @@ class Run:
 
     @cached_property
     def _map(self) -> str:
-        """The map of heads, of a captured run: to read all vectors of a dataset would take too long."""
+        """The map of heads of a captured run; for a dataset, reading all vectors would take too long."""
         if not isinstance(self.source, CapturedSource) or not 0 < len(self.heads) <= MOST_SHOWN:
             return ""
         heads = [Head(self, head) for head in self.heads]
         try:
-            return head_map({head.id: (head.taxonomy, head.said) for head in heads})
+            return head_map({head.id: (head.taxonomy, head.summary) for head in heads})
         except (DatasetError, HeadError) as error:
             return f"<div>{escape(str(error))}</div>"
 
@@ -141,12 +141,12 @@ class Head:
 
     @cached_property
     def moments(self) -> HeadMoments:
-        """Moments of its queries and keys by document group."""
+        """Moments of the queries and keys by document group."""
         return self.run.moments(self.id)
 
     @cached_property
     def pca(self) -> Components:
-        """Principal components of its queries and keys pooled."""
+        """Principal components of the pooled queries and keys."""
         return components(self.moments.total_q, self.moments.total_k)
 
     @cached_property
@@ -166,20 +166,20 @@ class Head:
 
     @property
     def taxonomy(self) -> str:
-        """Class of the head by its PC0, at the published thresholds; empty if its queries or keys are all the same."""
+        """Class of the head by its PC0, at the published thresholds; empty if all queries or all keys are equal."""
         if constant(self.moments.total_q) or constant(self.moments.total_k):
             return ""
         return TAXONOMY[int(taxonomy(self.pca.r_q[:1], self.pca.r_k[:1])[0])]
 
     @property
-    def said(self) -> str:
-        """Its class and PC0 in a few words."""
+    def summary(self) -> str:
+        """The class and PC0 in a few words."""
         pcs = self.pca
         share = f"share {pcs.explained_variance[0]:.3f}, r_q {pcs.r_q[0]:+.3f}, r_k {pcs.r_k[0]:+.3f}"
         return f"{self.taxonomy or 'no class'}; PC0: {share}"
 
     def projections(self, kind: Literal["q", "k"], size: int = 8000, seed: int = 0) -> pd.DataFrame:
-        """Sampled queries or keys on pc0, pc1, a and b (not centred), with document, position and, if known, token."""
+        """Projections of sampled queries or keys on pc0, pc1, a and b (not centred), with document, position, token."""
         if kind not in ("q", "k"):
             raise ValueError(f"expected kind to be 'q' or 'k', got {kind!r}")
         rows = self.run.sample(self._of(kind), size, seed).rows
@@ -195,7 +195,7 @@ class Head:
         model = self.rotation
         rows = {
             "reads": str(self._of("k")),
-            "class": self.said,
+            "class": self.summary,
             "axis a": f"r_q_a {model.r_q_a:+.3f}, r_k_a {model.r_k_a:+.3f}, alpha_k {model.alpha_k:.3g} per token",
             "bias": f"{model.bias_strength:.3g} per token on a, {model.bias_full:.3g} in all",
             "variance in the plane": f"{model.plane_var_fraction:.3f}",
@@ -207,7 +207,7 @@ class Head:
 
 
 def with_token_texts(points: pd.DataFrame, source: Source) -> pd.DataFrame:
-    """Rows of tokens with a column ``token``, the token as text, if any of them is known; as they are otherwise."""
+    """Add a column ``token``, the text of each token; unchanged if the source has no texts."""
     texts = source.token_texts()
     if not len(texts):
         return points
@@ -229,10 +229,10 @@ def open_run(
 ) -> Run:
     """Open a captured run or a dataset of vectors: a folder, a Hub id, ``hf://datasets/owner/name@revision``.
 
-    A run that was pushed to the Hub is downloaded into huggingface_hub's cache, and compared with its checksums.
+    A run that was pushed to the Hub is downloaded into huggingface_hub's cache and verified against its checksums.
 
-    ``rope`` describes a dataset's rotary encoding, such as ``{"theta": 500000}``. ``skip_first`` leaves the first
-    positions of every document of a dataset out of everything: attention sinks.
+    ``rope`` describes a dataset's rotary encoding, such as ``{"theta": 500000}``. ``skip_first`` removes the first
+    positions of every document of a dataset, the attention sinks.
     """
     source = _source(location, revision, q_per_kv, window, rope, skip_first)
     label = model or revision or Path(location).absolute().name
@@ -251,28 +251,28 @@ def _source(
     folder = Path(location)
     if (folder / PROGRESS).is_file():
         raise DatasetError(UNFINISHED.format(folder))
-    described: dict[str, Any] = {"q_per_kv": q_per_kv, "window": window, "rope": rope}
-    captured = described | {"skip_first": skip_first or None}  # 0 is the default, not a wish
+    dataset_options: dict[str, Any] = {"q_per_kv": q_per_kv, "window": window, "rope": rope}
+    fixed_options = dataset_options | {"skip_first": skip_first or None}  # 0 is the default
     if (folder / MANIFEST).is_file():
-        _refuse_changes(folder, {"revision": revision} | captured)
+        _check_no_options(folder, {"revision": revision} | fixed_options)
         return CapturedSource(RunFolder.open(folder))
     if (folder / MOMENTS).is_dir() or (folder / CHECKSUMS).is_file():
         raise DatasetError(f"{folder} is a captured run without its {MANIFEST}; copy or capture the run again")
     located = locate(location, revision)
     pushed = find_pushed(located)
     if pushed is None:
-        return DatasetSource(Dataset.at(located, os.fspath(location), **described))
-    _refuse_changes(location, captured)
+        return DatasetSource(Dataset.at(located, os.fspath(location), **dataset_options))
+    _check_no_options(location, fixed_options)
     return CapturedSource(RunFolder.open(pushed.run_folder()), pushed.files)
 
 
-def _refuse_changes(place: str | os.PathLike[str], options: Mapping[str, object]) -> None:
-    """Raise an error if anything that a captured run settles itself is asked for."""
-    extra = [name for name, value in options.items() if value is not None]
-    if extra:
-        raise ConfigError(
-            f"{os.fspath(place)} is a captured run, whose {', '.join(extra)} cannot be changed; leave that option out"
-        )
+def _check_no_options(location: str | os.PathLike[str], options: Mapping[str, object]) -> None:
+    """Raise an error if an option is set that was fixed when the run was captured."""
+    names = [name for name, value in options.items() if value is not None]
+    if names:
+        fixed = f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} fixed at capture"
+        advice = "remove that option" if len(names) == 1 else "remove these options"
+        raise ConfigError(f"{os.fspath(location)} is a captured run, whose {fixed}; {advice}")
 
 
 def _html(title: str, rows: dict[str, str]) -> str:

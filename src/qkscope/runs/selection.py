@@ -1,4 +1,4 @@
-"""Which query heads of a run are analysed, and how the rows of a dataset are read."""
+"""Options that choose the query heads of a run, and options for reading the rows of a dataset."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ if TYPE_CHECKING:
 def _some(help_: str) -> Any:
     """An option that chooses layers or heads by number."""
     return option(
-        None, help_, typed=str | None, written=Indices, parse=lambda given: frozenset(parse_indices(given)), always=True
+        None, help_, typed=str | None, written=Indices, parse=lambda text: frozenset(parse_indices(text)), always=True
     )
 
 
 @dataclass(frozen=True)
 class DatasetOptions:
-    """How a dataset of vectors is read; a captured run settles all of this itself."""
+    """Options for reading a dataset of vectors; for a captured run, all of them are fixed."""
 
     q_per_kv: int | None = option(
-        None, "Query heads per key head, where the heads present do not tell.", least=1, always=True
+        None, "Query heads per key head, if they cannot be derived from the heads in the dataset.", least=1, always=True
     )
     window: int | None = option(None, "Context length of the capture, in tokens.", least=1, always=True)
     rope_theta: float | None = option(
-        None, "Base of the rotary encoding, for datasets whose card does not say.", least=1, in_config=False
+        None,
+        "Base of the rotary encoding, for datasets whose dataset.json does not state it.",
+        least=1,
+        in_config=False,
     )
     max_samples: int | None = option(None, "At most this many rows of each head.", least=2, always=True)
     skip_first: int = option(
@@ -38,7 +41,7 @@ class DatasetOptions:
     )
 
     def keywords(self) -> dict[str, Any]:
-        """Return the keywords of ``open_run`` that say the same."""
+        """Return the same options as keywords of ``open_run``."""
         rope = None if self.rope_theta is None else {"theta": self.rope_theta}
         keywords = {name: value for name, value in vars(self).items() if name != "rope_theta"}
         return keywords | {"rope": rope}
@@ -46,7 +49,7 @@ class DatasetOptions:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which query heads of a run are analysed."""
+    """The query heads of a run to analyse."""
 
     layers: frozenset[int] | None = _some("Only these layers, such as 0,4-7.")
     heads: frozenset[int] | None = _some("Only these query heads of each layer, such as 0,4-7.")
@@ -55,7 +58,7 @@ class Selection:
     )
     seed: int = option(0, "Seed of random choices.", always=True)
     exactly: frozenset[tuple[int, int]] | None = None
-    """(layer, head) of the heads wanted."""
+    """(layer, head) of the only heads to analyse."""
 
     def of(self, run: Run) -> list[HeadId]:
         """The chosen heads by (layer, head); a sample is ``random.Random(seed).sample`` over that order."""
@@ -68,8 +71,8 @@ class Selection:
         ]
         missing = sorted((self.layers or set()) - {head.layer for head in run.heads})
         if missing:
-            listed = ", ".join(map(str, missing[:5]))
-            raise ConfigError(f"{run.model} has no layer {listed}; its layers are {_ranges(run)}")
+            missing_layers = ", ".join(map(str, missing[:5]))
+            raise ConfigError(f"{run.model} has no layer {missing_layers}; its layers are {_ranges(run)}")
         if not chosen:
             raise ConfigError(
                 f"{run.model}: none of its {len(run.heads)} query heads is in the chosen layers and heads"

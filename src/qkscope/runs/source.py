@@ -16,22 +16,22 @@ from qkscope.heads import HeadId
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """How the rows of a head are read from its file."""
+    """Options for loading a head: rows, sample, buckets and further data."""
 
     max_samples: int | None = None
-    """Keep at most this many rows of each head, chosen by a hash of (seed, document, position)."""
+    """Use at most this many rows of each head, chosen by a hash of (seed, document, position)."""
     seed: int = 0
     """Seed of that choice."""
     paired: bool = False
     """Also compute moments of (q, k) at the same token."""
     sample: int = 0
-    """Also keep this many queries and keys, or all if there are fewer."""
+    """Also load a sample of this many queries and keys, or all if there are fewer."""
     buckets: int = 0
     """Also compute moments of the queries in this many position buckets."""
     rotary: bool = False
     """Also compute means with the rotation undone, if the rotary encoding is known."""
     passage: bool = False
-    """Also the vectors of the run's passage, if it has one."""
+    """Also load the vectors of the run's passage, if it has one."""
     skip_first: int = 0
     """Leave out the rows at positions below this one, such as attention sinks."""
 
@@ -41,7 +41,7 @@ class LoadSpec:
 
 
 WHOLE = LoadSpec()
-"""Every row of every head."""
+"""Load all rows of every head."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class LayerNotes:
     """Properties of a layer; None if unknown."""
 
     nope: bool | None = None
-    """Whether the layer has no rotary encoding."""
+    """True if the layer has no rotary encoding."""
     sliding_window: int | None = None
     """A query sees keys less than this far away; None: all."""
     both: bool = False
-    """Whether queries also see later keys, as in encoders."""
+    """True if queries also see later keys, as in encoders."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much text a run was measured on."""
+    """The amount of text that a run was measured on."""
 
     n_documents: int | None
     n_tokens: int | None
@@ -67,7 +67,7 @@ class Extent:
 
 
 class Source(Protocol):
-    """The source of a run's moments and vectors."""
+    """The interface of a source of moments and vectors."""
 
     @property
     def query_heads(self) -> list[HeadId]:
@@ -94,10 +94,10 @@ class Source(Protocol):
     def layer_notes(self, head: HeadId) -> LayerNotes:
         """Properties of the layer of a query head."""
 
-    def load(self, heads: Sequence[HeadId], reading: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
+    def load(self, heads: Sequence[HeadId], spec: LoadSpec) -> tuple[list[HeadData], list[HeadError]]:
         """Moments of query heads that read one key head, and the heads that failed."""
 
-    def rows(self, head: HeadId, reading: LoadSpec) -> Rows:
+    def rows(self, head: HeadId, spec: LoadSpec) -> Rows:
         """Vectors of a query or key head: all of them, or the run's sample."""
 
     def token_texts(self) -> pd.DataFrame:
@@ -107,4 +107,4 @@ class Source(Protocol):
         """Documents and tokens, from the first of these heads that can be read."""
 
     def identity(self) -> dict[str, str]:
-        """What exactly was read, for the record."""
+        """A description of the exact source, to record in results."""

@@ -1,4 +1,4 @@
-"""One shard's sums of a layer → its moments on the host: computed where the sums are, and copied at once."""
+"""Convert one shard's sums of a layer into moments: computed on the device of the sums, then copied to the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOMENTS, _CELLS, _SPREAD = ("n", "mean", "scatter"), ("n", "mean_x", "mean_t"),
 
 
 def layer_moments(sums: LayerSums, sampled: SampledKeys | None = None) -> LayerMoments:
-    """The moments; with ``sampled`` keys, of queries by bucket only their spread along pairs of these."""
+    """Return the moments; with ``sampled`` keys, queries by bucket only as their spread along pairs of these."""
     q, k = sums.exact()
     assert q.by_bucket is not None
     q_shift, k_shift = (_with_time(kind.shift, sums.plan) for kind in (q, k))
@@ -44,20 +44,20 @@ def layer_moments(sums: LayerSums, sampled: SampledKeys | None = None) -> LayerM
         parts |= _named("q_buckets", _MOMENTS, buckets)
     else:
         parts |= _named("spread", _SPREAD, spread_of(buckets, groups, sampled))
-    found = _on_host({name: part for name, part in parts.items() if part is not None})
+    arrays = _on_host({name: part for name, part in parts.items() if part is not None})
 
-    def made_of(name: str, fields: tuple[str, ...]) -> list[np.ndarray]:
-        return [found.pop(f"{name}.{field}") for field in fields]
+    def take(name: str, fields: tuple[str, ...]) -> list[np.ndarray]:
+        return [arrays.pop(f"{name}.{field}") for field in fields]
 
     return LayerMoments(
-        q=Moments(*made_of("q", _MOMENTS)),
-        k=Moments(*made_of("k", _MOMENTS)),
-        q_buckets=Moments(*made_of("q_buckets", _MOMENTS)) if sampled is None else None,
-        q_cells=BucketMeans(*made_of("q_cells", _CELLS)),
-        k_cells=BucketMeans(*made_of("k_cells", _CELLS)),
-        spread=None if sampled is None else StoredSpread(sampled.pairs, *made_of("spread", _SPREAD)),
-        undone=None if sums.undone is None else Moments(*made_of("undone", _MOMENTS)),
-        **found,
+        q=Moments(*take("q", _MOMENTS)),
+        k=Moments(*take("k", _MOMENTS)),
+        q_buckets=Moments(*take("q_buckets", _MOMENTS)) if sampled is None else None,
+        q_cells=BucketMeans(*take("q_cells", _CELLS)),
+        k_cells=BucketMeans(*take("k_cells", _CELLS)),
+        spread=None if sampled is None else StoredSpread(sampled.pairs, *take("spread", _SPREAD)),
+        undone=None if sums.undone is None else Moments(*take("undone", _MOMENTS)),
+        **arrays,
     )
 
 
@@ -66,7 +66,7 @@ def _named(name: str, fields: tuple[str, ...], values: Iterable[torch.Tensor]) -
 
 
 def _on_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Tensors of one type as arrays on the host; from a GPU in one transfer."""
+    """Return tensors of one type as arrays on the host; from a GPU in one transfer."""
     values = list(tensors.values())
     if not values[0].is_cuda:
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}

@@ -1,9 +1,9 @@
 """Small GPU kernels: xxᵀ of each head and bucket without copying x, its addition to totals, lengths, and ranges.
 
-Each program of the first forms one tile for one head and bucket; each program of the second adds one stretch of entries
-to the totals, bucket after bucket; each of the third adds the lengths of some tokens of one head
-to a part of their sum; each of the last sums what one head has in one column's ranges. No two programs write
-to the same address, so the order of additions never changes.
+A program of the first computes one tile for one head and bucket; of the second, adds one range of entries to the
+totals, bucket after bucket; of the third, adds the lengths of some tokens of one head to a part of their sum; of the
+last, sums the ranges of one column of one head. No two programs write to the same address, so the order of additions
+never changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     jit: Callable[[], Callable[[Callable[..., Any]], Any]]
 else:
-    # Sizes that differ from call to call: a kernel for every kind of number would be compiled again and again.
+    # Sizes that differ from call to call: without this, a kernel would be compiled for every kind of number.
     sizes = ("begin", "end", "heads", "n", "first", "buckets", "groups", "stretch", "columns", "stride_total")
     jit = partial(triton.jit, do_not_specialize=sizes)
 
@@ -100,7 +100,7 @@ def add_lengths(
 ) -> None:
     """Add √(u² + v²) of each plane, of the vectors x (H, T, d) within bounds, to parts of a sum (H, parts, planes).
 
-    The coordinates of all planes are two slices; the sum of parts is what is wanted.
+    The coordinates of all planes are two slices; the lengths are the sum of the parts.
     """
     begin, end = max(bounds[0], 0), min(bounds[1], x.shape[1])
     parts, planes = total.shape[1:]

@@ -53,46 +53,48 @@ class GramSums(HalfSums):
                 first = (tokens.first + part.start) // width
                 by_bucket = self.by_bucket if heads.start == 0 else None
                 _add_squares(x, (begin, end), width, first, self.by_group[heads, group], by_bucket)
-                if begin < end:  # tokens that do not count may not be finite
+                if begin < end:  # tokens that do not count may be non-finite
                     _add_product(self.with_table[heads, group], x[:, begin:end].transpose(1, 2), counted)
 
     def _table(self, q: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None) -> torch.Tensor:
         """Cosines, sines, and a, b, 1 in the columns of their bucket (T, columns)."""
         length, width, buckets = q.shape[2], self.plan.width, self.plan.buckets
-        at = torch.arange(length, device=q.device)
-        t, bucket = (tokens.first + at) % width - width // 2, (tokens.first + at) // width
+        column = torch.arange(length, device=q.device)
+        t, bucket = (tokens.first + column) % width - width // 2, (tokens.first + column) // width
         high = torch.div(t, LOW, rounding_mode="floor")
         table = torch.zeros(length, self.columns, dtype=q.dtype, device=q.device)
         if turning is not None:
             table[:, : 2 * self.planes] = turning.table(q.dtype)
         for part, values in enumerate((high, t - LOW * high, torch.ones_like(t))):
-            table[at, 2 * self.planes + part * buckets + bucket] = values.to(q.dtype)
+            table[column, 2 * self.planes + part * buckets + bucket] = values.to(q.dtype)
         return table
 
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
         """Squares with the sums next to them, and the matching entries of the table."""
         d, buckets = self.d, self.plan.buckets
         squares, products = (x[heads].double() for x in (self.by_group, self.with_table))
-        beside = products[..., 2 * self.planes : 2 * self.planes + 3 * buckets].reshape(*squares.shape[:3], 3, buckets)
+        with_position = products[..., 2 * self.planes : 2 * self.planes + 3 * buckets].reshape(
+            *squares.shape[:3], 3, buckets
+        )
         by_bucket = None
         if queries:
-            of_buckets = beside.sum(1).movedim(-1, 1)
+            of_buckets = with_position.sum(1).movedim(-1, 1)
             by_bucket = _with_columns(self.by_bucket.double(), of_buckets, d)
-        cells = beside[..., 2, :].transpose(-1, -2)
-        return RawSums(_with_columns(squares, beside.sum(-1), d), by_bucket, cells, self._turned(products))
+        cells = with_position[..., 2, :].transpose(-1, -2)
+        return RawSums(_with_columns(squares, with_position.sum(-1), d), by_bucket, cells, self._turned(products))
 
     def _turned(self, products: torch.Tensor) -> torch.Tensor:
         if self.rope is None:
             return products.new_zeros(*products.shape[:2], 0, 4)
         tables = products[..., : self.planes], products[..., self.planes : 2 * self.planes]
-        parts = [torch.diagonal(at[:, :, rows], 0, 2, 3) for at in tables for rows in self.rope.coordinates]
+        parts = [torch.diagonal(table[:, :, rows], 0, 2, 3) for table in tables for rows in self.rope.coordinates]
         return torch.stack(parts, -1)
 
 
-def _with_columns(squares: torch.Tensor, beside: torch.Tensor, d: int) -> torch.Tensor:
-    """The used part of Σ z zᵀ: squares (…, d, d), and x with a, b and 1 (…, d, 3)."""
+def _with_columns(squares: torch.Tensor, last_columns: torch.Tensor, d: int) -> torch.Tensor:
+    """Return the used part of Σ z zᵀ: squares (…, d, d), and products of x with a, b and 1 (…, d, 3)."""
     products = squares.new_zeros(*squares.shape[:-2], d + 3, d + 3)
-    products[..., :d, :d], products[..., :d, d:] = squares, beside
+    products[..., :d, :d], products[..., :d, d:] = squares, last_columns
     return products
 
 
@@ -149,17 +151,17 @@ def _first_and_rest(x: torch.Tensor) -> torch.Tensor:
 
 
 def warm_up(device: torch.device, dtype: torch.dtype, d: int) -> None:
-    """Compile and check the kernel while something else is waited for, such as weights."""
+    """Compile and check the kernel in the background, for example while weights are loaded."""
     Thread(target=trusted, args=(device, dtype, d), daemon=True).start()
 
 
 def trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
-    """Whether the kernel runs on this device and agrees with torch, on vectors with the memory layout of a model's."""
-    with _TRYING:  # who comes second waits for the answer
+    """True if the kernel runs on this device and agrees with torch, on vectors with the memory layout of a model's."""
+    with _TRIAL:  # a second thread waits for the result
         return _trusted(device, dtype, d)
 
 
-_TRYING = Lock()
+_TRIAL = Lock()
 
 
 @lru_cache(maxsize=64)
@@ -200,7 +202,7 @@ def _trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
 
 
 _PARTS = 16
-"""A sum on a GPU is kept in so many parts, each written by one program."""
+"""Parts of a sum on a GPU, each written by one program."""
 
 
 class PlaneSizes:
@@ -241,7 +243,7 @@ def _add_lengths(
     rope: LayerRope,
     divisor: torch.Tensor | None = None,
 ) -> None:
-    """Add to parts of a sum (H, parts, planes) the lengths in each plane of x (H, T, d) within bounds, each divided."""
+    """Add the lengths in each plane of x (H, T, d) within bounds, over ``divisor``, to parts (H, parts, planes)."""
     half = x.dtype in (torch.bfloat16, torch.float16)
     if divisor is None and half and x.stride(-1) == 1 and trusted(x.device, x.dtype, x.shape[-1]):
         from qkscope.capture.sums import gramkernel

@@ -3,8 +3,8 @@
 Products of half-precision numbers are exact in float32, and the position within a bucket is 256·a + b, two parts that
 half precision represents exactly. Squares xxᵀ are summed by head and bucket, and x itself with a, b, 1 and with the
 cosines and sines of its position; on a GPU in parallel to the forward pass, on a separate stream. Counts and sums of
-positions need no vectors. gramsums.py forms the sums without copying the vectors,
-rowsums.py copies them into rows first.
+positions need no vectors. ``GramSums`` computes the sums without copying the vectors, ``RowSums`` copies them into rows
+first.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ FAR = 8.0
 """Means of more than this many standard deviations are shifted to zero."""
 
 
-def takes(q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether these vectors can be reduced here: half precision on a GPU."""
+def supports(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """True if these vectors are supported: half precision on a GPU."""
     return (
         q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.dtype == k.dtype and q.shape[-1] == k.shape[-1]
     )
 
 
 def far_means(q: torch.Tensor, k: torch.Tensor, begin: int) -> torch.Tensor:
-    """Mean of the first queries and keys (H, d) from column ``begin`` on, or 0 where that is close enough to zero."""
+    """Return the mean of the first queries and keys (H, d) from column ``begin`` on, or 0 where it is close to zero."""
     return torch.cat([_far_mean(x[0, :, begin : begin + SHIFT_TOKENS].float()) for x in (q, k)]).to(q.dtype)
 
 
@@ -93,7 +93,7 @@ class HalfSums(ABC):
         self.shift, self.device = shift, q.device
         self.angles: list[tuple[int, torch.Tensor]] = []
         """Group of each document, and its Σ of cosines, sines and the rounding errors of their table, by bucket."""
-        self.places = np.zeros((N_GROUPS, plan.buckets, 3))
+        self.position_sums = np.zeros((N_GROUPS, plan.buckets, 3))
         self.reserve()
         if q.is_cuda:
             _side(q.device).wait_stream(torch.cuda.current_stream(q.device))
@@ -105,9 +105,9 @@ class HalfSums(ABC):
     def add(self, q: torch.Tensor, k: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None) -> None:
         """Add the vectors (B, H, T, d) of one attention call."""
         for row, group in enumerate(tokens.groups.tolist()):
-            self.places[group] += tokens.once("places", lambda: _places(tokens, self.plan))[row]
+            self.position_sums[group] += tokens.once("places", lambda: _position_sums(tokens, self.plan))[row]
         step = max(self.plan.width, self.tokens_at_once // self.plan.width * self.plan.width)
-        with beside(q):
+        with on_side_stream(q):
             for first in range(0, q.shape[2], step):
                 self.add_part(q, k, slice(first, min(first + step, q.shape[2])), tokens, turning)
             if turning is not None:
@@ -130,7 +130,7 @@ class HalfSums(ABC):
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
         """The sums of these heads."""
 
-    # ---- in the end -----------------------------------------------------------------------------
+    # ---- results --------------------------------------------------------------------------------
 
     def exact(self) -> tuple[ExactSums, ExactSums]:
         """The sums of the query heads and of the key heads."""
@@ -142,17 +142,17 @@ class HalfSums(ABC):
         plan, d, raw = self.plan, self.d, self.raw(heads, queries=queries)
         shift, cells = self.shift[heads].double(), raw.by_cell[..., :d]
         middle = np.arange(plan.buckets) * plan.width + plan.width // 2 - plan.window / 2
-        n, t, tt = np.moveaxis(self.places, -1, 0)
+        n, t, tt = np.moveaxis(self.position_sums, -1, 0)
         by_cell = np.stack([n, t + middle * n, tt + 2 * middle * t + middle**2 * n], -1)
-        places, middles = (torch.from_numpy(array).to(self.device) for array in (by_cell, middle))
+        position_sums, middles = (torch.from_numpy(array).to(self.device) for array in (by_cell, middle))
         moved = torch.einsum("b,hgbc->hgc", middles, cells)
         buckets = None
         if raw.by_bucket is not None:
-            buckets = _assembled(raw.by_bucket, middles[:, None] * cells.sum(1), places.sum(0), d)
-        ends = places[..., [1, 0]].expand(len(cells), *places.shape[:-1], 2)
+            buckets = _assembled(raw.by_bucket, middles[:, None] * cells.sum(1), position_sums.sum(0), d)
+        ends = position_sums[..., [1, 0]].expand(len(cells), *position_sums.shape[:-1], 2)
         return ExactSums(
             shift,
-            _assembled(raw.by_group, moved, places.sum(1), d),
+            _assembled(raw.by_group, moved, position_sums.sum(1), d),
             torch.cat([cells, ends], -1),
             buckets,
             self._unrotated(raw.turned, shift, cells),
@@ -168,7 +168,7 @@ class HalfSums(ABC):
         u, v = shift[:, None, first], shift[:, None, second]
         # The rounding errors of the table are corrected with the mean vector of each bucket: within a bucket, vectors
         # are close to it, or turn so fast that the errors cancel.
-        mean = cells / torch.from_numpy(self.places[..., :1]).to(self.device).clamp_min(1.0)
+        mean = cells / torch.from_numpy(self.position_sums[..., :1]).to(self.device).clamp_min(1.0)
         lost = [torch.einsum("hgbp,gbp->hgp", mean[..., rows], angles[..., which])
                 for which in (2, 3) for rows in (first, second)]  # fmt: skip
         cos_u, cos_v, sin_u, sin_v = (sums + torch.stack(lost, -1)).unbind(-1)
@@ -178,11 +178,11 @@ class HalfSums(ABC):
 
 
 def in_groups(groups: list[int], like: torch.Tensor) -> torch.Tensor:
-    """1 where a document belongs to a group (documents, 8), to add them up always in the same order."""
+    """Return 1 where a document belongs to a group (documents, 8), to add them up always in the same order."""
     return torch.nn.functional.one_hot(torch.tensor(groups), N_GROUPS).to(like)
 
 
-def _places(tokens: BatchTokens, plan: Plan) -> np.ndarray:
+def _position_sums(tokens: BatchTokens, plan: Plan) -> np.ndarray:
     """Count, Σ t and Σ t² of the tokens that count, by row and bucket (B, buckets, 3); t from the bucket's middle."""
     sums = np.zeros((len(tokens.lengths), plan.buckets, 3))
     for row, (begin, end) in enumerate(tokens.counted(plan)):
@@ -193,21 +193,21 @@ def _places(tokens: BatchTokens, plan: Plan) -> np.ndarray:
     return sums
 
 
-def _assembled(products: torch.Tensor, moved: torch.Tensor, places: torch.Tensor, d: int) -> torch.Tensor:
-    """Z zᵀ for z = (x, t, 1) from that for (x, a, b, 1): t = 256a + b + the bucket's middle; ``moved`` = Σ middle·x."""
+def _assembled(products: torch.Tensor, moved: torch.Tensor, position_sums: torch.Tensor, d: int) -> torch.Tensor:
+    """Return Σ z zᵀ for z = (x, t, 1) from that for (x, a, b, 1): t = 256a + b + middle; ``moved`` = Σ middle·x."""
     full = products.new_empty(*products.shape[:-2], d + 2, d + 2)
     with_t = LOW * products[..., :d, d] + products[..., :d, d + 1] + moved[..., :d]
     full[..., :d, :d] = products[..., :d, :d]
     full[..., :d, d] = full[..., d, :d] = with_t
     full[..., :d, d + 1] = full[..., d + 1, :d] = products[..., :d, d + 2]
-    full[..., d, d] = places[..., 2]
-    full[..., d, d + 1] = full[..., d + 1, d] = places[..., 1]
-    full[..., d + 1, d + 1] = places[..., 0]
+    full[..., d, d] = position_sums[..., 2]
+    full[..., d, d + 1] = full[..., d + 1, d] = position_sums[..., 1]
+    full[..., d + 1, d + 1] = position_sums[..., 0]
     return full
 
 
-def beside(x: torch.Tensor) -> AbstractContextManager[object]:
-    """On a GPU, a stream parallel to the forward pass, starting after the work it has queued so far."""
+def on_side_stream(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Return a context that, on a GPU, runs work on a parallel stream, after the work queued so far."""
     if not x.is_cuda:
         return nullcontext()
     side = _side(x.device)
@@ -248,11 +248,11 @@ class RowSums(HalfSums):
         bounds = [(begin - part.start, end - part.start) for begin, end in tokens.counted(self.plan)]
         uncounted = rows.uncounted(bounds)
         for x, heads in ((q, slice(0, self.n_q)), (k, slice(self.n_q, None))):
-            place = rows.z[:, heads, :length, : self.d]
+            target = rows.z[:, heads, :length, : self.d]
             if self.shifted:
-                torch.sub(x[:, :, part], self.shift[heads, None], out=place)
+                torch.sub(x[:, :, part], self.shift[heads, None], out=target)
             else:
-                _copy(x[:, :, part], place)
+                _copy(x[:, :, part], target)
         for row, begin, end in uncounted:
             rows.z[row, :, begin:end, : self.d] = 0
         flat = rows.z.view(batch * self.heads * n, width, self.columns)
@@ -273,39 +273,39 @@ class RowSums(HalfSums):
         flat = z.reshape(batch * self.heads, *z.shape[2:]) if batch > 1 else z[0]
         products = _product(flat.transpose(1, 2), table.expand(len(flat), *table.shape))
         tables = products[..., : self.planes], products[..., self.planes :]
-        parts = [torch.diagonal(at[:, rows], 0, 1, 2) for at in tables for rows in self.rope.coordinates]
-        both = torch.stack(parts, -1).view(batch, self.heads, self.planes, 4)
+        parts = [torch.diagonal(product[:, rows], 0, 1, 2) for product in tables for rows in self.rope.coordinates]
+        turned = torch.stack(parts, -1).view(batch, self.heads, self.planes, 4)
         for row, group in enumerate(tokens.groups.tolist()):
-            self.turned[:, group] += both[row]
+            self.turned[:, group] += turned[row]
 
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
-        """The sums as they are stored."""
+        """Return the stored sums."""
         groups, cells, turned = (x[heads].double() for x in (self.by_group, self.by_cell, self.turned))
         return RawSums(groups, self.by_bucket.double() if queries else None, cells, turned)
 
 
 @dataclass
 class _Rows:
-    """Memory for z that all layers use in turn; the columns next to the vectors are the same for all layers."""
+    """Memory for z, shared by all layers in turn; the columns next to the vectors are the same for all layers."""
 
     z: torch.Tensor
-    beside: torch.Tensor
+    position_columns: torch.Tensor
     """(a, b, 1) of every row (T, 3)."""
     d: int
     zeroed: list[tuple[int, int, int]] = field(default_factory=list)
 
     def uncounted(self, bounds: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Rows (document, first, end) that do not count; sets their columns next to the vectors to zero."""
+        """Return rows (document, first, end) that do not count; set their columns next to the vectors to zero."""
         total, columns = self.z.shape[2], slice(self.d, self.d + 3)
         ranges = [(row, a, b) for row, (begin, end) in enumerate(bounds) for a, b in ((0, begin), (end, total))]
-        wanted = [(row, max(a, 0), min(b, total)) for row, a, b in ranges if max(a, 0) < min(b, total)]
-        if wanted != self.zeroed:
+        uncounted_rows = [(row, max(a, 0), min(b, total)) for row, a, b in ranges if max(a, 0) < min(b, total)]
+        if uncounted_rows != self.zeroed:
             for row, begin, end in self.zeroed:
-                self.z[row, :, begin:end, columns] = self.beside[begin:end]
-            for row, begin, end in wanted:
+                self.z[row, :, begin:end, columns] = self.position_columns[begin:end]
+            for row, begin, end in uncounted_rows:
                 self.z[row, :, begin:end, columns] = 0
-            self.zeroed = wanted
-        return wanted
+            self.zeroed = uncounted_rows
+        return uncounted_rows
 
 
 @lru_cache(maxsize=2)
@@ -313,18 +313,18 @@ def _rows(shape: tuple[int, int, int, int], d: int, width: int, dtype: torch.dty
     z = torch.zeros(shape, dtype=dtype, device=device)
     t = torch.arange(shape[2], device=device) % width - width // 2
     high = torch.div(t, LOW, rounding_mode="floor")
-    beside = torch.stack([high, t - LOW * high, torch.ones_like(t)], -1).to(dtype)
-    z[..., d : d + 3] = beside
-    return _Rows(z, beside, d)
+    position_columns = torch.stack([high, t - LOW * high, torch.ones_like(t)], -1).to(dtype)
+    z[..., d : d + 3] = position_columns
+    return _Rows(z, position_columns, d)
 
 
-def _copy(x: torch.Tensor, place: torch.Tensor) -> None:
-    """Copy vectors, eight bytes at a time if they are aligned, which is much faster than two bytes at a time."""
-    wide = all(t.stride(-1) == 1 and all(s % 4 == 0 for s in t.stride()[:-1]) for t in (x, place))
+def _copy(x: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy vectors, eight bytes at a time if they are aligned, which is much faster than two bytes."""
+    wide = all(t.stride(-1) == 1 and all(s % 4 == 0 for s in t.stride()[:-1]) for t in (x, target))
     if wide and x.shape[-1] % 4 == 0 and x.storage_offset() % 4 == 0:
-        place.view(torch.float64).copy_(x.view(torch.float64))
+        target.view(torch.float64).copy_(x.view(torch.float64))
     else:
-        place.copy_(x)
+        target.copy_(x)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from qkscope.capture.rope import LayerRope, temperature
 from qkscope.capture.sums.gramsums import GramSums, PlaneSizes, trusted
-from qkscope.capture.sums.halfsums import ExactSums, HalfSums, RowSums, beside, far_means, takes
+from qkscope.capture.sums.halfsums import ExactSums, HalfSums, RowSums, far_means, on_side_stream, supports
 from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.tokens import BatchTokens, Plan, bucket_products, on_device, scratch
 from qkscope.capture.sums.undone import UndoneQueries, UndoneRotation
@@ -62,7 +62,7 @@ class KindSums:
         self.unrotated.index_add_(1, groups, torch.stack(undone, -1).transpose(0, 1))
 
     def exact(self) -> ExactSums:
-        """The same sums, as those of half-precision vectors."""
+        """Return the same sums in the form of those of half-precision vectors."""
         unrotated = self.by_group.new_zeros(len(self.by_group), N_GROUPS, 0, 2)
         return ExactSums(
             self.shift.double(),
@@ -84,11 +84,11 @@ class LayerSums:
     temperature: torch.Tensor | None = None
     """Σ of the temperature factor on queries, and count, at each position (2, window), float64; None without one."""
     device: torch.device | None = None
-    """Where its vectors are, once there are some."""
+    """Device of its vectors; None before the first call."""
     kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """(queries, keys) of the kept tokens, (n, H, d) each, in order."""
     half: HalfSums | None = None
-    """Used instead of q and k if vectors are in half precision on a GPU."""
+    """Sums instead of q and k if vectors are in half precision on a GPU."""
     reach: ReachSums | None = None
     """Attention weights of some queries by distance."""
     undone: UndoneQueries | None = None
@@ -103,8 +103,8 @@ class LayerSums:
         """Add one attention call; ``angles`` are those of the layer's embedding at the call's positions."""
         self._keep(attention, tokens)
         factor = None if self.rope is None else temperature(attention, self.rope)
-        in_half = takes(attention.q, attention.k) and factor is None
-        with beside(attention.q) if in_half else nullcontext():
+        in_half = supports(attention.q, attention.k) and factor is None
+        with on_side_stream(attention.q) if in_half else nullcontext():
             self.sizes.add(attention.q, attention.k, tokens, self.plan, factor)
             if self.reach is not None:
                 self.reach.add(attention, tokens)
@@ -168,14 +168,14 @@ def _index(tokens: BatchTokens, row: int, columns: np.ndarray, device: torch.dev
 
 
 def _half_sums(attention: Attention, tokens: BatchTokens, plan: Plan, rope: LayerRope | None) -> HalfSums:
-    """Sums without copying the vectors, unless their mean has to be subtracted or the kernel is not trusted."""
+    """Return sums that do not copy the vectors, unless their mean must be subtracted or the kernel is not trusted."""
     shift = far_means(attention.q, attention.k, tokens.counted(plan)[0][0])
     in_place = trusted(attention.q.device, attention.q.dtype, attention.q.shape[-1]) and not bool(shift.any())
     return (GramSums if in_place else RowSums)(attention.q, attention.k, shift, plan, rope)
 
 
 def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | None, *, full_buckets: bool) -> KindSums:
-    """Empty sums; the shift is the mean of the first vectors, which keeps the products small."""
+    """Return empty sums; the shift is the mean of the first vectors, which keeps the products small."""
     heads, d = x.shape[1], x.shape[-1]
     total = weights.sum().clamp_min(1.0)
     shift = (x.float() * weights[:, None, :, None]).sum((0, 2)) / total
@@ -193,7 +193,7 @@ def _empty(x: torch.Tensor, weights: torch.Tensor, plan: Plan, planes: int | Non
 
 
 def waves(angles: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor, rope: LayerRope, d: int) -> Waves:
-    """Cosines and sines on both coordinates of their planes, by token (B, T, d); 0 on what is not rotated.
+    """Return cosines and sines on both coordinates of their planes, by token (B, T, d); 0 on other coordinates.
 
     Weights (B, T) are 0 for tokens that do not count, and may be divided by a temperature.
     """

@@ -43,10 +43,10 @@ class ReachSums:
             return None
         sums, n = self.total, self.total.new_zeros(2, *self.total.shape[:2])
         if self.counts:
-            groups, queries, both = zip(*self.counts, strict=True)
+            groups, queries, n_gap_parts = zip(*self.counts, strict=True)
             of_documents = [
                 sums.new_tensor(queries).expand(len(sums), -1),
-                torch.stack([counted.expand(len(sums)) for counted in both], -1).double(),
+                torch.stack([counted.expand(len(sums)) for counted in n_gap_parts], -1).double(),
             ]
             n = torch.stack(of_documents) @ in_groups(list(groups), sums)
         by_name = {"n": n[0], "sink": sums[..., 0], "gap": sums[..., -1], "n_gap": n[1]}
@@ -59,17 +59,17 @@ class ReachSums:
         index = tokens.once(("queries", row, device), lambda: on_device(columns, device))
         # With a cache that forgets, the first key of the call is not the first of the document.
         sinks = max(0, self.plan.skip_first - (tokens.first + query.shape[2] - keys))
-        own = own_mask(attention)
-        if own is not None and own.is_cuda:
-            own.record_stream(torch.cuda.current_stream(device))
-        kind = (id(own), attention.sliding_window, self.both, row, keys, sinks, device)
-        seen = tokens.once(("seen", *kind), lambda: _Seen(own, mask_of(attention, row, index), sinks))
+        call_mask = own_mask(attention)
+        if call_mask is not None and call_mask.is_cuda:
+            call_mask.record_stream(torch.cuda.current_stream(device))
+        kind = (id(call_mask), attention.sliding_window, self.both, row, keys, sinks, device)
+        visible = tokens.once(("seen", *kind), lambda: _VisibleKeys(call_mask, mask_of(attention, row, index), sinks))
         ranges = tokens.once(
             ("ranges", row, keys, sinks, device),
             lambda: on_device(self._ranges(columns + keys - query.shape[2], sinks), device),
         )
-        found, group = attention_weights(attention, row, index, seen.mask), int(tokens.groups[row])
-        scores, weights = found.scores, found.weights
+        attended, group = attention_weights(attention, row, index, visible.mask), int(tokens.groups[row])
+        scores, weights = attended.scores, attended.weights
         if len(self.heads) != len(scores):
             scores, weights = scores[self.heads], weights[self.heads]
         _add_ranges(self.total[:, group, :-1], weights, ranges, attention.q)
@@ -78,8 +78,8 @@ class ReachSums:
                 ("later", row, keys, device), lambda: on_device(self._later_ranges(columns, keys), device)
             )
             _add_ranges(self.total[:, group, :-1], weights, later, attention.q)
-        self.total[:, group, -1] += seen.gaps(scores.flatten(1))
-        self.counts.append((group, len(columns), seen.both))
+        self.total[:, group, -1] += visible.gaps(scores.flatten(1))
+        self.counts.append((group, len(columns), visible.both))
 
     def _ranges(self, query_at: np.ndarray, sinks: int) -> np.ndarray:
         """First key and the one after the last, of sinks and of each bin, for each query (queries, 1 + bins, 2)."""
@@ -90,7 +90,7 @@ class ReachSums:
         return np.concatenate([of_sinks, np.stack([begins, ends], -1)], 1).astype(np.int64)
 
     def _later_ranges(self, query_at: np.ndarray, keys: int) -> np.ndarray:
-        """The same of the keys after each query, by how far after; none of them are sinks."""
+        """The same ranges for the keys after each query, by distance; none of them are sinks."""
         begins = np.minimum(query_at[:, None] + np.maximum(self.starts, 1), keys)
         ends = np.concatenate([begins[:, 1:], np.full((len(begins), 1), keys)], 1)
         none = np.zeros((len(begins), 1, 2))
@@ -109,20 +109,20 @@ def _add_ranges(total: torch.Tensor, weights: torch.Tensor, ranges: torch.Tensor
     total += (end - begin).sum(1)
 
 
-class _Seen:
-    """What the queries of a document see in a pass, the same in all layers with one mask."""
+class _VisibleKeys:
+    """The keys that the queries of a document see in a pass, the same in all layers with one mask."""
 
     def __init__(self, own: torch.Tensor | None, mask: torch.Tensor, sinks: int) -> None:
-        self.own = own  # kept, so that no other mask gets the same id
+        self.own = own  # kept alive, so that no other mask gets the same id
         lowest = torch.finfo(torch.float32).min / 2
         self.mask = mask.float().clamp_min(lowest)
-        """Finite, so that a score that is not seen counts nothing when it is multiplied by 0."""
-        seen = (mask > lowest).reshape(-1, *mask.shape[-2:]).float()
-        n_sink, n_other = (part.sum(-1, keepdim=True) for part in (seen[..., :sinks], seen[..., sinks:]))
+        """Finite, so that a masked score multiplied by 0 is 0."""
+        visible = (mask > lowest).reshape(-1, *mask.shape[-2:]).float()
+        n_sink, n_other = (part.sum(-1, keepdim=True) for part in (visible[..., :sinks], visible[..., sinks:]))
         counts = ((n_sink > 0) & (n_other > 0)).float()
         self.both = counts.sum((-2, -1))
         """Queries that see sinks and other keys (1 or H)."""
-        means = seen[..., :sinks] / n_sink.clamp_min(1), -seen[..., sinks:] / n_other.clamp_min(1)
+        means = visible[..., :sinks] / n_sink.clamp_min(1), -visible[..., sinks:] / n_other.clamp_min(1)
         self._gap = (counts * torch.cat(means, -1)).flatten(1)
 
     def gaps(self, scores: torch.Tensor) -> torch.Tensor:

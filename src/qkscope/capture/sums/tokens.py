@@ -1,4 +1,4 @@
-"""The tokens of one forward pass: which of them count, and the values that all layers of the pass share."""
+"""The tokens of one forward pass: the counted ones, and the values that all layers of the pass share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 from qkscope.core.headmoments import bucket_width
 
-Made = TypeVar("Made")
+Shared = TypeVar("Shared")
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """An array on a device; on a GPU, neither this process nor the work queued there waits for it."""
+    """Copy an array to a device; on a GPU, neither this process nor the work queued there waits for it."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -53,11 +53,11 @@ class BatchTokens:
     """First column of each row that is a token; None: 0."""
     _shared: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def once(self, key: object, make: Callable[[], Made]) -> Made:
-        """A value that all layers of the pass share, computed on first use."""
+    def once(self, key: object, make: Callable[[], Shared]) -> Shared:
+        """Return a value that all layers of the pass share, computed on first use."""
         if key not in self._shared:
             self._shared[key] = make()
-        value: Made = self._shared[key]
+        value: Shared = self._shared[key]
         return value
 
     @property
@@ -65,13 +65,13 @@ class BatchTokens:
         return np.zeros(len(self.lengths), dtype=np.int64) if self.begins is None else self.begins
 
     def counted(self, plan: Plan) -> list[tuple[int, int]]:
-        """First column that counts and the one after the last, for each row."""
+        """Return the first column that counts and the one after the last, for each row."""
         skipped = plan.skip_first - self.first
         begins = [max(0, skipped, int(begin)) for begin in self._begins]
         return [(begin, max(begin, int(length))) for begin, length in zip(begins, self.lengths, strict=True)]
 
     def weights(self, plan: Plan, columns: int, device: torch.device) -> torch.Tensor:
-        """1 for a token that counts, 0 for padding and for the first positions of a document (B, T)."""
+        """Return 1 for a token that counts, 0 for padding and for the first positions of a document (B, T)."""
         counts = np.zeros((len(self.lengths), columns), dtype=np.float32)
         for row, (begin, end) in enumerate(self.counted(plan)):
             counts[row, begin:end] = 1.0
@@ -79,7 +79,7 @@ class BatchTokens:
 
 
 def bucket_products(x: torch.Tensor, shift: torch.Tensor, tokens: BatchTokens, plan: Plan) -> tuple[torch.Tensor, int]:
-    """Z zᵀ summed over the tokens of each bucket (B, H, n, D, D), float64, and the first of the n buckets."""
+    """Return Σ z zᵀ over the tokens of each bucket (B, H, n, D, D), float64, and the first of the n buckets."""
     batch, heads, columns, d = x.shape
     first = tokens.first // plan.width
     n = -(-columns // plan.width)
@@ -102,5 +102,5 @@ def bucket_products(x: torch.Tensor, shift: torch.Tensor, tokens: BatchTokens, p
 
 @lru_cache(maxsize=4)  # queries and keys
 def scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Memory that all layers use in turn; allocating it each time would take as long as the product."""
+    """Return memory that all layers use in turn; allocating it each time would take as long as the product."""
     return torch.empty(shape, device=device)

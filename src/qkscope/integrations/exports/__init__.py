@@ -1,1 +1,1 @@
-"""A run as calibration files of other tools."""
+"""Export a run as calibration files of other tools."""

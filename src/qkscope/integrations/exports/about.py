@@ -1,6 +1,6 @@
-"""What every export says of its run: model, digest of the weights, rotary encoding, texts; and whose it is, read back.
+"""The description of the run in every export: model, digest of the weights, rotary encoding, texts; and its check.
 
-Values that differ from layer to layer stand in a list, one for each layer, null where a layer is not rotated.
+Values that differ between layers are a list with one entry per layer, null where a layer is not rotated.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from qkscope.runs.captured import CapturedSource
 from qkscope.runs.run import Run
 
 ABOUT_KEY = "qkscope"
-"""Where a file that has entries of its own says it."""
+"""Key of the description in files that have other entries too."""
 OnLayers = Callable[[int, int], None]
-"""Called with the number of layers done and the number of all layers."""
+"""A callback that takes the number of layers done and the number of all layers."""
 _SAME_BASE = 1e-4
-"""Largest relative error at which frequencies are the powers of one base."""
+"""Largest relative error of frequencies that count as powers of one base."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Layers, heads and their size, the same in every layer."""
+    """Number of layers, heads per layer and head dimension, which are the same in all layers."""
 
     layers: int
     query_heads: int
@@ -38,21 +38,21 @@ class ModelShape:
 
     @classmethod
     def of(cls, run: RunFolder) -> ModelShape:
-        """Of a run of the whole model; a ``ConfigError`` if a layer or a head is missing, or layers differ."""
-        entries, in_all = run.manifest.layers, int(run.manifest.model.layers or 0)
-        missing = sorted(set(range(in_all)) - {entry.layer for entry in entries})
-        if missing or not in_all or run.manifest.options.heads is not None:
-            lacks = f"layer {missing[0]}" if missing else "some heads"
-            raise ConfigError(f"{run.folder} lacks {lacks}, and this format is of whole models; capture all heads")
+        """The shape of a whole model's run; a ``ConfigError`` if a layer or a head is missing, or layers differ."""
+        entries, n_layers = run.manifest.layers, int(run.manifest.model.layers or 0)
+        missing = sorted(set(range(n_layers)) - {entry.layer for entry in entries})
+        if missing or not n_layers or run.manifest.options.heads is not None:
+            absent = f"layer {missing[0]}" if missing else "some heads"
+            raise ConfigError(f"{run.folder} lacks {absent}, and this format needs the whole model; capture all heads")
         shapes = {(len(entry.query_heads), len(entry.key_heads), entry.d) for entry in entries}
-        if len(shapes) > 1 or len(entries) > in_all:
-            raise ConfigError(f"the layers of {run.folder} differ in shape, which this format cannot hold")
+        if len(shapes) > 1 or len(entries) > n_layers:
+            raise ConfigError(f"the layers of {run.folder} differ in shape, which this format does not support")
         n_q, n_k, _ = shapes.pop()
-        return cls(in_all, n_q, n_k, run.layer(0, buckets=False).q.d)
+        return cls(n_layers, n_q, n_k, run.layer(0, buckets=False).q.d)
 
 
-def opened_run(run: Run | str | Path) -> Run:
-    """A captured run, given as such or as its folder; a ``ConfigError`` if it has no sums of rotated vectors."""
+def open_captured_run(run: Run | str | Path) -> Run:
+    """Open a captured run, unless it is open already; a ``ConfigError`` if it has no sums of rotated vectors."""
     if not isinstance(run, Run):
         run = Run(CapturedSource(RunFolder.open(Path(run))), Path(run).absolute().name)
     folder_of(run)
@@ -70,7 +70,7 @@ def folder_of(run: Run) -> RunFolder:
 
 
 def about_run(run: RunFolder, to: str) -> dict[str, Any]:
-    """What an export says of its run."""
+    """The description of a run for an export."""
     manifest = run.manifest
     model, measured = manifest.model, [manifest.documents[number] for number in manifest.measured]
     return {
@@ -91,57 +91,63 @@ def about_run(run: RunFolder, to: str) -> dict[str, Any]:
     }
 
 
-def shaped(about: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
-    """The same with the shape of the whole model."""
+def with_shape(about: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
+    """The description with the shape of the whole model."""
     return about | asdict(shape)
 
 
-def refuse_other(path: Path, about: Any, run: RunFolder) -> None:
-    """Raise an error unless an export says that it is of the weights of this run."""
-    said, model = about if isinstance(about, dict) else {}, run.manifest.model
-    if "weights" not in said:
-        raise DatasetError(f"{path} does not say of which weights it is; export it again with qkscope export")
-    if said["weights"] != model.weights:
-        theirs, ours = f"{said.get('model')}, weights {said['weights']}", f"{model.id}, weights {model.weights}"
-        raise DatasetError(f"{path} is of another model ({theirs}; {run.folder} is of {ours}); export it from this run")
+def check_weights(path: Path, about: Any, run: RunFolder) -> None:
+    """Raise an error unless an export was made from a run of the same weights."""
+    recorded, model = about if isinstance(about, dict) else {}, run.manifest.model
+    if "weights" not in recorded:
+        raise DatasetError(f"{path} does not record its model's weights; export it again with qkscope export")
+    if recorded["weights"] != model.weights:
+        got, expected = (
+            f"{recorded.get('model')}, weights {recorded['weights']}",
+            f"{model.id}, weights {model.weights}",
+        )
+        raise DatasetError(
+            f"{path} is of another model ({got}; {run.folder} is of {expected}); export it from this run"
+        )
 
 
-def refuse_shape(path: Path, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Raise an error unless an array of an export has the shape that the run's model asks for."""
+def check_shape(path: Path, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise an error unless an array of an export has the shape that the run's model requires."""
     if got != expected:
-        wanted, found = (" × ".join(map(str, shape)) or "one number" for shape in (expected, got))
-        raise DatasetError(f"{path} is of another model: expected {wanted}, got {found}; export it from this run")
+        expected_text, got_text = (" × ".join(map(str, shape)) or "one number" for shape in (expected, got))
+        raise DatasetError(
+            f"{path} is of another model: expected {expected_text}, got {got_text}; export it from this run"
+        )
 
 
 def base_of(frequencies: list[float]) -> float | None:
-    """The base θ whose powers θ^(−m/planes) the frequencies are; None if they are not, as in scaled encodings.
+    """The base θ of frequencies θ^(−m/planes); None if they are not powers of one base, as in scaled encodings.
 
     >>> base_of([1.0, 0.1, 0.01, 0.001]), base_of([1.0, 0.1, 0.01, 0.0])
     (10000.0, None)
     """
-    planes, found = len(frequencies), np.asarray(frequencies, dtype=float)
-    if planes < 2 or (found <= 0).any():
+    planes, values = len(frequencies), np.asarray(frequencies, dtype=float)
+    if planes < 2 or (values <= 0).any():
         return None
-    base = float(found[-1] ** (-planes / (planes - 1)))
+    base = float(values[-1] ** (-planes / (planes - 1)))
     powers = base ** (-np.arange(planes) / planes)
-    return float(f"{base:.6g}") if np.allclose(found, powers, rtol=_SAME_BASE, atol=0) else None
+    return float(f"{base:.6g}") if np.allclose(values, powers, rtol=_SAME_BASE, atol=0) else None
 
 
 def _rotary(layers: list[LayerEntry]) -> dict[str, Any]:
-    """Layout, base and frequencies: of the whole model if they are the same in every layer, else layer by layer."""
+    """Layout, base and frequencies: one value if they are the same in all layers, otherwise one per layer."""
     ropes = [layer.rope for layer in layers]
 
-    def of_each(value: Callable[[RopeEntry], Any]) -> Any:
-        values = [None if rope is None else value(rope) for rope in ropes]
-        return values[0] if all(one == values[0] for one in values) else values
+    def by_layer(get: Callable[[RopeEntry], Any]) -> Any:
+        values = [None if rope is None else get(rope) for rope in ropes]
+        return values[0] if all(value == values[0] for value in values) else values
 
-    d_rotated = of_each(lambda rope: 2 * len(rope.frequencies))
     return {
-        "rope_style": of_each(lambda rope: rope.layout),
-        "rope_theta": of_each(lambda rope: base_of(rope.frequencies)),
-        "rotary_dim": d_rotated,
-        "rotary_start": of_each(lambda rope: rope.start),
-        "rope_sign": of_each(lambda rope: rope.sign),
-        "attention_factor": of_each(lambda rope: rope.attention_factor),
-        "frequencies": of_each(lambda rope: rope.frequencies),
+        "rope_style": by_layer(lambda rope: rope.layout),
+        "rope_theta": by_layer(lambda rope: base_of(rope.frequencies)),
+        "rotary_dim": by_layer(lambda rope: 2 * len(rope.frequencies)),
+        "rotary_start": by_layer(lambda rope: rope.start),
+        "rope_sign": by_layer(lambda rope: rope.sign),
+        "attention_factor": by_layer(lambda rope: rope.attention_factor),
+        "frequencies": by_layer(lambda rope: rope.frequencies),
     }

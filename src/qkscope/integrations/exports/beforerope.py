@@ -1,8 +1,7 @@
-"""A layer's queries and keys as they were before the rotary encoding: means, lengths in planes, covariances.
+"""A layer's queries and keys before the rotary encoding: means, lengths in planes, covariances.
 
-A run keeps sums with the rotation undone and the encoding's constant factor (yarn, longrope) left in; here the factor
-is divided out too. Vectors are in the coordinates of the rotated ones: where a model's rotary function also reorders
-coordinates, in the order after it.
+A run stores sums with the rotation undone, but with the encoding's constant factor (yarn, longrope); here the factor is
+removed too. Coordinates are in the order of the rotated vectors, also if a model's rotary function reorders them.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ class BeforeRope:
 
     @property
     def layer(self) -> int:
-        """Its number."""
+        """The layer's number."""
         return self.entry.layer
 
     @property
     def rope(self) -> Rope | None:
-        """How it is rotated; None if it is not."""
+        """The layer's rotary encoding; None if it has none."""
         return layer_rope(self.entry)
 
     @property
     def factor(self) -> float:
-        """Factor of the encoding on every rotated vector."""
+        """The encoding's constant factor on rotated vectors."""
         return 1.0 if self.entry.rope is None else self.entry.rope.attention_factor
 
     @property
@@ -57,13 +56,13 @@ class BeforeRope:
         sizes = self.moments.sizes_q if kind == "q" else self.moments.sizes_k
         if sizes is None:
             raise ConfigError(
-                f"{self.run.folder} has no lengths in planes, as runs of earlier versions; capture it again"
+                f"{self.run.folder} has no lengths in planes, since an earlier version captured it; capture it again"
             )
         return sizes.sum(1) / self._n(kind) / self.factor
 
     @property
     def mean_q(self) -> Float[np.ndarray, "hq d"]:
-        """E[q], also of the coordinates that are not rotated."""
+        """E[q], including the coordinates that are not rotated."""
         groups = self.moments.q
         mean: Float[np.ndarray, "hq d"] = (groups.mean_x * groups.n[..., None]).sum(1) / self._n("q")
         if self.rope is not None:
@@ -73,7 +72,7 @@ class BeforeRope:
 
     @property
     def cov_q(self) -> Float[np.ndarray, "hq d d"]:
-        """Cov(q), divided by n − 1; a ``ConfigError`` if the run was not asked to keep it."""
+        """Cov(q), divided by n − 1; a ``ConfigError`` if the capture did not store it."""
         moments = self.moments.q.total if self.rope is None else self.moments.undone
         if moments is None:
             raise ConfigError(
@@ -94,7 +93,7 @@ class BeforeRope:
 def layers_before_rope(
     run: RunFolder, on_done: OnLayers | None = None, *, undone: bool = False
 ) -> Iterator[BeforeRope]:
-    """Every layer of a run, in order, each read when it is asked for; covariances only if ``undone``."""
+    """Yield the layers of a run in order, each read when requested; with covariances only if ``undone``."""
     entries = sorted(run.manifest.layers, key=lambda entry: entry.layer)
     for number, entry in enumerate(entries, start=1):
         yield BeforeRope(run, entry, run.layer(entry.layer, buckets=False, undone=undone))

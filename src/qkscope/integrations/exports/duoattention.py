@@ -1,8 +1,8 @@
-"""DuoAttention's gates: one number for each key head, 1 keeps its whole cache, 0 only the first and the latest keys.
+"""DuoAttention's gates: one number per key head; 1 keeps its whole cache, 0 only the first and the latest keys.
 
 A folder with ``full_attention_heads.tsv`` (layers × key heads) and ``config.json`` (sink_size, recent_size). Gates are
 ranks of the scores of cause/choice.py, spread evenly over 0 … 1: a threshold of s, and a sparsity of s, shorten a share
-s of the key heads. Layers whose sliding window is not longer than recent_size keep a gate of 1: they are short anyway.
+s of the key heads. Layers whose sliding window is not longer than recent_size keep a gate of 1, since they are short.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from qkscope.integrations.exports.about import (
     ABOUT_KEY,
     ModelShape,
     about_run,
+    check_shape,
+    check_weights,
     folder_of,
-    refuse_other,
-    refuse_shape,
-    shaped,
+    with_shape,
 )
 from qkscope.results.analyze import OnDone
 from qkscope.runs.run import Run
 
 BY = ("far", "area")
-"""Scores of key heads that come from means alone."""
+"""Scores of key heads that are computed from means alone."""
 
 
 class AttentionPattern(NamedTuple):
-    """Which key heads keep their whole cache."""
+    """The gates of all key heads, and the sizes of a shortened cache."""
 
     gates: Float[np.ndarray, "layers hkv"]
     sink_size: int
@@ -53,7 +53,7 @@ def write_duo_attention(
     workers: int | None = 1,
     on_done: OnDone | None = None,
 ) -> list[Path]:
-    """Write the gates by a score, for a window of ``recent`` keys (the middle one of those known, if None)."""
+    """Write the gates by a score, for a window of ``recent`` keys; None: the middle window of the table."""
     if by not in BY:
         raise ConfigError(f"unknown score {by!r}; choose from {', '.join(BY)}")
     captured = folder_of(run)
@@ -64,7 +64,7 @@ def write_duo_attention(
     heads = choosing.query_head_table(tables, window if by == "far" else middle)
     scores = choosing.key_head_scores(choosing.longer_than(heads, limits.sliding, window), by)
     gates = choosing.rank_gates(scores, (shape.layers, shape.key_heads))
-    about = shaped(about_run(captured, "duo-attention"), shape) | {"by": by, "scaled": "ranks"}
+    about = with_shape(about_run(captured, "duo-attention"), shape) | {"by": by, "scaled": "ranks"}
     config = {"sink_size": limits.sinks, "recent_size": window, ABOUT_KEY: about}
     files = {
         choosing.GATES: choosing.gates_text(gates) + "\n",
@@ -75,10 +75,9 @@ def write_duo_attention(
 
 
 def read_duo_attention(folder: Path, run: RunFolder) -> AttentionPattern:
-    """The gates of a folder, ours or somebody else's; an error if it is of another model than this run.
+    """Read the gates of a folder, written by qkscope or another tool; an error if the model is not that of the run.
 
-    Gates are cut to 0 … 1, as DuoAttention does. A folder of somebody else says nothing of weights: only its shape is
-    compared.
+    Gates are clipped to 0 … 1, as DuoAttention does. Other tools do not record weights: then only shapes are compared.
     """
     try:
         config = read_json(folder / choosing.GATES_CONFIG)
@@ -88,11 +87,11 @@ def read_duo_attention(folder: Path, run: RunFolder) -> AttentionPattern:
             f"{folder / choosing.GATES_CONFIG} is not DuoAttention's ({error}); export it again"
         ) from None
     if ABOUT_KEY in config:
-        refuse_other(folder, config[ABOUT_KEY], run)
+        check_weights(folder, config[ABOUT_KEY], run)
     scores, level = choosing.read_list(folder / choosing.GATES)
     shape = ModelShape.of(run)
     table = scores.unstack() if level == "k_head" else pd.DataFrame()
-    refuse_shape(folder / choosing.GATES, table.shape, (shape.layers, shape.key_heads))
+    check_shape(folder / choosing.GATES, table.shape, (shape.layers, shape.key_heads))
     if not np.isfinite(table.to_numpy()).all():
         raise DatasetError(f"{folder / choosing.GATES} contains non-finite values; export it again")
     return AttentionPattern(np.clip(table.to_numpy(float), 0.0, 1.0), *sizes)

@@ -1,4 +1,4 @@
-"""All formats that a run can be exported to, by name."""
+"""The formats that a run can be exported to, by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from qkscope.errors import ConfigError
 from qkscope.files.atomic import check_writable
-from qkscope.integrations.exports.about import OnLayers, folder_of, opened_run
+from qkscope.integrations.exports.about import OnLayers, folder_of, open_captured_run
 from qkscope.integrations.exports.duoattention import read_duo_attention, write_duo_attention
 from qkscope.integrations.exports.kvpressstats import read_kvpress_stats, write_kvpress_stats
 from qkscope.integrations.exports.mha2mla import read_mha2mla, write_mha2mla
@@ -37,26 +37,26 @@ def export_run(
     workers: int | None = 1,
     on_done: OnLayers | None = None,
 ) -> list[Path]:
-    """Write what a captured run says in the format of another tool; returns the files.
+    """Export a captured run in the format of another tool; returns the files.
 
-    ``by`` (far or area) and ``recent`` (keys that a shortened head keeps) are choices of ``duo-attention``.
+    ``by`` (far or area) and ``recent`` (keys that a shortened head keeps) apply only to ``duo-attention``.
     """
-    place = Path(path)
+    output = Path(path)
     _check_format(to)
-    _check_place(to, place)
+    _check_output(to, output)
     if to != DUO and (by is not None or recent is not None):
-        raise ConfigError(f"a score and a window are choices of {DUO}; leave them out with {to}")
-    opened = opened_run(run)
+        raise ConfigError(f"a score and a window apply only to {DUO}; remove them for {to}")
+    captured_run = open_captured_run(run)
     if to == DUO:
-        told = None if on_done is None else lambda done, in_all, _: on_done(done, in_all)
-        return write_duo_attention(opened, place, by or "far", recent, workers, told)
-    return _BY_LAYER[to](folder_of(opened), place, on_done)
+        on_heads = None if on_done is None else lambda done, total, _: on_done(done, total)
+        return write_duo_attention(captured_run, output, by or "far", recent, workers, on_heads)
+    return _BY_LAYER[to](folder_of(captured_run), output, on_done)
 
 
 def read_export(run: Run | str | Path, to: str, path: str | Path) -> Any:
-    """What an export holds, as arrays; an error if it is not of the model of this run."""
+    """Read an export as arrays; an error if it is not of the model of this run."""
     _check_format(to)
-    return _READERS[to](Path(path), folder_of(opened_run(run)))
+    return _READERS[to](Path(path), folder_of(open_captured_run(run)))
 
 
 def _check_format(to: str) -> None:
@@ -64,8 +64,8 @@ def _check_format(to: str) -> None:
         raise ConfigError(f"unknown format {to!r}; choose from {', '.join(EXPORT_FORMATS)}")
 
 
-def _check_place(to: str, place: Path) -> None:
-    """Raise before the work what would fail after it."""
-    check_writable(place if to in _FOLDERS else place.parent)
-    if to not in _FOLDERS and place.is_dir():
-        raise ConfigError(f"{place} is a folder, and {to} is a file; choose another --output")
+def _check_output(to: str, output: Path) -> None:
+    """Raise an error before the work starts if the output cannot be written."""
+    check_writable(output if to in _FOLDERS else output.parent)
+    if to not in _FOLDERS and output.is_dir():
+        raise ConfigError(f"{output} is a folder, and {to} is a file; choose another --output")

@@ -25,9 +25,9 @@ from qkscope.integrations.exports.about import (
     ModelShape,
     OnLayers,
     about_run,
-    refuse_other,
-    refuse_shape,
-    shaped,
+    check_shape,
+    check_weights,
+    with_shape,
 )
 from qkscope.integrations.exports.beforerope import layers_before_rope
 
@@ -36,25 +36,25 @@ STATS, STATS_CONFIG = "model.safetensors", "config.json"
 
 
 class QueryStatistics(NamedTuple):
-    """Queries before the rotation."""
+    """Mean and covariance of queries before the rotation."""
 
     mean: Float[np.ndarray, "layers hq d"]
     cov: Float[np.ndarray, "layers hq d d"]
 
 
 def write_kvpress_stats(run: RunFolder, folder: Path, on_done: OnLayers | None = None) -> list[Path]:
-    """Write the folder; returns its files. A warning where kvpress turns queries in other planes than the model."""
+    """Write the folder; returns its files. Warn if kvpress rotates queries in other planes than the model."""
     shape = ModelShape.of(run)
     layers = layers_before_rope(run, on_done, undone=True)
     means, covs = zip(*((layer.mean_q, layer.cov_q) for layer in layers), strict=True)
     tensors = {"query_mean": np.stack(means), "query_cov": np.stack(covs)}
-    about = shaped(about_run(run, "kvpress-stats"), shape)
+    about = with_shape(about_run(run, "kvpress-stats"), shape)
     if about["rope_style"] != "half" or about["rotary_dim"] != shape.head_dim:
         _log.warning(
-            "kvpress turns all coordinates of a head, in two halves, and this model does not: what it makes of these "
+            "kvpress rotates all coordinates of a head, in two halves, but this model does not: its results from these "
             "statistics will be wrong"
         )
-    config = _constructor(about) | {ABOUT_KEY: about}
+    config = _constructor_arguments(about) | {ABOUT_KEY: about}
     files = {
         STATS: save({name: tensor.astype(np.float32) for name, tensor in tensors.items()}),
         STATS_CONFIG: (json.dumps(config, indent=1) + "\n").encode(),
@@ -64,24 +64,24 @@ def write_kvpress_stats(run: RunFolder, folder: Path, on_done: OnLayers | None =
 
 
 def read_kvpress_stats(folder: Path, run: RunFolder) -> QueryStatistics:
-    """The statistics of a folder; an error if they are not of the model of this run."""
+    """Read the statistics of a folder; an error if they are not of the model of this run."""
     try:
         about = read_json(folder / STATS_CONFIG).get(ABOUT_KEY)
         check_regular(folder / STATS)
         tensors = load_file(folder / STATS)
-        found = QueryStatistics(tensors["query_mean"], tensors["query_cov"])
+        statistics = QueryStatistics(tensors["query_mean"], tensors["query_cov"])
     except (OSError, ValueError, LookupError, AttributeError, RecursionError, SafetensorError) as error:
         raise DatasetError(f"{folder} cannot be read as statistics of kvpress ({error}); export it again") from None
-    refuse_other(folder, about, run)
+    check_weights(folder, about, run)
     shape = ModelShape.of(run)
     heads = (shape.layers, shape.query_heads, shape.head_dim)
-    refuse_shape(folder / STATS, found.mean.shape, heads)
-    refuse_shape(folder / STATS, found.cov.shape, (*heads, shape.head_dim))
-    return found
+    check_shape(folder / STATS, statistics.mean.shape, heads)
+    check_shape(folder / STATS, statistics.cov.shape, (*heads, shape.head_dim))
+    return statistics
 
 
-def _constructor(about: dict[str, Any]) -> dict[str, Any]:
-    """What ``ExpectedAttentionStats`` is made with."""
+def _constructor_arguments(about: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the constructor of ``ExpectedAttentionStats``."""
     return {
         "num_layers": about["layers"],
         "num_heads": about["query_heads"],

@@ -1,8 +1,8 @@
 """MHA2MLA's 2-norm ranks: how much each plane of a key head adds to scores, E|q_m| · E|k_m| over its query heads.
 
-A file of ``torch.save`` with one tensor, layers × key heads × d, uint8: at every coordinate the rank of its plane, 0 is
-the largest; 255, which no cut keeps, at coordinates that are not rotated. Beside it a JSON file says whose it is, since
-the tensor cannot.
+A file of ``torch.save`` with one tensor, layers × key heads × d, uint8: at each coordinate the rank of its plane, 0 is
+the largest; 255, which is never selected, at coordinates that are not rotated. A JSON file next to it describes the
+run.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from qkscope.errors import ConfigError, DatasetError
 from qkscope.files.atomic import write_together
 from qkscope.files.readers import read_json
 from qkscope.files.runfolder import RunFolder
-from qkscope.integrations.exports.about import ModelShape, OnLayers, about_run, refuse_other, refuse_shape, shaped
+from qkscope.integrations.exports.about import ModelShape, OnLayers, about_run, check_shape, check_weights, with_shape
 from qkscope.integrations.exports.beforerope import BeforeRope, layers_before_rope
 
 NOT_ROTATED = 255
-"""The rank of a coordinate that belongs to no plane."""
+"""Rank of a coordinate that is not rotated."""
 
 
 def write_mha2mla(run: RunFolder, path: Path, on_done: OnLayers | None = None) -> list[Path]:
-    """Write the ranks and the JSON file beside them; returns both."""
+    """Write the ranks and the JSON file next to them; returns both."""
     from qkscope.integrations.exports.torchfiles import torch_bytes
 
     shape = ModelShape.of(run)
     ranks = np.stack([_ranks(layer, shape) for layer in layers_before_rope(run, on_done)])
-    about = json.dumps(shaped(about_run(run, "mha2mla"), shape), indent=1) + "\n"
-    write_together(path.parent, {path.name: torch_bytes(ranks), json_beside(path).name: about.encode()})
-    return [path, json_beside(path)]
+    about = json.dumps(with_shape(about_run(run, "mha2mla"), shape), indent=1) + "\n"
+    write_together(path.parent, {path.name: torch_bytes(ranks), json_path(path).name: about.encode()})
+    return [path, json_path(path)]
 
 
 def read_mha2mla(path: Path, run: RunFolder) -> UInt8[np.ndarray, "layers hkv d"]:
-    """The ranks; an error if they are not of the model of this run."""
+    """Read the ranks; an error if they are not of the model of this run."""
     from qkscope.integrations.exports.torchfiles import read_torch
 
     try:
-        about = read_json(json_beside(path))
+        about = read_json(json_path(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise DatasetError(f"{json_beside(path)}, which says whose {path.name} is, cannot be read ({error})") from None
-    refuse_other(path, about, run)
+        raise DatasetError(f"{json_path(path)}, the description of {path.name}, cannot be read ({error})") from None
+    check_weights(path, about, run)
     ranks = read_torch(path)
     shape = ModelShape.of(run)
-    refuse_shape(path, np.shape(ranks), (shape.layers, shape.key_heads, shape.head_dim))
+    check_shape(path, np.shape(ranks), (shape.layers, shape.key_heads, shape.head_dim))
     return np.asarray(ranks)
 
 
-def json_beside(path: Path) -> Path:
-    """The JSON file beside the ranks."""
+def json_path(path: Path) -> Path:
+    """The JSON file next to the ranks."""
     return path.with_name(f"{path.name}.json")
 
 
 def plane_weights(layer: BeforeRope) -> Float[np.ndarray, "hkv planes"]:
-    """Σ over the query heads that read a key head of E|q_m| · E|k_m|."""
+    """Σ E|q_m| · E|k_m| over the query heads that read a key head."""
     q, k = layer.lengths("q"), layer.lengths("k")
     return q.reshape(len(k), -1, q.shape[-1]).sum(1) * k
 
@@ -64,10 +64,12 @@ def plane_weights(layer: BeforeRope) -> Float[np.ndarray, "hkv planes"]:
 def _ranks(layer: BeforeRope, shape: ModelShape) -> UInt8[np.ndarray, "hkv d"]:
     rope = layer.rope
     if rope is None or rope.planes >= NOT_ROTATED:
-        problem = "has no rotary encoding" if rope is None else f"has {rope.planes} planes, more than a byte can rank"
-        raise ConfigError(f"layer {layer.layer} of {layer.run.folder} {problem}; MHA2MLA's ranks are of rotated planes")
+        problem = (
+            "has no rotary encoding" if rope is None else f"has {rope.planes} planes, more than fit into uint8 ranks"
+        )
+        raise ConfigError(f"layer {layer.layer} of {layer.run.folder} {problem}; MHA2MLA ranks rotated planes")
     order = np.argsort(-plane_weights(layer), axis=-1, kind="stable")
-    of_plane = np.argsort(order, axis=-1)
+    plane_ranks = np.argsort(order, axis=-1)
     ranks = np.full((shape.key_heads, shape.head_dim), NOT_ROTATED, dtype=np.uint8)
-    ranks[:, rope.pairs] = of_plane[..., None]
+    ranks[:, rope.pairs] = plane_ranks[..., None]
     return ranks

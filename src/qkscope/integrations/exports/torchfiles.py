@@ -1,4 +1,4 @@
-"""Files of ``torch.save`` that hold tensors, numbers and text alone; what they contain is never executed."""
+"""Files of ``torch.save`` that contain only tensors, numbers and text; no code in them is executed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from qkscope.files.readers import check_regular
 
 
 def torch_bytes(content: Any) -> bytes:
-    """The bytes of a file: dicts and lists of numbers, text and arrays, which become tensors."""
+    """The bytes of a file with dicts and lists of numbers, text and arrays, which become tensors."""
     torch = _torch()
-    file = io.BytesIO()  # to a path, the archive would be named after the temporary file
+    file = io.BytesIO()  # given a path, torch would name the archive after the temporary file
     torch.save(_converted(content, np.ndarray, torch.from_numpy), file)
     return file.getvalue()
 
 
 def read_torch(path: Path) -> Any:
-    """What a file holds, tensors as arrays; a ``DatasetError`` if it is damaged or holds anything else."""
+    """Read a file, tensors as arrays; a ``DatasetError`` if it is damaged or contains anything else."""
     torch = _torch()
     try:
         check_regular(path)
@@ -36,7 +36,7 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise ConfigError("files of this format are torch's own; install it with: pip install torch") from None
+        raise ConfigError("this format needs torch; install it with: pip install torch") from None
     return torch
 
 

@@ -1,4 +1,4 @@
-"""Runs and results to and from the Hub, and what may be chosen when they are pushed."""
+"""Push runs and results to the Hub and pull them back; the options of a push."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qkscope.options import option
 
 @dataclass(frozen=True)
 class PushOptions:
-    """How a run or results are pushed."""
+    """Options for pushing a run or results."""
 
     revision: str = option("main", "Branch of the repository; it is created if necessary.")
     public: bool = option(False, "Create the repository for everybody to see; by default it is private.")

@@ -1,4 +1,4 @@
-"""The card of what is pushed: README.md with the Hub's metadata, a sentence, a picture and numbers of this data."""
+"""The card of a pushed run or results: README.md with the Hub's metadata, a sentence, a picture and numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkscope.results.study import Study
 
 CARD_FILE, PICTURE_FILE = "README.md", "heads.png"
 _MOST_RUNS = 6
-"""Columns of the table of numbers."""
+"""Largest number of runs (columns) in the table of numbers."""
 _MEASURES = (
     Measure("decay", "fall of the mean score per doubling of the distance, in logits", "heads"),
     Measure("decays", "heads that score near keys higher than far ones", "heads", percent=True),
@@ -32,7 +32,7 @@ _MEASURES = (
 _SIZES = (
     (1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"), (10_000_000, "1M<n<10M"),
 )  # fmt: skip
-_OTHERS = {
+_ABOUT_SIDE_TABLES = {
     "points": "sampled vectors of heads on their axes, for pictures",
     "axes": "axes a and b of each head",
     "passage": "every score of a short text of qkscope's own in four terms",
@@ -56,7 +56,7 @@ _SAMPLED = (
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card says besides the numbers."""
+    """The facts of a card besides the numbers."""
 
     title: str
     repo: str
@@ -64,14 +64,14 @@ class CardFacts:
     kind: str
     license: str
     measured: Sequence[tuple[str, str]]
-    """How it was measured: what, and its value."""
+    """The measurement as (name, value) rows."""
     tables: Mapping[str, str]
     """File of each table in the repository."""
     n_rows: int
     names: bool
-    """Whether documents have names."""
+    """True if documents have file names."""
     tokens: bool
-    """Whether the text of tokens is stored beside vectors."""
+    """True if the text of tokens is stored with vectors."""
 
 
 def picture(study: Study) -> bytes | None:
@@ -83,7 +83,7 @@ def picture(study: Study) -> bytes | None:
 
 
 def card_text(facts: CardFacts, study: Study, *, pictured: bool) -> str:
-    """README.md."""
+    """The text of README.md."""
     title = f"{facts.title}: position and content in every attention head"
     sentence = Claims(study).first.headline
     parts = [
@@ -102,7 +102,7 @@ def card_text(facts: CardFacts, study: Study, *, pictured: bool) -> str:
 
 
 def _metadata(facts: CardFacts, title: str) -> dict[str, object]:
-    size = next((name for most, name in _SIZES if facts.n_rows < most), "10M<n<100M")
+    size = next((name for limit, name in _SIZES if facts.n_rows < limit), "10M<n<100M")
     configs = [
         {"config_name": name, "data_files": file} | ({"default": True} if name == "heads" else {})
         for name, file in facts.tables.items()
@@ -118,30 +118,32 @@ def _metadata(facts: CardFacts, title: str) -> dict[str, object]:
 def _numbers(study: Study) -> str:
     """Means over the heads of each run, with their intervals."""
     labels, frames = study.labels[-_MOST_RUNS:], frames_of(study)
-    rows, over = [], []
+    rows, averaged_over = [], []
     for measure in _MEASURES:
         values = [mean_of(study, [label], frames[measure.table], measure.column) for label in labels]
         if any(value is not None for value in values):
             rows.append((measure.label, *("–" if value is None else value.text(measure.percent) for value in values)))
-            over += [over_what(value.over) for value in values if value is not None and value.interval()]
+            averaged_over += [over_what(value.over) for value in values if value is not None and value.interval()]
     if not rows:
         return ""
-    note = f" 95% intervals are {'; '.join(dict.fromkeys(over))}." if over else ""
+    note = f" 95% intervals are {'; '.join(dict.fromkeys(averaged_over))}." if averaged_over else ""
     more = f" The last {_MOST_RUNS} of {len(study.labels)} runs." if len(study.labels) > _MOST_RUNS else ""
     return f"{_table(('mean over heads', *labels), rows)}\n\n{(note + more).strip()}".strip()
 
 
 def _use(facts: CardFacts) -> str:
-    """How to read it: tables by name, a run as a run, everything into a folder."""
-    at, option = (
+    """The section with code that reads tables, opens the run and pulls all files."""
+    argument, option = (
         ("", "") if facts.revision == "main" else (f', revision="{facts.revision}"', f" --revision {facts.revision}")
     )
     table = "heads" if "heads" in facts.tables else next(iter(facts.tables), None)
     lines = []
     if table is not None:
-        lines.append(f'{table} = datasets.load_dataset("{facts.repo}", "{table}"{at})["train"].to_pandas()')
+        lines.append(f'{table} = datasets.load_dataset("{facts.repo}", "{table}"{argument})["train"].to_pandas()')
     if facts.kind == "run":
-        lines.append(f'run = qkscope.open("{facts.repo}"{at})  # as a captured run: run.heads, qkscope.rotation(run)')
+        lines.append(
+            f'run = qkscope.open("{facts.repo}"{argument})  # as a captured run: run.heads, qkscope.rotation(run)'
+        )
     needed = ", ".join(name for name in ("datasets", "qkscope") if any(f"{name}." in line for line in lines))
     code = "\n".join([f"import {needed}", "", *lines])
     python = f"```python\n{code}\n```\n\n" if lines else ""
@@ -151,12 +153,12 @@ def _use(facts: CardFacts) -> str:
 def _names(facts: CardFacts) -> str:
     if facts.kind == "results":
         return "Documents have no names here."
-    named = "their file names" if facts.names else "the beginning of their SHA-256 as names"
-    return f"Documents have {named}.{_SAMPLED}"
+    kind_of_name = "their file names" if facts.names else "the beginning of their SHA-256 as names"
+    return f"Documents have {kind_of_name}.{_SAMPLED}"
 
 
 def _about(table: str) -> str:
-    return ABOUT.get(table) or _OTHERS.get(table, "")
+    return ABOUT.get(table) or _ABOUT_SIDE_TABLES.get(table, "")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -165,5 +167,5 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that is neither markup nor the end of a cell."""
+    """Escape text so that it is neither markup nor the end of a cell."""
     return " ".join(text.replace("<", "&lt;").replace("|", "\\|").replace("[", "\\[").split())

@@ -1,4 +1,4 @@
-"""A run or results from the Hub into a folder: complete and compared with its checksums, or not there at all."""
+"""Pull a run or results from the Hub into a folder, which appears only once complete and verified by checksums."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from qkscope.files.pushed import HUB_MARK, HubMark, Pushed, find_pushed
 
 
 def pull(repo: str, folder: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """Fetch what was pushed to ``owner/name`` into a new folder; returns it.
+    """Download a pushed run or results from ``owner/name`` into a new folder; returns it.
 
-    Files are collected beside the folder, in one whose name begins with a dot; the folder appears when all are there
-    and match their checksums. An interrupted pull resumes when it is called again.
+    Files are collected in a hidden folder next to the target, which is renamed when all files are there and match their
+    checksums. Calling ``pull`` again resumes an interrupted pull.
     """
     target = Path(folder)
     check_writable(target)
@@ -40,9 +40,9 @@ def pull(repo: str, folder: str | os.PathLike[str], revision: str | None = None)
 
 
 def _check_same(target: Path, mark: HubMark, repo: str) -> None:
-    """Raise an error unless a folder holds just what is to be fetched."""
-    listed = target / HUB_MARK
-    if not listed.is_file() or listed.read_bytes() != mark.content:
+    """Raise an error unless a folder already contains the pushed files."""
+    mark_file = target / HUB_MARK
+    if not mark_file.is_file() or mark_file.read_bytes() != mark.content:
         raise HubError(f"{target} contains something other than {repo}; choose another folder")
     for name, file in mark.files.items():
         if not (target / name).is_file() or digest(target / name) != file.sha256:
@@ -50,7 +50,7 @@ def _check_same(target: Path, mark: HubMark, repo: str) -> None:
 
 
 def _collect(pushed: Pushed, files: HubFiles, target: Path) -> None:
-    """Fetch all files beside the target, and rename the folder when it is complete."""
+    """Fetch all files into a folder next to the target, and rename it when it is complete."""
     unfinished = target.with_name(f".{target.name}.pulling")
     if unfinished.is_symlink():
         raise HubError(f"{unfinished} is a symbolic link, which a pull never creates; remove it")
@@ -58,7 +58,7 @@ def _collect(pushed: Pushed, files: HubFiles, target: Path) -> None:
         names = [HUB_MARK, *pushed.mark.files]
         pushed.download(list(pushed.mark.files), partial(files.fetch, folder=unfinished))
         (unfinished / HUB_MARK).write_bytes(pushed.mark.content)
-        _remove_others(unfinished, names)
+        _remove_unlisted(unfinished, names)
         for name in names:
             sync(unfinished / name)
         (unfinished / HOLDER).unlink(missing_ok=True)
@@ -71,8 +71,8 @@ def _collect(pushed: Pushed, files: HubFiles, target: Path) -> None:
         sync(target.parent)
 
 
-def _remove_others(folder: Path, names: list[str]) -> None:
-    """Remove what earlier attempts left: the client's notes, and files of other commits."""
+def _remove_unlisted(folder: Path, names: list[str]) -> None:
+    """Remove leftovers of earlier attempts: the client's cache, and files of other commits."""
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""A run or results to the Hub: without names of documents and paths, with a card, as one state that can be verified."""
+"""Push a run or results to the Hub: with a card and checksums, without paths and names of documents."""
 
 from __future__ import annotations
 
@@ -41,56 +41,56 @@ from qkscope.results.summary import SUMMARY
 from qkscope.runs.run import open_run
 
 _MOST_LISTED = 20
-"""Models that a card lists."""
+"""Largest number of models that a card lists."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What is sent, but for tables and card."""
+    """The content of a push, except tables and card."""
 
     mark: HubMark
-    """Without its files."""
+    """The mark of the repository, without its files."""
     title: str
     measured: list[tuple[str, str]]
-    """How it was measured, for the card."""
+    """The measurement as (name, value) rows, for the card."""
     uploads: list[Upload]
     tokens: bool = False
-    """Whether the text of tokens is stored beside vectors."""
+    """True if the text of tokens is stored with vectors."""
 
 
 def run_content(folder: Path, options: PushOptions, scratch: Path) -> Content:
-    """A run's own files; its manifest as others may see it, vectors without the text of tokens, checksums that fit.
+    """The files of a run: with a public manifest, vectors without the text of tokens, and matching checksums.
 
-    What is not sent as it is, is written to ``scratch`` first.
+    Changed files are written to ``scratch`` first.
     """
     run = RunFolder.open(folder)
     problems, digests = compare(folder), recorded_digests(folder)
     if digests is None:
-        raise HubError(f"{folder} has no {CHECKSUMS}, so nobody could tell whether it is intact; capture the run again")
+        raise HubError(f"{folder} has no {CHECKSUMS}, so it cannot be verified; capture the run again")
     if problems:
         raise HubError(f"{folder} is not intact: {problems[0]}")
-    texts = [name for name in digests if name.endswith(f"/{DATA_FILE}") and has_token_texts(folder / name)]
-    left_out = [] if options.with_tokens else texts
-    for name in left_out:
+    with_texts = [name for name in digests if name.endswith(f"/{DATA_FILE}") and has_token_texts(folder / name)]
+    stripped = [] if options.with_tokens else with_texts
+    for name in stripped:
         write_without_texts(folder / name, scratch / name)
-    further = ["text of tokens"] if left_out else []
+    further = ["text of tokens"] if stripped else []
     manifest = public_manifest(run.raw, names=options.with_names, digest=digests[MANIFEST], further=further)
-    unchanged = manifest is run.raw
-    first = Upload.of(MANIFEST, (folder / MANIFEST).read_bytes() if unchanged else json_bytes(manifest))
-    uploads = [first, *(Upload.of(name, scratch / name) for name in left_out)]
-    known = digests | {upload.name: upload.sha256 for upload in uploads}
-    as_they_are = digests.keys() - {upload.name for upload in uploads}
-    uploads += [Upload.of(name, folder / name, digests[name]) for name in sorted(as_they_are)]
-    uploads.append(Upload.of(CHECKSUMS, checksums_bytes(known)))
+    is_unchanged = manifest is run.raw
+    run_json = Upload.of(MANIFEST, (folder / MANIFEST).read_bytes() if is_unchanged else json_bytes(manifest))
+    uploads = [run_json, *(Upload.of(name, scratch / name) for name in stripped)]
+    sent_digests = digests | {upload.name: upload.sha256 for upload in uploads}
+    unchanged = digests.keys() - {upload.name for upload in uploads}
+    uploads += [Upload.of(name, folder / name, digests[name]) for name in sorted(unchanged)]
+    uploads.append(Upload.of(CHECKSUMS, checksums_bytes(sent_digests)))
     public = RunManifest.model_validate(manifest)
     measured, title = _measured(public), str(public.model.id or folder.absolute().name)
     about = f"run of {title}, window {public.window:,}, {len(public.documents):,} documents"
     mark = HubMark(kind="run", qkscope=__version__, about=about, identity=run_digest(digests), files={})
-    return Content(mark, title, measured, uploads, tokens=bool(texts) and options.with_tokens)
+    return Content(mark, title, measured, uploads, tokens=bool(with_texts) and options.with_tokens)
 
 
 def _measured(manifest: RunManifest) -> list[tuple[str, str]]:
-    """What a card says of a capture."""
+    """The (name, value) rows about a capture, for the card."""
     model = manifest.model
     rows = [
         ("model", model.id),
@@ -109,7 +109,7 @@ def _measured(manifest: RunManifest) -> list[tuple[str, str]]:
 
 
 def results_content(folder: Path) -> Content:
-    """What results are about; all their files are tables, or the summary."""
+    """The content of a results folder; all its files are tables or the summary."""
     results = read_folder(folder)
     models = results.models
     title = models[0] if len(models) == 1 else f"{models[0]} and {len(models) - 1} more"
@@ -120,21 +120,21 @@ def results_content(folder: Path) -> Content:
 
 
 def _origin(entry: Any) -> str:
-    """What the summary of a model says it was computed from."""
+    """The source of a model's results, according to its summary."""
     summary: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dataset = summary.get("dataset")
     source: dict[str, Any] = dataset if isinstance(dataset, dict) else {}
-    counts = {what: summary.get(f"n_{what}") for what in ("documents", "tokens")}
-    known = [
+    counts = {name: summary.get(f"n_{name}") for name in ("documents", "tokens")}
+    parts = [
         f"captured from {source.get('model')}" if source.get("kind") == "run" else "",
         f"vectors of {source.get('repo')}" if source.get("kind") == "hub" else "",
-        *(f"{count:,} {what}" for what, count in counts.items() if isinstance(count, int)),
+        *(f"{count:,} {name}" for name, count in counts.items() if isinstance(count, int)),
     ]
-    return ", ".join(part for part in known if part) or "–"
+    return ", ".join(part for part in parts if part) or "–"
 
 
 def table_uploads(tables: Path, prefix: str, *, tokens: bool) -> list[Upload]:
-    """The tables of a folder, its points with the text of ``tokens`` or without, a summary that others may see."""
+    """The tables of a folder, its points (with token text only if ``tokens``), and a public summary."""
     names = [name for name in result_files(tables) if name not in (SUMMARY, POINTS.file)]
     uploads = [Upload.of(f"{prefix}{name}", tables / name) for name in names]
     if (tables / POINTS.file).is_file():
@@ -155,31 +155,31 @@ def push(
     workers: int | None = 1,
     on_heads: OnDone | None = None,
 ) -> str:
-    """Send the folder of a run, or a results folder, to ``owner/name`` on the Hub; returns where it is.
+    """Push the folder of a run, or a results folder, to ``owner/name`` on the Hub; returns its address.
 
-    A run without tables is analysed first; ``on_heads`` is told how far that is. No text, token or path, and no name of
-    a document, is sent unless ``options`` say so; docs/hub.md has the list. An interrupted push resumes when it is
-    called again.
+    A run without tables is analysed first, with ``on_heads`` as progress callback. Texts, tokens, paths and names of
+    documents are sent only if ``options`` allow it; docs/hub.md has the list. Calling ``push`` again resumes an
+    interrupted push.
     """
-    folder, chosen = Path(source), options or PushOptions()
-    check_repository_name(repo, chosen.revision)
+    folder, push_options = Path(source), options or PushOptions()
+    check_repository_name(repo, push_options.revision)
     kind = _kind(folder)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qkscope-")))
-        content = run_content(folder, chosen, scratch) if kind == "run" else results_content(folder)
+        content = run_content(folder, push_options, scratch) if kind == "run" else results_content(folder)
         signed_in(repo)
-        branch = existing(repo, chosen.revision)
-        if branch is not None and not chosen.overwrite:
+        branch = existing(repo, push_options.revision)
+        if branch is not None and not push_options.overwrite:
             _check_replaceable(branch, content.mark)
         tables = stack.enter_context(_tables(folder, kind, workers, on_heads))
         prefix = f"{RUN_TABLES}/" if kind == "run" else ""
-        uploads = [*content.uploads, *table_uploads(tables, prefix, tokens=chosen.with_tokens)]
-        uploads += _card(content, tables, prefix, repo, chosen)
+        uploads = [*content.uploads, *table_uploads(tables, prefix, tokens=push_options.with_tokens)]
+        uploads += _card(content, tables, prefix, repo, push_options)
         files = {upload.name: MarkedFile(sha256=upload.sha256, size=upload.size) for upload in uploads}
         mark = content.mark.model_copy(update={"files": files})
-        branch = branch or create(repo, chosen.revision, private=not chosen.public)
+        branch = branch or create(repo, push_options.revision, private=not push_options.public)
         send(branch, [Upload.of(HUB_MARK, mark.content), *uploads], mark.about)
-    return _address(repo, chosen.revision)
+    return _address(repo, push_options.revision)
 
 
 def _kind(folder: Path) -> Literal["run", "results"]:
@@ -191,41 +191,42 @@ def _kind(folder: Path) -> Literal["run", "results"]:
 
 
 def _check_replaceable(branch: Branch, mark: HubMark) -> None:
-    """Raise an error if a branch holds something other than an earlier state of this."""
+    """Raise an error if a branch contains anything but an earlier state of the same content."""
     if not branch.names:
         return
-    where = f"{branch.repo} at {branch.revision}"
-    found = find_pushed(Located(branch.files))
-    if found is None:
+    location = f"{branch.repo} at {branch.revision}"
+    pushed = find_pushed(Located(branch.files))
+    if pushed is None:
         raise HubError(
-            f"{where} holds files that qkscope did not push ({min(branch.names)} …); choose another name, or "
+            f"{location} holds files that qkscope did not push ({min(branch.names)} …); choose another name, or "
             "--overwrite to replace them"
         )
-    if not mark.succeeds(found.mark):
+    if not mark.succeeds(pushed.mark):
         raise HubError(
-            f"{where} holds something else ({found.mark.about}); push to another --revision or name, or --overwrite it"
+            f"{location} holds something else ({pushed.mark.about}); push to another --revision or name, or "
+            "--overwrite it"
         )
 
 
 @contextmanager
 def _tables(folder: Path, kind: str, workers: int | None, on_heads: OnDone | None) -> Iterator[Path]:
     """The tables of a run or results; those of a run are computed if it has none."""
-    own = folder / RUN_TABLES if kind == "run" else folder
-    if own.is_dir() and is_results(own):
-        yield own
+    existing_tables = folder / RUN_TABLES if kind == "run" else folder
+    if existing_tables.is_dir() and is_results(existing_tables):
+        yield existing_tables
         return
     with tempfile.TemporaryDirectory(prefix="qkscope-") as temporary:
         job = Job.from_options(open_run(folder), "analyze")
-        results = analyze([job], place=ExecutionTarget(workers), strict=True, on_done=on_heads)
+        results = analyze([job], target=ExecutionTarget(workers), strict=True, on_done=on_heads)
         write_results(Path(temporary), results, wall_seconds=0.0)
         yield Path(temporary)
 
 
 def _card(content: Content, tables: Path, prefix: str, repo: str, options: PushOptions) -> list[Upload]:
-    """README.md and, if there are numbers to map, its picture."""
+    """README.md and, if there are numbers to map, a picture."""
     study = build([StudyRunConfig(path=str(tables))])
     names = [name for name in result_files(tables) if name.endswith(".parquet")]
-    drawn = picture(study)
+    picture_bytes = picture(study)
     facts = CardFacts(
         title=content.title,
         repo=repo,
@@ -238,8 +239,8 @@ def _card(content: Content, tables: Path, prefix: str, repo: str, options: PushO
         names=options.with_names,
         tokens=content.tokens,
     )
-    text = card_text(facts, study, pictured=drawn is not None)
-    pictures = [] if drawn is None else [Upload.of(PICTURE_FILE, drawn)]
+    text = card_text(facts, study, pictured=picture_bytes is not None)
+    pictures = [] if picture_bytes is None else [Upload.of(PICTURE_FILE, picture_bytes)]
     return [Upload.of(CARD_FILE, text.encode()), *pictures]
 
 

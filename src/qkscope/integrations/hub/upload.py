@@ -1,7 +1,7 @@
-"""Files to a dataset repository on the Hub: large ones first, in groups, then commits that name them all.
+"""Upload files to a dataset repository on the Hub: large files first, in groups, then commits that list all files.
 
-What arrived before an interruption is not sent again: the Hub knows large files by their SHA-256 even before a commit
-names them, and small ones are part of a commit. Up to ``_FILES_PER_COMMIT`` files become visible in one step.
+After an interruption, files that already arrived are not sent again: the Hub identifies large files by SHA-256 even
+before a commit lists them, and small ones are part of a commit. Up to ``_FILES_PER_COMMIT`` files appear in one step.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from qkscope.progress import progress
 
 _FILES_PER_COMMIT = 1000
 """Commits of more files may take longer than the Hub waits."""
-_FILES_TOGETHER, _BYTES_TOGETHER = 64, 2**26
-"""At most this many files, or bytes, between two signs of progress."""
+_FILES_PER_GROUP, _BYTES_PER_GROUP = 64, 2**26
+"""Largest number of files, or bytes, between two updates of the progress bar."""
 _ATTRIBUTES = ".gitattributes"
-"""A file of the Hub's own in every repository."""
+"""A file that the Hub itself adds to every repository."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One file of the repository: a file of this machine, or its content."""
+    """One file of the repository, as a local file or as bytes."""
 
     name: str
     content: Path | bytes
@@ -35,15 +35,15 @@ class Upload:
     size: int
 
     @classmethod
-    def of(cls, name: str, content: Path | bytes, known: str | None = None) -> Upload:
-        """With its digest, computed unless it is known."""
+    def of(cls, name: str, content: Path | bytes, sha256: str | None = None) -> Upload:
+        """A file with its digest, which is computed unless given."""
         if isinstance(content, bytes):
             return cls(name, content, hashlib.sha256(content).hexdigest(), len(content))
-        return cls(name, content, known or digest(content), content.stat().st_size)
+        return cls(name, content, sha256 or digest(content), content.stat().st_size)
 
     @property
     def git_sha1(self) -> str:
-        """The name that git gives to its content."""
+        """The SHA-1 by which git identifies the content."""
         content = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
         return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
@@ -56,28 +56,28 @@ class Branch:
     revision: str
     commit: str
     digests: Mapping[str, str]
-    """Of each file: the SHA-256 of a large one, git's SHA-1 of a small one."""
+    """Digest of each file: SHA-256 for a large one, git's SHA-1 for a small one."""
 
     @property
     def files(self) -> HubFiles:
-        """Its files, to read them."""
+        """The files of the branch, for reading."""
         return HubFiles(self.repo, self.revision, self.commit, tuple(sorted(self.digests)))
 
     @property
     def names(self) -> set[str]:
-        """Its files but the Hub's own."""
+        """The names of all files except the Hub's own."""
         return set(self.digests) - {_ATTRIBUTES}
 
     def has(self, upload: Upload) -> bool:
-        """Whether a file is there already, with this content."""
-        found = self.digests.get(upload.name)
-        if found is None:
+        """True if the branch already has a file, with this content."""
+        present = self.digests.get(upload.name)
+        if present is None:
             return False
-        return found == (upload.sha256 if len(found) == len(upload.sha256) else upload.git_sha1)
+        return present == (upload.sha256 if len(present) == len(upload.sha256) else upload.git_sha1)
 
 
 def check_repository_name(repo: str, revision: str) -> None:
-    """Raise an error for names that the Hub does not have."""
+    """Raise an error for names that the Hub does not allow."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -122,7 +122,7 @@ def existing(repo: str, revision: str) -> Branch | None:
 
 
 def create(repo: str, revision: str, *, private: bool) -> Branch:
-    """Create the repository and the branch, as far as they do not exist."""
+    """Create the repository and the branch, if they do not exist."""
     from huggingface_hub import HfApi
 
     with pushing(repo):
@@ -136,13 +136,13 @@ def create(repo: str, revision: str, *, private: bool) -> Branch:
 
 
 def send(branch: Branch, uploads: Sequence[Upload], message: str) -> str:
-    """Make a branch hold exactly these files; returns its commit."""
+    """Make a branch contain exactly these files; returns its commit."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    disable_progress_bars()  # one for all files is shown
+    disable_progress_bars()  # one progress bar is shown for all files
     api = HfApi()
-    where: Any = {"repo_type": "dataset", "revision": branch.revision}
+    target: Any = {"repo_type": "dataset", "revision": branch.revision}
     changed = [upload for upload in uploads if not branch.has(upload)]
     surplus = sorted(branch.names - {upload.name for upload in uploads})
     operations: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in surplus]
@@ -151,21 +151,21 @@ def send(branch: Branch, uploads: Sequence[Upload], message: str) -> str:
     with pushing(branch.repo), progress("sending", "B", delay=2.0) as on_progress:
         for group in _groups(changed):
             added = [CommitOperationAdd(upload.name, upload.content) for upload in group]
-            api.preupload_lfs_files(branch.repo, added, free_memory=False, **where)
+            api.preupload_lfs_files(branch.repo, added, free_memory=False, **target)
             operations += added
             sent += sum(upload.size for upload in group)
             on_progress(sent, total)
         for first in range(0, len(operations), _FILES_PER_COMMIT):
             part = operations[first : first + _FILES_PER_COMMIT]
-            commit = api.create_commit(branch.repo, part, commit_message=message, parent_commit=commit, **where).oid
+            commit = api.create_commit(branch.repo, part, commit_message=message, parent_commit=commit, **target).oid
     return commit
 
 
 def _groups(uploads: Iterable[Upload]) -> Iterator[list[Upload]]:
-    """Consecutive files, few enough to be sent together."""
+    """Yield groups of consecutive files, small enough for one update of the progress bar."""
     group: list[Upload] = []
     for upload in uploads:
-        if len(group) == _FILES_TOGETHER or (group and sum(u.size for u in group) + upload.size > _BYTES_TOGETHER):
+        if len(group) == _FILES_PER_GROUP or (group and sum(u.size for u in group) + upload.size > _BYTES_PER_GROUP):
             yield group
             group = []
         group.append(upload)
