@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -136,8 +135,9 @@ def _report_agreement(table: pd.DataFrame, output: Path) -> None:
     files = {"against.csv": csv_bytes(table), "against.png": picture.getvalue()}
     write_together(output, files)
     log.info("agreement of each column with the list: Spearman's ρ, its 95% interval over layers, AUC of the top tenth")
-    for row in table.itertuples():
-        ends = f"[{row.rho_low:+.2f}, {row.rho_high:+.2f}]" if math.isfinite(float(row.rho_low)) else "(no interval)"
+    has_interval = table["rho_low"].notna()
+    for row, known in zip(table.itertuples(), has_interval, strict=True):
+        ends = f"[{row.rho_low:+.2f}, {row.rho_high:+.2f}]" if known else "(no interval)"
         log.info("  %-18s ρ %+.2f %s  AUC %.2f  (%d heads)", row.column, row.rho, ends, row.auc, row.n_heads)
     for name in files:
         log.info("wrote %s", output / name)
