@@ -18,13 +18,14 @@ from qkscope.analyses.components import components, head_variance
 from qkscope.analyses.distancecurve import distance_curve, score_pairs
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.meanfield import MeanField
-from qkscope.analyses.pairplasticity import along, plasticity_over_window, reversible, spread_along
+from qkscope.analyses.pairplasticity import along, plasticity_over_window, reversible
 from qkscope.analyses.pca import HEADS_TABLE, QK_TABLE
 from qkscope.analyses.plasticity import AP
 from qkscope.analyses.position import distances, recency
 from qkscope.analyses.rotation import ROTATED_TABLE
 from qkscope.analyses.rotationmodel import rotation_model
 from qkscope.analyses.uncertainty import Scale, jackknife, usable_groups
+from qkscope.core.bucketspread import spread_along
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import (
     N_BUCKETS,
@@ -41,6 +42,7 @@ from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.visible import VisibleKeys
 from qkscope.engine import ExecutionTarget, for_each
+from qkscope.heads import TERMS
 
 WINDOW = 2048
 SIGHT = VisibleKeys(WINDOW)
@@ -191,7 +193,7 @@ def _ap_truth(head: PlantedHead) -> dict[str, float]:
     pp = reversible(along(keys.delta, means.mean_x), spread_along(keys.delta, cov))
     ap = np.where(keys.n > 0, (pp * keys.weight).sum(-1) / np.maximum(keys.n, 1), np.nan)
     found = plasticity_over_window(ap, means.n, WINDOW)
-    return {column.name: float(getattr(found, column.name)) for column in AP}
+    return {name: float(getattr(found, name)) for name in AP_NAMES}
 
 
 def _line_truth(head: PlantedHead, axes: np.ndarray) -> float:
@@ -211,8 +213,12 @@ EFFECT = 0.4
 """Standard deviation of document effects."""
 
 
+FROM_MANY = {f"part_{term}": "scores" for term in TERMS} | {"ap_fixed_overall": "plasticity"}
+"""Columns whose truth is their value over very many documents, and their tables."""
+AP_NAMES = tuple(column.name for column in AP if column.name not in FROM_MANY)
 FIELD_COLUMNS = ("position_share_of_score", "decay_measured", "content_offset", "position_share_q", "position_share_k",
-                 "position_share", "decay", "decay_r2", "curve_range")  # fmt: skip
+                 "position_share", "decay", "decay_r2", "curve_range", "part_position", "part_key", "part_query",
+                 "part_content", "ap_fixed_overall")  # fmt: skip
 
 
 def _field_ranges(seed: int) -> dict[str, tuple[float, float, float]]:
@@ -220,8 +226,8 @@ def _field_ranges(seed: int) -> dict[str, tuple[float, float, float]]:
     rng = np.random.default_rng(seed)
     means = rng.standard_normal((2, 8))
     row = {}
-    for name, frame in tables_of(_field_head(means, 32, rng), "position", "distance").items():
-        if name in ("position", "distance"):
+    for name, frame in tables_of(_field_head(means, 32, rng), "position", "distance", "scores", "plasticity").items():
+        if name in ("position", "distance", "scores", "plasticity"):
             row |= frame.iloc[0].to_dict()
     truth = _field_truth(means, rng)
     return {name: (row[f"{name}_low"], truth[name], row[f"{name}_high"]) for name in FIELD_COLUMNS}
@@ -237,7 +243,7 @@ def _field_head(means: np.ndarray, documents: int, rng: np.random.Generator, noi
         parts.append(Rows(np.concatenate([z.real, z.imag], -1), position, document))
     moments = replace(one_head(*parts, WINDOW), scaling=np.asarray(1.0))
     rotary = HeadRotary(ROPE, *(undone_sums(rows, ROPE) for rows in parts))
-    return head_data(moments, vectors=Pair(*parts), rotary=rotary)
+    return head_data(moments, vectors=Pair(*parts), rotary=rotary, q_buckets=bucket_moments(parts[0], WINDOW))
 
 
 def _field_truth(means: np.ndarray, rng: np.random.Generator) -> dict[str, float]:
@@ -253,6 +259,7 @@ def _field_truth(means: np.ndarray, rng: np.random.Generator) -> dict[str, float
     plain = np.exp(1j * np.arange(WINDOW)[:, None] * ROPE.frequencies).mean(0) * undone
     moved = (np.abs(undone) ** 2).sum(-1) - (np.abs(plain) ** 2).sum(-1)
     content = 8 * (1 + EFFECT**2)
+    of_many = tables_of(many, "scores", "plasticity")
     still = _field_head(means, 200, rng, noise=0.0).vectors
     assert still is not None
     without_noise = distance_curve(score_pairs(still, 1.0, SIGHT), field, WINDOW // 2)
@@ -264,6 +271,7 @@ def _field_truth(means: np.ndarray, rng: np.random.Generator) -> dict[str, float
         "position_share_k": float(moved[1] / (moved[1] + content)),
         "position_share": float(moved.sum() / (moved.sum() + 2 * content)),
         **{name: float(value[0]) for name, value in vars(curve).items()},
+        **{name: float(of_many[table].iloc[0][name]) for name, table in FROM_MANY.items()},
     }
 
 

@@ -66,7 +66,7 @@ def write_model(
     posvar = share * r_q**2
     notes = {"nope": is_nope.to_numpy(), "sliding_window": np.nan}
     table = index.assign(
-        taxonomy=kinds, posvar_q_published=posvar, posvar_k_published=share * r_k**2, posvar_q=posvar / 2.5,
+        taxonomy_published=kinds, posvar_q_published=posvar, posvar_k_published=share * r_k**2, posvar_q=posvar / 2.5,
         posvar_k=share * r_k**2 / 2, positional_overhead=posvar / 2.5, posvar_q_pc0_share=0.9, posvar_k_pc0_share=0.74,
         amplification=rng.normal(1e-3, 3e-4, heads), amplification_window=rng.normal(4, 1, heads),
         fisher=rng.gamma(4, 10, heads), separation=rng.normal(47, 8, heads),

@@ -183,6 +183,5 @@ def test_a_notebook_shows_the_map_of_heads(model, ids):
     assert text.count("<rect") == len(run.heads)
     assert "<title>layer 3, head 1: " in text
     assert "&lt;tiny&gt;" in text
-    heads = qkscope.head_table(run, intervals=False)
-    for kind, count in heads["taxonomy"].value_counts().items():
+    for kind, count in qkscope.scores(run)["head_class"].value_counts().items():
         assert f" {count} {kind}" in text

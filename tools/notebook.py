@@ -52,7 +52,7 @@ CELLS = [
     ),
     (
         "code",
-        "heads = qkscope.head_table(run)\nheads.groupby('layer')['taxonomy'].value_counts().unstack(fill_value=0)",
+        "heads = qkscope.head_table(run)\nheads.groupby('layer')['taxonomy_published'].value_counts().unstack(fill_value=0)",
     ),
     (
         "markdown",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qkscope.api import (
         analyze,
         capture_model,
+        compare,
         cut,
         cut_costs,
         distance,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         rotation,
         scores,
         tables,
+        top,
         write_report,
     )
     from qkscope.cause import intervene
@@ -51,6 +53,7 @@ __all__ = [
     "__version__",
     "analyze",
     "capture_model",
+    "compare",
     "cut",
     "cut_costs",
     "distance",
@@ -71,6 +74,7 @@ __all__ = [
     "rotation",
     "scores",
     "tables",
+    "top",
     "write_report",
 ]
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from qkscope.capture.options import CaptureOptions
     from qkscope.cause.choice import Cut
     from qkscope.cause.effects import EffectOptions
+    from qkscope.results.compare import Comparison
+    from qkscope.results.reader import Folder
     from qkscope.runs.run import Run
 
 _log = logging.getLogger("qkscope")
@@ -230,8 +232,53 @@ def analyze(
         write_results(Path(folder), results, wall_seconds=time.monotonic() - started)
     frames = [result.tables.frames for result in results]
     return {
-        name: pd.concat([of_run[name] for of_run in frames], ignore_index=True) for name in frames[0] if name != "axes"
+        name: pd.concat([of_run[name] for of_run in frames], ignore_index=True)
+        for name in frames[0]
+        if name not in ("axes", "replicates")
     }
+
+
+def top(
+    run: Run | str | os.PathLike[str],
+    by: str = "part_position",
+    n: int = 10,
+    *,
+    lowest: bool = False,
+    workers: int = 1,
+) -> pd.DataFrame:
+    """The heads with the highest (or lowest) values of a column, with their class and the parts of their scores.
+
+    ``run`` is a captured run, its folder or a results folder. The tables of a run are computed if they are not in its
+    folder yet, and kept there.
+    """
+    from qkscope.results.derived import one_row_per_head, top_heads
+
+    return top_heads(one_row_per_head(_folder(run, workers).tables), by, n, lowest=lowest)
+
+
+def compare(a: Run | str | os.PathLike[str], b: Run | str | os.PathLike[str], *, workers: int = 1) -> Comparison:
+    """Compare two runs of one shape at one window, head by head, with intervals that are paired by document.
+
+    ``a`` and ``b`` are as in ``top``. The result prints as a sentence; ``table`` has every head and column, ``summary``
+    the means, ``changed_most("decay")`` the heads that changed most.
+    """
+    from qkscope.results.compare import compare_runs, side
+
+    return compare_runs(*(side(_folder(run, workers)) for run in (a, b)))
+
+
+def _folder(run: Run | str | os.PathLike[str], workers: int) -> Folder:
+    from qkscope.results.analyze import tables_of
+    from qkscope.runs.captured import CapturedSource
+    from qkscope.runs.run import Run
+
+    if not isinstance(run, Run):
+        return tables_of(Path(run), workers=workers)
+    if not isinstance(run.source, CapturedSource):
+        raise ConfigError(
+            f"{run.model} is a dataset of vectors; write its tables with qkscope.analyze, and give their folder"
+        )
+    return tables_of(run.source.run.folder, workers=workers)
 
 
 def write_report(

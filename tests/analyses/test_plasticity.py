@@ -218,10 +218,28 @@ def test_queries_turned_to_the_middle_differ_in_content_alone():
     q = Rows(np.concatenate([z.real, z.imag], -1), position, document)
     keys = key_pairs(some_keys(rng, 6), WINDOW, BUCKETS)
     rotary = HeadRotary(rope, undone_sums(q, rope), undone_sums(q, rope))
-    still = bucket_moments(fixed_queries(q, rotary, WINDOW, BUCKETS), WINDOW)
-    assert np.trace(still.cov_x[5]) == pytest.approx(3 * 1e-4, rel=0.1)
-    moving = ap_fixed(bucket_moments(q, WINDOW), keys)
-    assert np.nanmean(ap_fixed(still, keys)) < 0.05 < 0.3 < np.nanmean(moving)
+    still = fixed_queries(q, rotary, WINDOW, BUCKETS)
+    assert np.trace(bucket_moments(still, WINDOW).cov_x[5]) == pytest.approx(3 * 1e-4, rel=0.1)
+    moving = ap_fixed(q, keys, WINDOW)
+    assert np.nanmean(ap_fixed(still, keys, WINDOW).ap[0]) < 0.05 < 0.3 < np.nanmean(moving.ap[0])
+
+
+def test_fixed_plasticity_and_its_replicates_are_those_of_plain_moments():
+    """An oracle by covariances: 4Φ(z)Φ(−z) of each pair, without the group's queries and pairs of keys."""
+    rng = np.random.default_rng(10)
+    position, document = np.tile(np.arange(WINDOW), 8), np.repeat(np.arange(8), WINDOW)
+    q = Rows(1.0 + rng.standard_normal((len(position), 6)), position, document)
+    keys = key_pairs(some_keys(rng, 6), WINDOW, BUCKETS)
+    fixed = ap_fixed(q, keys, WINDOW)
+    for row, group in ((0, None), (1, 0), (6, 5)):
+        kept = q.take(np.flatnonzero(q.example_id % 8 != group)) if group is not None else q
+        moments = bucket_moments(kept, WINDOW, BUCKETS)
+        delta = keys.delta[7]
+        variance = np.einsum("pi,ij,pj->p", delta, moments.cov_x[7], delta)
+        pp = reversible(delta @ moments.mean_x[7], variance)
+        weight = keys.weight[7] * (keys.group[7] != group)
+        assert fixed.ap[row, 7] == pytest.approx((pp * weight).sum() / weight.sum(), rel=1e-9)
+        assert fixed.n[row, 7] == moments.n[7]
 
 
 def test_over_the_window_counts_buckets_by_their_middle():

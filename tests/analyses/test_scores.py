@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qkscope.analyses.fourterms import LockedMean, four_term_sums, terms, two_way_sums, two_way_table
-from qkscope.analyses.scores import locked_means
+from qkscope.analyses.fourterms import LockedMean, four_term_sums, shares, terms, two_way_sums, two_way_table
+from qkscope.analyses.scores import FLAT, _parts, head_classes, locked_means
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT, undone_sums
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.visible import VisibleKeys
+from qkscope.heads import TERMS
 from tests.helpers import head_data, one_head, tables_of
 
 D, WINDOW = 16, 256
@@ -72,16 +73,65 @@ def test_planted_shares_are_recovered():
         share = expected / sum(variance.values())
         assert row[f"score_{term}_low"] - 0.02 < share < row[f"score_{term}_high"] + 0.02
         assert row[f"score_{term}"] == pytest.approx(share, abs=0.03)
+        assert row[f"part_{term}"] == pytest.approx(share, abs=0.02), "terms that are independent share nothing"
+        assert row[f"part_{term}_low"] - 0.02 < share < row[f"part_{term}_high"] + 0.02
+    assert sum(row[f"part_{term}"] for term in TERMS) == pytest.approx(1.0, abs=1e-12)
+    assert row["logit_sd"] == pytest.approx(np.sqrt(sum(variance.values()) / D), rel=0.05), "scaled by 1/√d"
+    assert row["head_class"] == max(variance, key=variance.get)
     ends = ("_se", "_low", "_high")
     shares = [row[name] for name in row.index if name.startswith("score_") and not name.endswith(ends)]
     assert sum(shares) == pytest.approx(1.0)
 
 
+def test_parts_are_those_of_all_pairs_and_their_replicates_leave_out_the_means_too():
+    """The sums that are linear in μ̃ against the four terms of every pair."""
+    head = planted(6, 0.7, 0.5)
+    row = tables_of([head], "scores")["scores"].iloc[0]
+    for group in (None, 3):
+        kept = [rows.take(np.flatnonzero(rows.example_id % 8 != group)) if group is not None else rows
+                for rows in (head.vectors.q, head.vectors.k)]  # fmt: skip
+        means = [LockedMean(ROPE, undone_sums(rows, ROPE).mean, np.zeros(D)) for rows in kept]
+        covariance = four_term_sums(Pair(*kept), *means, 0.25, SIGHT).covariance(np.ones((1, 8)))[0]
+        expected = covariance.sum(-1) / covariance.sum()
+        if group is None:
+            assert [row[f"part_{term}"] for term in TERMS] == pytest.approx(expected, abs=1e-9)
+        else:
+            parts, _ = _parts(head, head.vectors, 0.25, SIGHT)
+            assert parts[1 + group] == pytest.approx(expected, abs=1e-9)
+
+
+def classed(parts: list[float], spread: float, sd: float = 1.0) -> object:
+    """The class of a head with these parts, whose replicates of the first differ by ``spread``."""
+    per_head = {f"part_{term}": np.array([part]) for term, part in zip(TERMS, parts, strict=True)}
+    replicates = {name: np.repeat(value[:, None], 8, 1) for name, value in per_head.items()}
+    replicates["part_position"] = replicates["part_position"] + spread * np.linspace(-1, 1, 8)
+    return head_classes(per_head | {"logit_sd": np.array([sd])}, replicates, np.ones((1, 8)))[0]
+
+
+def test_the_class_is_the_largest_part_beyond_the_interval_of_its_lead():
+    assert classed([0.5, 0.2, 0.2, 0.1], 0.01) == "position"
+    assert classed([0.2, 0.2, 0.1, 0.5], 0.01) == "content"
+    assert classed([0.4, 0.39, 0.1, 0.11], 0.05) == "mixed"
+    assert classed([0.4, 0.39, 0.1, 0.11], 0.0) == "position", "a lead without spread is a lead"
+    assert classed([0.9, 0.05, 0.05, 0.0], 0.01, sd=0.99 * FLAT) == "flat", "even attention has no class"
+    assert classed([np.nan] * 4, 0.01) is None
+
+
+def test_random_weights_are_flat_and_a_head_without_rotation_has_no_class():
+    head = planted(5, 0.5, 0.5)
+    small = [Rows(rows.x * 0.02, rows.position, rows.example_id) for rows in (head.vectors.q, head.vectors.k)]
+    rotary = HeadRotary(ROPE, *(undone_sums(rows, ROPE) for rows in small))
+    flat = head_data(one_head(*small, WINDOW), vectors=Pair(*small), rotary=rotary)
+    assert table(flat)["head_class"].tolist() == ["flat"]
+    unknown = tables_of([head_data(head.moments, vectors=head.vectors)], "pca", "scores")
+    assert len(unknown.get("scores", [])) == 0
+
+
 def test_shares_do_not_depend_on_scale_or_on_a_common_rotation_of_planes():
     head = planted(1, 0.5, 0.5)
     q, k = locked_means(head)
-    plain = four_term_sums(head.vectors, q, k, 1.0, SIGHT).shares(ALL_AND_WITHOUT)
-    assert np.allclose(plain, four_term_sums(head.vectors, q, k, 7.0, SIGHT).shares(ALL_AND_WITHOUT))
+    plain = shares(four_term_sums(head.vectors, q, k, 1.0, SIGHT).covariance(ALL_AND_WITHOUT))
+    assert np.allclose(plain, shares(four_term_sums(head.vectors, q, k, 7.0, SIGHT).covariance(ALL_AND_WITHOUT)))
     turn = np.exp(0.7j)
     turned = []
     for rows, mean in ((head.vectors.q, q), (head.vectors.k, k)):
@@ -89,7 +139,7 @@ def test_shares_do_not_depend_on_scale_or_on_a_common_rotation_of_planes():
         x[:, ROPE.pairs[:, 0]], x[:, ROPE.pairs[:, 1]] = planes.real, planes.imag
         turned.append((Rows(x, rows.position, rows.example_id), LockedMean(ROPE, mean.planes * turn, mean.mean)))
     (rows_q, mean_q), (rows_k, mean_k) = turned
-    again = four_term_sums(Pair(rows_q, rows_k), mean_q, mean_k, 1.0, SIGHT).shares(ALL_AND_WITHOUT)
+    again = shares(four_term_sums(Pair(rows_q, rows_k), mean_q, mean_k, 1.0, SIGHT).covariance(ALL_AND_WITHOUT))
     assert np.allclose(plain, again)
 
 

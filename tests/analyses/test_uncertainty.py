@@ -2,6 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from benchmarks.coverage import (
+    AP_NAMES,
     DRIFTS,
     FIELD_COLUMNS,
     FROM_VECTORS,
@@ -14,7 +15,6 @@ from benchmarks.coverage import (
 from scipy import stats
 
 import qkscope
-from qkscope.analyses.plasticity import AP
 from qkscope.analyses.rotation import ROTATED_TABLE
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.core.headmoments import HeadMoments
@@ -168,7 +168,7 @@ def test_intervals_of_columns_from_vectors_cover_the_truth_too():
     """
     found = coverage_of_scores(80)
     assert set(found) == {
-        "bias_causal", "bias_causal_by_query", *(column.name for column in AP), "lda_accuracy", *FIELD_COLUMNS
+        "bias_causal", "bias_causal_by_query", *AP_NAMES, "lda_accuracy", *FIELD_COLUMNS
     }  # fmt: skip
     for name, share in found.items():
         assert share >= 0.88, (name, share)
@@ -204,12 +204,12 @@ def test_a_head_whose_queries_are_all_the_same_is_flagged_and_has_neither_class_
     tables = qkscope.tables(qkscope.open(place))
     dead = tables["heads"].set_index("head").loc[1]
     assert "constant_q" in dead["flags"].split(";")
-    assert pd.isna(dead["taxonomy"])
+    assert pd.isna(dead["taxonomy_published"])
     assert np.isnan(dead["ap_overall"])
     assert 1 not in set(tables["plasticity"]["head"])
     others = tables["heads"][tables["heads"]["head"] != 1]
     assert not others["flags"].str.contains("constant").any()
-    assert others["taxonomy"].notna().all()
+    assert others["taxonomy_published"].notna().all()
     assert others["ap_overall"].notna().all()
 
 

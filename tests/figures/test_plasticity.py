@@ -66,7 +66,7 @@ def test_ranks_are_told_model_by_model():
             "model": model,
             "head": i,
             "k_head": i,
-            "taxonomy": "mixed",
+            "taxonomy_published": "mixed",
             "ap_overall": base - 0.01 * i,
             "posvar_q": base + 0.02 * i,
         }

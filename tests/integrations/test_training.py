@@ -109,8 +109,7 @@ def test_a_handful_of_numbers_are_logged_where_the_trainer_reports(watched):
     run = qkscope.open(place / "qkscope" / "step-0000008")
     expected = float(qkscope.position(run, intervals=False)["decay"].mean())
     assert logged[1]["qkscope/decay"] == pytest.approx(expected, rel=1e-9)
-    heads = qkscope.head_table(run, intervals=False)
-    shares = {kind: logged[1][f"qkscope/{kind}"] for kind in set(heads["taxonomy"])}
+    shares = {kind: logged[1][f"qkscope/class_{kind}"] for kind in set(qkscope.scores(run)["head_class"])}
     assert sum(shares.values()) == pytest.approx(1.0)
     assert {"qkscope/position_share", "qkscope/mass_sink", "qkscope/bias_full_window"} < set(logged[1])
 

@@ -59,7 +59,7 @@ def test_links_are_means_by_class_and_ranks(folder):
     heads, rotated, links = (read_table(folder, name) for name in ("heads", "rotated", "plasticity_links"))
     mine = heads[heads["model"] == "one"]
     one = links[links["model"] == "one"].set_index("name")
-    for kind, part in mine.groupby("taxonomy"):
+    for kind, part in mine.groupby("taxonomy_published"):
         assert one.loc[kind, "value"] == pytest.approx(part["ap_overall"].mean())
         assert one.loc[kind, "n_heads"] == len(part)
     both = mine.merge(rotated, on=["model", "layer", "head"])

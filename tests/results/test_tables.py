@@ -62,7 +62,7 @@ def test_the_specified_columns_come_first_and_in_order():
         "layer",
         "head",
         "k_head",
-        "taxonomy",
+        "taxonomy_published",
         "posvar_q_published",
         "posvar_k_published",
         "posvar_q_pc0_share",

@@ -46,6 +46,11 @@ class Column:
     """Appended to the meaning of its interval columns."""
 
     @property
+    def stored_as(self) -> str:
+        """The dtype of the column in a table about heads, in which any value may be missing."""
+        return "object" if self.dtype == "text" else self.dtype or "float64"
+
+    @property
     def in_summary(self) -> bool:
         """True if the summary gives its mean over heads."""
         return self.scale is not None if self.headline is None else self.headline

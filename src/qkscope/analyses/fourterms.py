@@ -61,14 +61,18 @@ class FourTermSums:
 
     products: Float[np.ndarray, "groups 5 5"]
 
-    def shares(self, weights: Float[np.ndarray, "sets groups"]) -> Float[np.ndarray, "sets 4 4"]:
-        """Covariances of the terms as shares of the variance of the score; they sum to 1. NaN without pairs."""
+    def covariance(self, weights: Float[np.ndarray, "sets groups"]) -> Float[np.ndarray, "sets 4 4"]:
+        """Covariances of the terms, whose sum is the variance of the score. NaN without pairs."""
         total = np.einsum("sg,gij->sij", weights, self.products)
         n = np.maximum(total[:, :1, :1], 1.0)
         covariance = total[:, 1:, 1:] / n - total[:, 1:, :1] * total[:, :1, 1:] / n**2
-        variance = covariance.sum((1, 2), keepdims=True)
-        defined = (variance > 0) & (total[:, :1, :1] > 2)
-        return np.where(defined, ratio(covariance, variance), np.nan)
+        return np.where(total[:, :1, :1] > 2, covariance, np.nan)
+
+
+def shares(covariance: Float[np.ndarray, "sets 4 4"]) -> Float[np.ndarray, "sets 4 4"]:
+    """Covariances of the terms as shares of the variance of the score; they sum to 1. NaN where it does not vary."""
+    variance = covariance.sum((1, 2), keepdims=True)
+    return np.where(variance > 0, ratio(covariance, variance), np.nan)
 
 
 def terms(
@@ -93,6 +97,88 @@ def four_term_sums(pair: Pair, q: LockedMean, k: LockedMean, scaling: float, vis
         columns = np.vstack([np.ones(term_values.shape[1]), term_values])
         products[document % N_GROUPS] += columns @ columns.T
     return FourTermSums(products)
+
+
+@dataclass(frozen=True)
+class PartSums:
+    """Sums over pairs of one document group each, from which Cov(X, s) follows for any position-locked means.
+
+    Coordinates are complex: a rotated plane is one, an unrotated coordinate one of frequency zero. ``weighted`` are
+    summed with the score s as weight, then with 1.
+    """
+
+    n: Float[np.ndarray, "groups"]
+    s: Float[np.ndarray, "groups"]
+    ss: Float[np.ndarray, "groups"]
+    of_q: Complex[np.ndarray, "groups 2 c"]
+    """Σ_ij w R_i conj(k_j): times μ̃_q the sum of R_i μ̃_q · k_j."""
+    of_k: Complex[np.ndarray, "groups 2 c"]
+    """Σ_ij w conj(R_j) q_i: times conj(μ̃_k) the sum of q_i · R_j μ̃_k."""
+    of_both: Complex[np.ndarray, "groups 2 c"]
+    """Σ_ij w R_i conj(R_j): times μ̃_q conj(μ̃_k) the sum of R_i μ̃_q · R_j μ̃_k."""
+
+    def parts(
+        self,
+        weights: Float[np.ndarray, "sets groups"],
+        mean_q: Complex[np.ndarray, "sets c"],
+        mean_k: Complex[np.ndarray, "sets c"],
+        scaling: float,
+    ) -> tuple[Float[np.ndarray, "sets 4"], Float[np.ndarray, "sets"]]:
+        """Cov(X, s)/Var(s) of the four terms, which sum to 1, and Var(s); NaN without pairs or variance."""
+        of_key, of_query, position = (
+            scaling * np.einsum("sc,swc->sw", mean, np.einsum("sg,gwc->swc", weights, total)).real
+            for mean, total in ((mean_q, self.of_q), (mean_k.conj(), self.of_k), (mean_q * mean_k.conj(), self.of_both))
+        )
+        n, s, ss = (weights @ total for total in (self.n, self.s, self.ss))
+        score = np.stack([ss, s], -1)
+        sums = np.stack([position, of_key - position, of_query - position, score - of_key - of_query + position], 1)
+        count = np.maximum(n, 1.0)
+        covariance = sums[..., 0] / count[:, None] - sums[..., 1] * (s / count**2)[:, None]
+        variance = np.where(n > 2, ss / count - (s / count) ** 2, np.nan)
+        varies = variance > 0
+        return np.where(varies[:, None], covariance / np.where(varies, variance, 1.0)[:, None], np.nan), variance
+
+
+def part_sums(
+    pair: Pair,
+    rope: Rope | None,
+    factor: Float[np.ndarray, "positions"] | None,
+    scaling: float,
+    visible_keys: VisibleKeys,
+) -> PartSums:
+    """Sums over pairs of sampled tokens of one document, the key visible to the query; ``factor`` is on the queries."""
+    n_columns = len(coordinates(rope, pair.q.x[:1])[0])
+    counts = np.zeros((3, N_GROUPS))
+    sums = np.zeros((3, N_GROUPS, 2, n_columns), dtype=complex)
+    for document in np.intersect1d(pair.q.example_id, pair.k.example_id).tolist():
+        queries, keys = (rows.of_document(document, PAIRED_TOKENS) for rows in (pair.q, pair.k))
+        visible = visible_keys.sees(queries.position[:, None] - keys.position).astype(float)
+        score = scaling * (queries.x @ keys.x.T) * visible
+        weights = np.stack([score, visible])
+        q, k = coordinates(rope, queries.x), coordinates(rope, keys.x)
+        turn_q, turn_k = (_turns(rope, rows.position, n_columns) for rows in (queries, keys))
+        if factor is not None:
+            turn_q = turn_q * factor[queries.position][:, None]
+        group = document % N_GROUPS
+        counts[:, group] += visible.sum(), score.sum(), (score**2).sum()
+        sums[0, group] += (turn_q * (weights @ k.conj())).sum(1)
+        sums[1, group] += (turn_k.conj() * (weights.swapaxes(1, 2) @ q)).sum(1)
+        sums[2, group] += (turn_q * (weights @ turn_k.conj())).sum(1)
+    return PartSums(*counts, *sums)
+
+
+def coordinates(rope: Rope | None, x: Float[np.ndarray, "*batch d"]) -> Complex[np.ndarray, "*batch c"]:
+    """Rotated planes as complex numbers, then the unrotated coordinates."""
+    if rope is None:
+        return x.astype(complex)
+    return np.concatenate([rope.planes_of(x), x[..., rope.rest(x.shape[-1])]], -1)
+
+
+def _turns(rope: Rope | None, position: Int[np.ndarray, "n"], n_columns: int) -> Complex[np.ndarray, "n c"]:
+    turns = np.ones((len(position), n_columns), dtype=complex)
+    if rope is not None:
+        turns[:, : rope.planes] = np.exp(1j * rope.sign * position[:, None] * rope.frequencies)
+    return turns
 
 
 def two_way_sums(

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float
 from scipy.special import ndtr
 
 from qkscope.analyses.uncertainty import constant
-from qkscope.core.bucketspread import BucketSpread, drift_basis, spread_along
-from qkscope.core.headmoments import N_GROUPS, BucketMeans, bucket_of, bucket_width
+from qkscope.core.bucketspread import BucketSpread, drift_basis
+from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS, BucketMeans, bucket_of, bucket_width
 from qkscope.core.keypairs import KeyPairs
 from qkscope.core.linalg import ratio, unit
 from qkscope.core.moments import Moments
@@ -63,11 +63,38 @@ def bucket_plasticity(
     )
 
 
-def ap_fixed(q_buckets: Moments, keys: KeyPairs) -> Float[np.ndarray, "buckets"]:
-    """AP of queries that were turned to the middle of their bucket first (``fixed_queries``)."""
-    pp = reversible(along(keys.delta, q_buckets.mean_x), spread_along(keys.delta, q_buckets.cov_x))
-    has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0)
-    return np.where(has_row, _over_pairs(pp, keys.weight), np.nan)
+@dataclass(frozen=True)
+class FixedPlasticity:
+    """AP of sampled queries that were turned to the middle of their bucket first (``fixed_queries``)."""
+
+    ap: Float[np.ndarray, "sets buckets"]
+    """Of all document groups, then with each left out, of queries and of keys; NaN where a bucket has no row."""
+    n: Float[np.ndarray, "sets buckets"]
+    """Queries."""
+
+
+def ap_fixed(queries: Rows, keys: KeyPairs, window: int) -> FixedPlasticity:
+    """AP from sums of qᵀδ and (qᵀδ)² by document group and bucket, about the mean of the bucket."""
+    n_buckets, group = len(keys.delta), queries.example_id % N_GROUPS
+    bucket = bucket_of(queries.position, window, n_buckets)
+    cells = np.bincount(group * n_buckets + bucket, minlength=N_GROUPS * n_buckets).reshape(N_GROUPS, -1)
+    n = ALL_AND_WITHOUT @ cells
+    ap = np.full((len(ALL_AND_WITHOUT), n_buckets), np.nan)
+    for b in np.flatnonzero((n[0] >= MIN_QUERIES) & (keys.n > 0)).tolist():
+        own = bucket == b
+        x, membership = queries.x[own], group[own] == np.arange(N_GROUPS)[:, None]
+        centre = x.mean(0)
+        products = (x - centre) @ keys.delta[b].T
+        sums, squares = (ALL_AND_WITHOUT @ (membership @ values) for values in (products, products**2))
+        count = np.maximum(n[:, b, None], 1.0)
+        mean = sums / count
+        pp = reversible(keys.delta[b] @ centre + mean, squares / count - mean**2)
+        weight = keys.weight[b] * np.vstack(
+            [np.ones(len(keys.group[b])), keys.group[b] != np.arange(N_GROUPS)[:, None]]
+        )
+        weight = np.where(weight.any(-1, keepdims=True), weight, keys.weight[b])
+        ap[:, b] = np.where(n[:, b] > 0, _over_pairs(pp, weight), np.nan)
+    return FixedPlasticity(ap, n)
 
 
 def fixed_queries(queries: Rows, rotary: HeadRotary, window: int, buckets: int) -> Rows:

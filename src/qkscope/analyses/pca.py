@@ -6,6 +6,8 @@ components.py, the line between queries and keys on held-out documents in heldou
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
@@ -21,8 +23,8 @@ from qkscope.core.headmoments import N_GROUPS
 _CORRELATION, _SHARE, _LINEAR = Scale.CORRELATION, Scale.SHARE, Scale.LINEAR
 _TAXONOMY = Column(
     "taxonomy", "",
-    "position-dominated, q-positional, k-positional, content-focused or mixed, from PC0; empty where all queries, or "
-    "all keys, are the same", "1",
+    "published class from PC0: position-dominated, q-positional, k-positional, content-focused or mixed; empty where "
+    "all queries, or all keys, are the same; head_class says what the scores are made of", "1",
     dtype="text",
 )  # fmt: skip
 _ON_PC0 = " (component 0 only)"
@@ -100,7 +102,7 @@ QK_TABLE = Table(
 HEADS_TABLE = Table(
     "heads",
     (
-        _TAXONOMY,
+        replace(_TAXONOMY, name="taxonomy_published"),
         Column(
             "posvar_q_published", "mixed share", "Σ explained_variance·r_q² over the kept components, as published",
             "1", _SHARE,
@@ -178,7 +180,7 @@ def _heads(batch: Batch, kind: np.ndarray) -> TableValues:
     variance = head_variance(batch.moments.total_q, batch.moments.total_k, batch.components)
     accuracy, accuracy_replicates = _line_accuracy(batch)
     columns = {name: getattr(variance, name) for name in HeadVariance.__dataclass_fields__}
-    columns |= {"taxonomy": kind, "lda_accuracy": accuracy}
+    columns |= {"taxonomy_published": kind, "lda_accuracy": accuracy}
     if batch.replicates is None:
         return TableValues(columns)
     replicates = batch.replicates
@@ -216,7 +218,7 @@ def _class_shares(frames: dict[str, pd.DataFrame]) -> dict[str, object]:
     heads = frames.get("heads")
     if heads is None or not len(heads):
         return {}
-    shares = heads["taxonomy"].value_counts(normalize=True)
+    shares = heads["taxonomy_published"].value_counts(normalize=True)
     return {"taxonomy": {kind: float(shares.get(kind, 0.0)) for kind in TAXONOMY}}
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.pairplasticity import (
+    FixedPlasticity,
     Plasticity,
     ap_fixed,
     bucket_plasticity,
@@ -26,7 +27,7 @@ from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import MIN_GROUPS, Scale, jackknife, usable_groups
 from qkscope.core.bucketspread import BucketSpread
 from qkscope.core.headdata import HeadData
-from qkscope.core.headmoments import N_GROUPS, HeadMoments, bucket_moments, bucket_width
+from qkscope.core.headmoments import N_GROUPS, HeadMoments, bucket_width
 from qkscope.core.keypairs import KeyPairs, key_pairs
 from qkscope.core.moments import Moments
 
@@ -52,6 +53,11 @@ AP = (
     ),
     Column("ap_last20", "share", "the same in the last fifth", "5", Scale.SHARE),
     Column("ap_drop", "share", "ap_first20 − ap_last20", "5", Scale.LINEAR, signed=True),
+    Column(
+        "ap_fixed_overall", "share",
+        "attention plasticity that is due to content: ap_overall of queries turned to one place per bucket first; "
+        "empty without rotary", "5", Scale.SHARE,
+    ),
 )  # fmt: skip
 PLASTICITY_TABLE = Table(
     "plasticity",
@@ -142,6 +148,7 @@ class _HeadPlasticity:
         self.width = bucket_width(self.window, self.n.shape[-1])
         self.result: Plasticity = bucket_plasticity(q_buckets, self.cells, moments.total_q, keys, self.width)
         self.usable = usable_groups(moments) if intervals else np.zeros((1, N_GROUPS))
+        self.fixed = self._fixed()
         self.has_row = ~np.isnan(self.result.ap[0])
 
     def rows(self) -> Columns:
@@ -156,7 +163,7 @@ class _HeadPlasticity:
             "ap": self.result.ap[0, has_row],
             "ap_se": self._spread()[has_row],
             "ap_published": self.result.ap_published[0, has_row],
-            "ap_fixed": self._fixed()[has_row],
+            "ap_fixed": self.fixed.ap[0, has_row],
         }
 
     def scalars(self) -> dict[str, tuple[float, Float[np.ndarray, "8"]]]:
@@ -164,15 +171,13 @@ class _HeadPlasticity:
         n_left = np.maximum(self.n[:, None] - self.cells.n, 0.0)
         over_window = plasticity_over_window(self.result.ap, self.n, self.window)
         replicates = plasticity_over_window(self.result.replicates, n_left, self.window)
+        fixed = plasticity_over_window(self.fixed.ap, self.fixed.n, self.window).ap_overall
+        enough = {column.name: (self._has_enough_groups(column.name) * self.usable)[0] > 0 for column in AP}
         return {
-            column.name: (
-                float(getattr(over_window, column.name)[0]),
-                np.where(
-                    self._has_enough_groups(column.name) * self.usable > 0, getattr(replicates, column.name), np.nan
-                )[0],
-            )
-            for column in AP
-        }
+            name: (float(getattr(over_window, name)[0]), np.where(enough[name], getattr(replicates, name)[0], np.nan))
+            for name in enough
+            if name != "ap_fixed_overall"
+        } | {"ap_fixed_overall": (float(fixed[0]), np.where(enough["ap_fixed_overall"], fixed[1:], np.nan))}
 
     def by_distance(self, index: Columns, i: int) -> pd.DataFrame:
         """The pairs of keys of head i by their distances, in octaves."""
@@ -191,9 +196,8 @@ class _HeadPlasticity:
     def _has_enough_groups(self, name: str) -> Float[np.ndarray, "1 1"]:
         """1 if enough document groups have queries in every part of the window that a scalar is about, else 0."""
         all_buckets, first, last = parts_of_window(self.cells.n.shape[-1], self.window)
-        needed = {"ap_overall": [all_buckets], "ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}[
-            name
-        ]
+        parts = {"ap_first20": [first], "ap_last20": [last], "ap_drop": [first, last]}
+        needed = parts.get(name, [all_buckets])
         counts = [(self.cells.n[..., mask].sum(-1) > 0).sum(-1) for mask in needed]
         return (np.min(counts, axis=0) >= MIN_GROUPS).astype(float)[:, None]
 
@@ -203,12 +207,13 @@ class _HeadPlasticity:
         spread = jackknife(np.nan_to_num(self.result.ap), np.nan_to_num(replicates), self.usable, Scale.SHARE).se[0]
         return np.where(np.isnan(replicates).any((0, 1)), np.nan, spread)
 
-    def _fixed(self) -> Float[np.ndarray, "buckets"]:
+    def _fixed(self) -> FixedPlasticity:
         buckets = self.n.shape[-1]
         if self.head.rotary is None or self.head.vectors is None:
-            return np.full(buckets, np.nan)
+            unknown = np.full((1 + N_GROUPS, buckets), np.nan)
+            return FixedPlasticity(unknown, np.zeros_like(unknown))
         turned_queries = fixed_queries(self.head.vectors.q.as_double(), self.head.rotary, self.window, buckets)
-        return ap_fixed(bucket_moments(turned_queries, self.window, buckets), self.keys)
+        return ap_fixed(turned_queries, self.keys, self.window)
 
 
 def _pairs(head: HeadData) -> KeyPairs:
@@ -235,7 +240,7 @@ PLASTICITY = Analysis(
     "whether the order of two keys is fixed or depends on the query, by bucket of queries",
     (PLASTICITY_TABLE, PAIRS_TABLE),
     compute_plasticity,
-    Scalars(AP, "plasticity", in_runs=("ap_overall", "ap_first20", "ap_last20", "ap_drop")),
+    Scalars(AP, "plasticity", in_runs=("ap_fixed_overall", "ap_overall", "ap_first20", "ap_last20", "ap_drop")),
     buckets=True,
     rotary=True,
 )

@@ -11,13 +11,14 @@ from jaxtyping import Float
 
 from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
-from qkscope.analyses.fourterms import LockedMean, four_term_sums, two_way_sums
+from qkscope.analyses.fourterms import LockedMean, coordinates, four_term_sums, part_sums, shares, two_way_sums
 from qkscope.analyses.tables import Columns
-from qkscope.analyses.uncertainty import Scale
+from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT
 from qkscope.core.linalg import ratio
 from qkscope.core.reach import REACH_COUNTS
+from qkscope.core.rows import Pair
 from qkscope.core.visible import VisibleKeys
 from qkscope.heads import TERMS
 
@@ -28,6 +29,13 @@ _MEANINGS = {
     "content": "which depends on this query and this key",
 }
 _TERM_PAIRS = [(a, b) for i, a in enumerate(TERMS) for b in TERMS[i + 1 :]]
+HEAD_CLASSES = {
+    "position": "#1b4965", "key": "#b2182b", "query": "#2166ac", "content": "#f2c14e", "mixed": "#c9c9c9",
+    "flat": "#ececec",
+}  # fmt: skip
+"""Classes of heads, by the term that most of the variance of their scores comes from, and their colours."""
+FLAT = 0.1
+"""A head whose scores have a smaller standard deviation, in logits, attends almost evenly, whatever its parts are."""
 _TABLE = {
     "positional": "of the scores of a query's keys moved to each other's positions: explained by position alone",
     "symbolic": "of the same scores: explained by the key alone, at any position",
@@ -36,6 +44,20 @@ _TABLE = {
 SCORES_TABLE = Table(
     "scores",
     (
+        Column(
+            "head_class", "",
+            "the term with the largest part, beyond the interval of its lead over the next: position, key, query or "
+            f"content; else mixed; flat where logit_sd is below {FLAT} logits; empty where the rotation is not known",
+            "8", dtype="text",
+        ),
+        *(
+            Column(
+                f"part_{term}", "share", f"of the variance of scores: its covariance with the term {meaning}; the "
+                "four parts sum to 1", "8", Scale.LINEAR, signed=True,
+            )
+            for term, meaning in _MEANINGS.items()
+        ),
+        Column("logit_sd", "logit", "standard deviation of the scores of sampled pairs", "8", Scale.POSITIVE),
         *(
             Column(f"score_{term}", "share", f"of the variance of scores: the term {meaning}", "8", Scale.POSITIVE)
             for term, meaning in _MEANINGS.items()
@@ -61,30 +83,75 @@ def compute_scores(batch: Batch) -> AnalysisResult:
     measurable = [i for i, head in enumerate(batch.heads) if head.vectors is not None and (head.rotary or head.nope)]
     if not measurable:
         return AnalysisResult()
-    numbers = {c.name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for c in SCORES_TABLE.columns}
+    names = [column.name for column in SCORES_TABLE.columns if column.dtype != "text"]
+    numbers = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in names}
     for i in measurable:
         for name, values in _of_head(batch.heads[i], batch.visible_keys(i)).items():
             numbers[name][i] = values
     per_head = {name: values[:, 0] for name, values in numbers.items()}
     replicates = {name: values[:, 1:] for name, values in numbers.items()}
+    per_head["head_class"] = head_classes(per_head, replicates, batch.usable)
     return AnalysisResult({"scores": TableValues({}, replicates, per_head, np.array(measurable))})
+
+
+def head_classes(per_head: Columns, replicates: Columns, usable: Float[np.ndarray, "heads 8"]) -> np.ndarray:
+    """The class of each head: the term whose part leads the next one's by more than the interval of the lead."""
+    parts = np.stack([per_head[f"part_{term}"] for term in TERMS], -1)
+    without_group = np.stack([replicates[f"part_{term}"] for term in TERMS], -1)
+    defined = ~np.isnan(parts).any(-1)
+    order = np.argsort(-np.nan_to_num(parts), axis=-1, kind="stable")
+    first, second = (np.take_along_axis(parts, order[:, i : i + 1], -1)[:, 0] for i in (0, 1))
+    leads = [np.take_along_axis(without_group, order[:, None, i : i + 1], -1)[..., 0] for i in (0, 1)]
+    lead = leads[0] - leads[1]
+    present = usable * ~np.isnan(lead)
+    interval = jackknife(np.nan_to_num(first - second), np.nan_to_num(lead), present)
+    certain = np.isnan(interval.low) | (interval.low > 0)  # with too few documents for an interval: the largest part
+    kind = np.array(TERMS, dtype=object)[order[:, 0]]
+    kind[~certain] = "mixed"
+    kind[np.nan_to_num(per_head["logit_sd"]) < FLAT] = "flat"
+    kind[~defined] = None
+    return kind
 
 
 def _of_head(head: HeadData, visible_keys: VisibleKeys) -> Columns:
     assert head.vectors is not None
     pair, scaling = head.vectors.as_double(), float(head.moments.scaling)
     q, k = locked_means(head)
-    shares = four_term_sums(pair, q, k, scaling, visible_keys).shares(ALL_AND_WITHOUT)
+    of_variance = shares(four_term_sums(pair, q, k, scaling, visible_keys).covariance(ALL_AND_WITHOUT))
+    parts, variance = _parts(head, pair, scaling, visible_keys)
     tables = ALL_AND_WITHOUT @ two_way_sums(
         pair, None if head.rotary is None else head.rotary.rope, scaling, visible_keys
     )
     total = tables.sum(-1)
     return {
-        **{f"score_{term}": shares[:, i, i] for i, term in enumerate(TERMS)},
-        **{f"score_{a}_{b}": 2 * shares[:, TERMS.index(a), TERMS.index(b)] for a, b in _TERM_PAIRS},
+        **{f"part_{term}": parts[:, i] for i, term in enumerate(TERMS)},
+        "logit_sd": np.sqrt(np.maximum(variance, 0.0)),
+        **{f"score_{term}": of_variance[:, i, i] for i, term in enumerate(TERMS)},
+        **{f"score_{a}_{b}": 2 * of_variance[:, TERMS.index(a), TERMS.index(b)] for a, b in _TERM_PAIRS},
         **{name: np.where(total > 0, ratio(tables[:, i], total), np.nan) for i, name in enumerate(_TABLE)},
         "sink_gap": _sink_gap(head),
     }
+
+
+def _parts(
+    head: HeadData, pair: Pair, scaling: float, visible_keys: VisibleKeys
+) -> tuple[Float[np.ndarray, "sets 4"], Float[np.ndarray, "sets"]]:
+    """The parts of the terms and the variance of scores; without a group, its pairs and its share of μ̃ are left out."""
+    rotary = head.rotary
+    rope, factor = (None, None) if rotary is None else (rotary.rope, rotary.temperature)
+    mean_q, mean_k = (
+        coordinates(rope, _means(moments.mean_x * moments.n[:, None], moments.n))
+        for moments in (head.moments.q, head.moments.k)
+    )
+    if rotary is not None:
+        for mean, undone in ((mean_q, rotary.q), (mean_k, rotary.k)):
+            mean[:, : rotary.rope.planes] = _means(undone.total, undone.n)
+    return part_sums(pair, rope, factor, scaling, visible_keys).parts(ALL_AND_WITHOUT, mean_q, mean_k, scaling)
+
+
+def _means(total: np.ndarray, n: Float[np.ndarray, "8"]) -> np.ndarray:
+    """Means over all rows, and with each document group left out."""
+    return (ALL_AND_WITHOUT @ total) / np.maximum(ALL_AND_WITHOUT @ n, 1.0)[:, None]
 
 
 def locked_means(head: HeadData) -> tuple[LockedMean, LockedMean]:
@@ -112,6 +179,10 @@ SCORES = Analysis(
     "the exact parts of scores: position, key, query, content; and the effect of moving keys to other positions",
     (SCORES_TABLE,),
     compute_scores,
-    Scalars(SCORES_TABLE.columns, "scores", in_runs=tuple(f"score_{term}" for term in TERMS)),
+    Scalars(
+        SCORES_TABLE.columns,
+        "scores",
+        in_runs=(*(f"part_{term}" for term in TERMS), *(f"score_{term}" for term in TERMS)),
+    ),
     rotary=True,
 )

@@ -220,13 +220,19 @@ def prepare(jobs: Sequence[Job], folder: Path) -> None:
 
 def write_and_exit_code(folder: Path, results: list[ModelResults], started: float) -> int:
     """Write the results, log where they are and return the exit code."""
+    import pandas as pd
+
     from qkscope.results.analyze import write_results
+    from qkscope.results.derived import heads_in_a_line
 
     written = write_results(folder, results, wall_seconds=time.monotonic() - started)
     n_heads, failed = (
         sum(counts) for counts in zip(*((result.n_heads, result.n_failed) for result in results), strict=True)
     )
     log.info("%d of %d heads in %.1f s", n_heads - failed, n_heads, time.monotonic() - started)
+    named = heads_in_a_line(results[-1].tables.frames.get("heads", pd.DataFrame()))
+    if named:
+        log.info("%s", named)
     for path in written:
         log.info("wrote %s", path)
     if failed:

@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 
 def print_findings(study: Study, *, quiet: bool = False) -> None:
-    """Print the first screen of the report in two lines."""
+    """Print the first screen of the report in two lines, and name heads in a third."""
     if quiet:
         return
     from qkscope.report.claims import Claims
     from qkscope.report.front import front
+    from qkscope.results.derived import heads_in_a_line
 
     first = front(Claims(study))
     numbers = "; ".join(f"{tile.number} {tile.label}" for tile in first.tiles)
-    for line in (first.sentence, f"{first.of}: {numbers}." if first.tiles else ""):
+    heads = study.table("heads")
+    named = heads_in_a_line(heads) if heads is not None else ""
+    for line in (first.sentence, f"{first.of}: {numbers}." if first.tiles else "", named):
         if line:
             typer.echo(printable(line))
 

@@ -11,6 +11,7 @@ from qkscope.cli.analyze import AnalyzeCommand, analyze_command
 from qkscope.cli.capture import capture_command, plan_command
 from qkscope.cli.card import card_command
 from qkscope.cli.common import Version
+from qkscope.cli.compare import compare_command
 from qkscope.cli.demo import demo_command
 from qkscope.cli.doctor import doctor_command
 from qkscope.cli.effects import effects_command
@@ -20,6 +21,7 @@ from qkscope.cli.merge import merge_command
 from qkscope.cli.reach import reach_command
 from qkscope.cli.report import report_command, view_command
 from qkscope.cli.study import study_app, study_capture_command
+from qkscope.cli.top import top_command
 from qkscope.cli.verify import verify_command
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # before anything of the Hub is imported
@@ -45,6 +47,8 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     merge_command: "qkscope merge runs/share-* -o runs/smollm2",
     report_command: "qkscope report study.yaml -o report",
     view_command: "qkscope view runs/base runs/tuned",
+    top_command: "qkscope top runs/smollm2 --by part_content -n 10",
+    compare_command: "qkscope compare runs/base runs/tuned -o compare",
     card_command: "qkscope card runs/smollm2 l07h00 -o card.png",
     effects_command: "qkscope effects HuggingFaceTB/SmolLM2-135M runs/smollm2 --texts other-books/ -o results/smollm2",
     reach_command: "qkscope reach runs/smollm2 --cut 256 --keep 0.5 -o reach/smollm2",

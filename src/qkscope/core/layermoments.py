@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +17,10 @@ from qkscope.core.rope import HeadRotary, Rope, UndoneSums
 
 UNDONE_COV = "undone-cov"
 """Value of ``--keep`` that stores the covariance of queries before the rotation."""
+
+
+SUMMED = ("sizes_q", "sizes_k", "reach")
+"""Sums that a part may lack; merging parts adds them up, and a layer file stores each under its name."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class LayerMoments:
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of documents."""
+        summed: dict[str, Any] = {name: _added(getattr(self, name), getattr(other, name)) for name in SUMMED}
         return LayerMoments(
             self.q.merge(other.q),
             self.k.merge(other.k),
@@ -60,9 +66,7 @@ class LayerMoments:
             self.unrotated_q + other.unrotated_q,
             self.unrotated_k + other.unrotated_k,
             self.temperature + other.temperature,
-            _added(self.sizes_q, other.sizes_q),
-            _added(self.sizes_k, other.sizes_k),
-            _added(self.reach, other.reach),
+            **summed,
             undone=None if self.undone is None or other.undone is None else self.undone.merge(other.undone),
         )
 

@@ -22,30 +22,30 @@ RANKED = ("bias_full_window", "posvar_q", "posvar_k", "amplification_window")
 
 def prepare_plasticity_classes(study: Study) -> pd.DataFrame:
     """Each head's plasticity, its class, and the columns that plasticity is ranked against."""
-    frame = rows(study, models(study), "heads", "ap_overall", "taxonomy")
+    frame = rows(study, models(study), "heads", "ap_overall", "taxonomy_published")
     rotated = study.table("rotated", "bias_full_window")
     if rotated is not None:
         frame = frame.merge(rotated[["model", "layer", "head", "bias_full_window"]], on=["model", "layer", "head"],
                             how="left")  # fmt: skip
     key = ["k_head"] if "k_head" in frame else []
     columns = [name for name in RANKED if name in frame]
-    return frame[["model", "layer", "head", *key, "taxonomy", "ap_overall", *columns]].reset_index(drop=True)
+    return frame[["model", "layer", "head", *key, "taxonomy_published", "ap_overall", *columns]].reset_index(drop=True)
 
 
 def draw_plasticity_classes(data: pd.DataFrame) -> Drawing:
     """Every head as a point, next to the mean and interval of its class."""
-    kinds = [kind for kind in TAXONOMY if (data["taxonomy"] == kind).any()]
+    kinds = [kind for kind in TAXONOMY if (data["taxonomy_published"] == kind).any()]
     figure = canvas(6.6, 3.2)
     axes = figure.subplots()
     for x, kind in enumerate(kinds):
-        heads = data[data["taxonomy"] == kind].sort_values("ap_overall")
+        heads = data[data["taxonomy_published"] == kind].sort_values("ap_overall")
         # From the lowest to the highest: the place of a point within its column is its rank, and nothing is random.
         across = np.linspace(-0.28, 0.28, len(heads)) if len(heads) > 1 else np.zeros(1)
         axes.scatter(x + across, heads["ap_overall"], s=7, color=CLASSES[kind], alpha=0.75, linewidths=0,
                      rasterized=True)  # fmt: skip
         mean = mean_over_heads(heads, ["ap_overall"])
         error_bars(axes, [x + 0.38], [mean["ap_overall"]], [mean["ap_overall_low"]], [mean["ap_overall_high"]])
-    counts = data["taxonomy"].value_counts()
+    counts = data["taxonomy_published"].value_counts()
     axes.set_xticks(range(len(kinds)), [f"{kind}\n{counts[kind]} heads" for kind in kinds])
     axes.set(ylim=(0, 1), ylabel="attention plasticity of the head", xlim=(-0.6, len(kinds) - 0.4))
     grid(axes)
@@ -66,7 +66,7 @@ def say_plasticity_classes(data: pd.DataFrame) -> list[str]:
 def _say_model(data: pd.DataFrame) -> list[str]:
     means = []
     for kind in TAXONOMY:
-        heads = data[data["taxonomy"] == kind]
+        heads = data[data["taxonomy_published"] == kind]
         if len(heads):
             mean = mean_over_heads(heads, ["ap_overall"])
             means.append(f"{kind} {mean['ap_overall']:.2f}{_range(mean, 'ap_overall')}")

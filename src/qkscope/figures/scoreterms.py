@@ -6,12 +6,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.analyses.scores import HEAD_CLASSES
 from qkscope.figures.figure import Figure, needed
 from qkscope.figures.style import canvas, panels, shortened
 from qkscope.heads import TERMS
 from qkscope.results.study import Study
 
-TERM_COLOURS = {"position": "#1b4965", "key": "#b2182b", "query": "#2166ac", "content": "#f2c14e"}
+TERM_COLOURS = {term: HEAD_CLASSES[term] for term in TERMS}
 """Position dark, keys red and queries blue as everywhere, content yellow."""
 MOST_RUNS = 6
 _TOGETHER = "together"

@@ -26,8 +26,8 @@ import numpy as np
 import pandas as pd
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from qkscope.analyses.components import TAXONOMY
 from qkscope.analyses.options import AnalysisOptions
+from qkscope.analyses.scores import HEAD_CLASSES
 from qkscope.api import capture_corpus
 from qkscope.capture.corpus import Corpus, check_texts
 from qkscope.capture.model import eval_mode, seconds_of_a_pass
@@ -51,7 +51,7 @@ _SAMPLE = 512
 _FACTOR, _FIXED = 1.5, 2.0
 """Expected time of the first measurement: a factor on the time of the passes, and additional seconds."""
 _LOGGED = {
-    "heads": ("decay", "position_share", "positional_overhead", "mass_sink"),
+    "heads": ("part_position", "part_content", "decay", "position_share", "positional_overhead", "mass_sink"),
     "rotated": ("bias_full_window",),
 }
 """Columns of each table whose mean over heads is logged."""
@@ -188,7 +188,7 @@ def logged(run: Run) -> dict[str, float]:
     """The numbers to log about a run: means over heads, and the share of each class."""
     (result,) = analyze(
         [Job(run, options=AnalysisOptions(intervals=False))],
-        ["pca", "rotation", "position", "reach"],
+        ["pca", "rotation", "position", "scores", "reach"],
         target=IN_PROCESS,
     )
     tables = result.tables.frames
@@ -198,8 +198,8 @@ def logged(run: Run) -> dict[str, float]:
         for name in names
         if (values := _per_head(tables.get(table), name)).size
     }
-    classes = tables["heads"]["taxonomy"].value_counts(normalize=True)
-    return means | {f"qkscope/{kind}": float(classes.get(kind, 0.0)) for kind in TAXONOMY}
+    classes = tables["heads"]["head_class"].value_counts(normalize=True)
+    return means | {f"qkscope/class_{kind}": float(classes.get(kind, 0.0)) for kind in HEAD_CLASSES}
 
 
 def _per_head(table: pd.DataFrame | None, name: str) -> np.ndarray:

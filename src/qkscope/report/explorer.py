@@ -25,7 +25,7 @@ from qkscope.report.explorerdata import (
 from qkscope.report.page import render
 from qkscope.results.study import Study, StudyRun
 
-FIRST_METRICS = ("decay", "bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
+FIRST_METRICS = ("part_position", "decay", "bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
 """The metric shown first is the first of these that exists."""
 
 
@@ -45,7 +45,14 @@ def explorer_html(study: Study, *, report: str | None = None) -> str:
         ],
         "metrics": [vars(metric) for metric in shown_metrics],
         "start": _start(study),
-        "preferred": [*FIRST_METRICS, "effect_position", "reach90", "ap_overall", "position_share"],
+        "preferred": [
+            *FIRST_METRICS,
+            "part_content",
+            "effect_position",
+            "reach90",
+            "ap_fixed_overall",
+            "position_share",
+        ],
         "first": next((name for name in FIRST_METRICS if name in columns), columns[0] if columns else None),
         "planes": [_planes(study, run.label, by_run[run.label]) for run in study.runs],
         "rope": [_rows(study, "planes", run.label, by_run[run.label], ROPE) for run in study.runs],
@@ -107,7 +114,7 @@ def _run(run: StudyRun, frame: pd.DataFrame, columns: list[str], window: int) ->
         "layer": frame["layer"].astype(int).tolist(),
         "head": frame["head"].astype(int).tolist(),
         "key": frame["k_head"].fillna(-1).astype(int).tolist() if "k_head" in frame else [],
-        "taxonomy": frame["taxonomy"].fillna("").astype(str).tolist(),
+        "kind": frame["kind"].tolist(),
         "flags": frame["flags"].fillna("").astype(str).tolist() if "flags" in frame else [],
         "values": [numbers(frame, column) for column in columns],
         "ends": ends,

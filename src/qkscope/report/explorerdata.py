@@ -16,9 +16,10 @@ from qkscope.results.side import TOKEN
 from qkscope.results.study import Study
 
 HEAD_TABLE_COLUMNS = (
-    "explained_variance", "r_q", "r_k", "posvar_q", "posvar_k", "posvar_q_published", "r_q_a", "r_k_a", "bias_window",
+    "part_position", "part_key", "part_query", "part_content", "decay", "ap_fixed_overall", "explained_variance", "r_q",
+    "r_k", "posvar_q", "posvar_k", "posvar_q_published", "r_q_a", "r_k_a", "bias_window",
     "bias_full_window", "bias_causal_window", "bias_strength", "separation_strength", "plane_var_fraction",
-    "active_planes", "position_share_of_score", "ap_overall", "ap_drop",
+    "active_planes", "position_share_of_score", "ap_drop",
 )  # fmt: skip
 """Numbers in the report's table of heads."""
 
@@ -36,7 +37,8 @@ class Metric:
 
 
 _GROUPS = {
-    "Cause": ("effect_", "score_", "position_share_of_score", "positional", "symbolic", "interaction_share"),
+    "Cause": ("effect_", "part_", "logit_sd", "score_", "position_share_of_score", "positional", "symbolic",
+              "interaction_share"),
     "Reach": ("mass_", "reach", "sink_gap", "curve_area"),
     "Plasticity": ("ap_",),
     "Bias": ("decay", "curve_range", "bias", "alpha", "mu_", "amplification", "slope", "distance", "content_offset",
@@ -72,13 +74,21 @@ def head_frame(study: Study) -> pd.DataFrame:
         new = [column for column in frame if column not in heads and column != "pc"]
         heads = heads.merge(frame[[*HEAD_KEY, *new]], on=HEAD_KEY, how="outer", sort=False)
     if heads is None:
-        return pd.DataFrame(columns=[*HEAD_KEY, "family", "taxonomy"])
+        return pd.DataFrame(columns=[*HEAD_KEY, "family", "kind"])
     order = {label: i for i, label in enumerate(study.labels)}
     heads = heads.assign(family=heads["model"].map({run.label: run.family for run in study.runs}))
-    if "taxonomy" not in heads:
-        heads["taxonomy"] = ""
+    heads["kind"] = _kinds(heads)
     ordered = heads.assign(_run=heads["model"].map(order)).sort_values(["_run", "layer", "head"], ignore_index=True)
     return ordered.drop(columns="_run")
+
+
+def _kinds(heads: pd.DataFrame) -> pd.Series:
+    """The class of each head by the parts of its scores or, where they are not known, the published one; or empty."""
+    classes = [heads[name].astype(object) for name in ("head_class", "taxonomy") if name in heads]
+    kinds = pd.Series(None, heads.index, dtype=object)
+    for column in classes:
+        kinds = kinds.where(kinds.notna(), column)
+    return kinds.where(kinds.notna(), "").astype(str)
 
 
 def _effects(study: Study) -> pd.DataFrame | None:

@@ -19,13 +19,11 @@ from qkscope.heads import choose_heads
 from qkscope.report.explorerdata import COMPLEMENT_AXES, MOST_ROWS
 from qkscope.results.analyze import OnDone, analyze, write_results
 from qkscope.results.folder import copy_tables
-from qkscope.results.job import Job, find_cached_tables
+from qkscope.results.job import RUN_TABLES, Job, find_cached_tables
 from qkscope.results.reader import is_results
 from qkscope.results.study import Study, build
 from qkscope.runs.run import Run, open_run
 
-RUN_TABLES = "tables"
-"""Folder of a run that may contain its tables."""
 _log = logging.getLogger("qkscope")
 
 

@@ -99,7 +99,7 @@ def head_list(study: Study) -> dict[str, object]:
         "run": [study.labels.index(label) for label in frame["model"]],
         "layer": frame["layer"].astype(int).tolist(),
         "head": frame["head"].astype(int).tolist(),
-        "taxonomy": frame["taxonomy"].fillna("").astype(str).tolist(),
+        "kind": frame["kind"].tolist(),
         "columns": [{"name": name, "meaning": by_column[name].meaning, "unit": by_column[name].unit} for name in names],
         "values": [numbers(frame, name) for name in names],
     }

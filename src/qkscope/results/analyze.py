@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -10,23 +11,26 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from qkscope.analyses.analysis import Analysis
+from qkscope.analyses.analysis import HEAD_KEY, Analysis
 from qkscope.analyses.catalogue import ANALYSES_BY_NAME, DECLARED_TABLES, analyses_named
 from qkscope.analyses.complement import PLANE_ROWS
 from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.spectrum import chance_coherence, token_positions
-from qkscope.analyses.tables import Tables, concat_tables, merge_tables
+from qkscope.analyses.tables import Columns, Tables, concat_tables, merge_tables
 from qkscope.analyses.tabulate import batch_of, tabulate, with_empty_scalars, with_scalars
 from qkscope.core.headdata import HeadData
 from qkscope.engine import ExecutionTarget, for_each
-from qkscope.errors import ConfigError, HeadError
+from qkscope.errors import ConfigError, HeadError, TableError
+from qkscope.files.runfolder import MANIFEST
 from qkscope.heads import HeadId
 from qkscope.options import N_BUCKETS
-from qkscope.results.folder import write_folder
+from qkscope.results.folder import check_results_folder, write_folder
 from qkscope.results.frames import arranged, empty_table
-from qkscope.results.job import Job, Task, with_points
+from qkscope.results.job import RUN_TABLES, Job, Task, find_cached_tables, with_points
+from qkscope.results.reader import Folder, is_results, read_folder
+from qkscope.results.side import REPLICATES, replicate_rows
 from qkscope.results.summary import Failure, ModelResults
-from qkscope.runs.run import Run, with_token_texts
+from qkscope.runs.run import Run, open_run, with_token_texts
 from qkscope.runs.source import LoadSpec
 
 
@@ -141,6 +145,23 @@ def analyze(
     ]
 
 
+def tables_of(location: str | Path, *, workers: int | None = 1, on_done: OnDone | None = None) -> Folder:
+    """The tables of a results folder, or of a captured run, in whose folder they are kept once they are computed."""
+    path = Path(location)
+    if is_results(path):
+        return read_folder(path)
+    run = open_run(location)
+    if not (path / MANIFEST).is_file():
+        raise TableError(f"{location} has no tables yet; run: qkscope analyze {location} -o results, then give results")
+    job, folder = Job.from_options(run, "analyze"), path / RUN_TABLES
+    if find_cached_tables(job, [folder]) is None:
+        check_results_folder(folder)
+        started = time.monotonic()
+        results = analyze([job], target=ExecutionTarget(workers), on_done=on_done)
+        write_results(folder, results, wall_seconds=time.monotonic() - started)
+    return read_folder(folder)
+
+
 def write_results(folder: Path, results: Sequence[ModelResults], *, wall_seconds: float) -> list[Path]:
     """Write tables and summary.json; returns the csv files. A model without any successful head changes nothing."""
     return write_folder(
@@ -199,6 +220,8 @@ def _model_results(
     if "points" in frames:
         frames["points"] = with_token_texts(frames["points"], job.run.source)
     run = job.run
+    if job.options.intervals:
+        frames[REPLICATES.name] = _replicate_rows(analyses, computed, tables.replicates)
     return ModelResults(
         model=run.model,
         family=run.family,
@@ -210,6 +233,19 @@ def _model_results(
         failures=[failure for _, failed in task_results for failure in failed],
         tables=Tables({**frames}, tables.replicates),
     )
+
+
+def _replicate_rows(
+    analyses: tuple[Analysis, ...], computed: Mapping[str, pd.DataFrame], replicates: Columns
+) -> pd.DataFrame:
+    """The replicates of all columns about whole heads, for comparisons with other runs."""
+    parts = []
+    for table in (table for analysis in analyses for table in analysis.tables if table.name in computed):
+        names = [column.name for column in table.columns if column.scale is not None and column.name in replicates]
+        if names and table.about_heads:
+            heads = computed[table.name].drop_duplicates(HEAD_KEY)
+            parts.append(replicate_rows(heads, {name: replicates[name] for name in names}))
+    return pd.concat(parts, ignore_index=True) if parts else replicate_rows(pd.DataFrame(columns=HEAD_KEY), {})
 
 
 def _chance(run: Run, heads: list[HeadId]) -> float | None:

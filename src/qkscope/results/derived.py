@@ -1,4 +1,4 @@
-"""Tables derived from others: one row per run, and the correlation of plasticity with other columns."""
+"""Tables derived from others: one row per run, plasticity ranked against other columns, the heads at the top of one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from qkscope.analyses.analysis import HEAD_KEY, one_per_head
 from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.components import TAXONOMY
 from qkscope.analyses.tabulate import heads_from
+from qkscope.errors import TableError
+from qkscope.heads import TERMS
 from qkscope.results.schema import STATISTICS, SUMMED_UP, column_names
 from qkscope.results.summary import merged_headline
 
@@ -29,7 +31,7 @@ def derived_tables(
     rows = [row for model, entry in models.items() if (row := _run(available, model, entry)) is not None]
     derived = {"runs": pd.DataFrame(rows)} if rows else {}
     heads = available.get("heads")
-    if heads is not None and "taxonomy" in heads and heads["ap_overall"].notna().any():
+    if heads is not None and "taxonomy_published" in heads and heads["ap_overall"].notna().any():
         derived["plasticity_links"] = plasticity_links(heads, available.get("rotated"))
     return derived
 
@@ -95,7 +97,7 @@ RANKED_AGAINST = {
 
 def plasticity_links(heads: pd.DataFrame, rotated: pd.DataFrame | None) -> pd.DataFrame:
     """``plasticity_links``: mean ap_overall of each class and its rank correlation with other columns, by model."""
-    needed = {*HEAD_KEY, "family", "k_head", "taxonomy", "ap_overall", *RANKED_AGAINST.values()}
+    needed = {*HEAD_KEY, "family", "k_head", "taxonomy_published", "ap_overall", *RANKED_AGAINST.values()}
     with_ap = heads[[name for name in heads if name in needed]].dropna(subset=["ap_overall"])
     if rotated is not None:
         with_ap = with_ap.merge(rotated[[*HEAD_KEY, "bias_full_window"]], on=HEAD_KEY, how="left")
@@ -109,7 +111,7 @@ def plasticity_links(heads: pd.DataFrame, rotated: pd.DataFrame | None) -> pd.Da
 def _by_class(heads: pd.DataFrame) -> list[dict[str, object]]:
     rows = []
     for kind in TAXONOMY:
-        members = heads[heads["taxonomy"] == kind]
+        members = heads[heads["taxonomy_published"] == kind]
         if len(members):
             mean = mean_over_heads(members, ["ap_overall"])
             value, low, high = (mean[f"ap_overall{end}"] for end in ("", "_low", "_high"))
@@ -134,3 +136,68 @@ def _by_rank(heads: pd.DataFrame) -> list[dict[str, object]]:
 
 def _row(link: str, name: str, n: int, value: float, low: float, high: float) -> dict[str, object]:
     return {"link": link, "name": name, "n_heads": n, "value": value, "value_low": low, "value_high": high}
+
+
+# ---- the heads that a column ranks highest -----------------------------------------------------
+
+
+def top_heads(heads: pd.DataFrame, by: str, n: int = 10, *, lowest: bool = False) -> pd.DataFrame:
+    """The heads with the highest (or lowest) values of a column, with its interval, class and parts."""
+    numbers = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name])]
+    if by not in numbers:
+        near = [name for name in numbers if by.lower() in name]
+        known = f"; did you mean {', '.join(near[:5])}?" if near else "; qkscope analyze --columns lists them"
+        raise TableError(f"heads have no number {by!r}{known}")
+    shown = [by, f"{by}_low", f"{by}_high", "head_class", "part_position", "part_key", "part_query", "part_content"]
+    shown += ["decay", "flags"]
+    rows = heads.dropna(subset=[by]).sort_values(by, ascending=lowest, kind="stable").head(n)
+    return rows[
+        ["model", "layer", "head", "k_head", *dict.fromkeys(name for name in shown if name in rows)]
+    ].reset_index(drop=True)
+
+
+def one_row_per_head(tables: Mapping[str, pd.DataFrame], model: str | None = None) -> pd.DataFrame:
+    """All tables about whole heads joined: ``heads``, ``rotated`` and component 0 of ``qk``, side by side."""
+    frames = [DECLARED_TABLES[name].whole_heads(tables[name]) for name in ("heads", "rotated", "qk") if name in tables]
+    if not frames:
+        raise TableError("there is no table about heads; run qkscope analyze with all analyses")
+    heads = frames[0]
+    for frame in frames[1:]:
+        new = [name for name in frame if name not in heads and name != "pc"]
+        heads = heads.merge(frame[[*HEAD_KEY, *new]], on=HEAD_KEY, how="left")
+    if model is None:
+        return heads
+    if model not in set(heads["model"]):
+        raise TableError(f"there is no model {model!r}; there are {', '.join(heads['model'].unique())}")
+    return heads[heads["model"] == model]
+
+
+def heads_in_a_line(heads: pd.DataFrame, n: int = 3) -> str:
+    """The heads whose scores are most position and most content, of the last model; empty if that is not known."""
+    if "part_position" not in heads or heads["part_position"].isna().all():
+        return ""
+    last = heads[heads["model"] == heads["model"].iloc[-1]]
+    named = [
+        ", ".join(f"l{row.layer:02d}h{row.head:02d} ({getattr(row, column):.0%})" for row in rows.itertuples())
+        for column in ("part_position", "part_content")
+        for rows in [top_heads(last, column, n)]
+    ]
+    return f"{last['model'].iloc[0]}: most position in its scores {named[0]}; most content {named[1]}"
+
+
+def heads_as_lines(rows: pd.DataFrame, by: str) -> list[str]:
+    """Heads with a value, its interval, their class and the parts of their scores, as lines of a terminal."""
+    several = rows["model"].nunique() > 1
+    lines = [f"head     {by:<26}class     position    key  query content   decay"]
+    for row in rows.to_dict("records"):
+        low, high = (row.get(f"{by}_{end}", np.nan) for end in ("low", "high"))
+        value = f"{row[by]:.3g}" + ("" if pd.isna(low) else f" [{low:.3g}, {high:.3g}]")
+        cells = [
+            (row.get(f"part_{term}", np.nan), ".0%", width) for term, width in zip(TERMS, (8, 7, 7, 8), strict=True)
+        ]
+        cells.append((row.get("decay", np.nan), "+.2f", 8))
+        shares = "".join(f"{'' if pd.isna(x) else format(x, form):>{width}}" for x, form, width in cells)
+        name = f"l{row['layer']:02d}h{row['head']:02d}"
+        label = f"  {row['model']}" if several else ""
+        lines.append(f"{name}   {value:<26}{row.get('head_class') or '':<10}{shares}{label}")
+    return lines

@@ -21,7 +21,7 @@ from qkscope.files.atomic import check_writable, finish, locked, remove_leftover
 from qkscope.results.derived import derived_tables
 from qkscope.results.frames import read_table, write_tables
 from qkscope.results.schema import TABLES
-from qkscope.results.side import AXES, SIDE_TABLES
+from qkscope.results.side import AXES, REPLICATES, SIDE_TABLES
 from qkscope.results.summary import SUMMARY, ModelResults, read_summary, updated_summary
 
 _OURS = re.compile(
@@ -75,7 +75,9 @@ def copy_tables(source: Path, target: Path) -> None:
     """Copy the tables, axes and summary of a results folder, without points and passages."""
     names = [f"{table}.{suffix}" for table in TABLES for suffix in ("parquet", "csv")]
     contents = {
-        name: (source / name).read_bytes() for name in (*names, AXES.file, SUMMARY) if (source / name).is_file()
+        name: (source / name).read_bytes()
+        for name in (*names, AXES.file, REPLICATES.file, SUMMARY)
+        if (source / name).is_file()
     }
     target.mkdir(parents=True, exist_ok=True)
     with locked(target):

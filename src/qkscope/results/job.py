@@ -23,6 +23,8 @@ from qkscope.results.summary import SUMMARY
 from qkscope.runs.run import Run, open_run
 from qkscope.runs.selection import DatasetOptions, Selection
 
+RUN_TABLES = "tables"
+"""Folder of a captured run in which its tables are looked for."""
 OPTION_CLASSES = (DatasetOptions, Selection, AnalysisOptions)
 """The classes whose options decide the content of a run's tables."""
 

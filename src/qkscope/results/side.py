@@ -1,9 +1,9 @@
-"""Side tables: points, axes and passages, parquet files beside the tables that figures and the explorer read."""
+"""Side tables: points, axes, passages and replicates, parquet files beside the tables, for pictures and comparisons."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from qkscope.core.headmoments import N_GROUPS
 from qkscope.errors import TableError
 from qkscope.files.atomic import finish, locked, write_together
 from qkscope.files.readers import read_frame
@@ -19,7 +20,7 @@ from qkscope.heads import TERMS
 from qkscope.results.frames import frame_bytes
 
 TOKEN = "token"
-_TEXTS = ("model", "kind", "axis", "text", TOKEN)
+_TEXTS = ("model", "kind", "axis", "text", "column", TOKEN)
 """Columns that do not contain numbers."""
 _LONGEST = 4096
 """Tokens of a passage, at most."""
@@ -143,4 +144,25 @@ PASSAGES = SideTable(
     lambda frame: frame_bytes(frame[list(_PASSAGE)].astype({"text": str})),
 )  # fmt: skip
 
-SIDE_TABLES = (POINTS, AXES, PASSAGES)
+# ---- replicates: numbers per head with each document group left out, for comparing runs ---------------
+
+WITHOUT = tuple(f"without_{group}" for group in range(N_GROUPS))
+_REPLICATES = ("model", "layer", "head", "column", *WITHOUT)
+
+
+def replicate_rows(heads: pd.DataFrame, replicates: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Return one row per head and column: the column's value without each document group (heads × groups)."""
+    index = heads[["model", "layer", "head"]].reset_index(drop=True)
+    parts = [
+        pd.concat([index.assign(column=name), pd.DataFrame(values.astype(np.float32), columns=list(WITHOUT))], axis=1)
+        for name, values in replicates.items()
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(_REPLICATES))
+
+
+REPLICATES = SideTable(
+    "replicates", _REPLICATES, ("model", "column"), lambda frame, _: frame[list(_REPLICATES)],
+    lambda frame: frame_bytes(frame[list(_REPLICATES)]),
+)  # fmt: skip
+
+SIDE_TABLES = (POINTS, AXES, PASSAGES, REPLICATES)

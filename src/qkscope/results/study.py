@@ -228,7 +228,7 @@ def _take(entry: StudyRunConfig, folder: Folder, model: str) -> tuple[StudyRun, 
         family=str(family),
         phase=entry.phase,
         step=entry.step,
-        window=entry.window or _window(tables),
+        window=entry.window or window_of(tables),
         nope_layers=layers["nope"] if entry.nope_layers is None else frozenset(entry.nope_layers),
         sliding_layers=layers["sliding_window"],
         source=str(folder.path),
@@ -259,7 +259,8 @@ def _loss(summary: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and np.isfinite(value) else None
 
 
-def _window(tables: dict[str, pd.DataFrame]) -> int | None:
+def window_of(tables: Mapping[str, pd.DataFrame]) -> int | None:
+    """The window of a run, from its tables; None if they do not say."""
     rotated = tables.get("rotated")
     if rotated is None or "window" not in rotated or rotated["window"].isna().all():
         return None

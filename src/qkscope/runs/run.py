@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +16,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from qkscope.analyses.components import CLASSES, TAXONOMY, Components, components, taxonomy
+from qkscope.analyses.components import TAXONOMY, Components, components, taxonomy
 from qkscope.analyses.rotationmodel import Rotation, rotation_model
+from qkscope.analyses.scores import HEAD_CLASSES
 from qkscope.analyses.uncertainty import constant
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.sample import Sample
@@ -26,7 +28,7 @@ from qkscope.files.dataset import Dataset
 from qkscope.files.hub import locate
 from qkscope.files.pushed import find_pushed
 from qkscope.files.runfolder import MANIFEST, MOMENTS, PROGRESS, UNFINISHED, RunFolder
-from qkscope.heads import HeadId, Kind
+from qkscope.heads import TERMS, HeadId, Kind
 from qkscope.runs.captured import CapturedSource
 from qkscope.runs.dataset import DatasetSource
 from qkscope.runs.source import WHOLE, LoadSpec, Source
@@ -41,7 +43,7 @@ def head_map(classes: Mapping[HeadId, tuple[str, str]]) -> str:
     cell = max(3.0, min(_CELL, (_WIDEST - _MARGIN) / columns))
     cells = "".join(
         f'<rect x="{_MARGIN + head.head * cell:g}" y="{layers.index(head.layer) * cell:g}" width="{cell - 1:g}" '
-        f'height="{cell - 1:g}" fill="{CLASSES.get(kind, _NONE)}" stroke="#8888" stroke-width="0.5">'
+        f'height="{cell - 1:g}" fill="{HEAD_CLASSES.get(kind, _NONE)}" stroke="#8888" stroke-width="0.5">'
         f"<title>layer {head.layer}, head {head.head}: {escape(description)}</title></rect>"
         for head, (kind, description) in classes.items()
     )
@@ -62,8 +64,8 @@ def head_map(classes: Mapping[HeadId, tuple[str, str]]) -> str:
 
 def _legend(counts: Counter[str]) -> str:
     square = '<span style="display:inline-block;width:0.8em;height:0.8em;background:{}"></span> {} {}'
-    entries = [square.format(CLASSES[kind], counts[kind], kind) for kind in CLASSES if counts[kind]]
-    unknown = sum(count for kind, count in counts.items() if kind not in CLASSES)
+    entries = [square.format(HEAD_CLASSES[kind], counts[kind], kind) for kind in HEAD_CLASSES if counts[kind]]
+    unknown = sum(count for kind, count in counts.items() if kind not in HEAD_CLASSES)
     return " &nbsp; ".join(entries + ([f"{unknown} without a class"] if unknown else []))
 
 
@@ -121,9 +123,14 @@ class Run:
         """The map of heads of a captured run; for a dataset, reading all vectors would take too long."""
         if not isinstance(self.source, CapturedSource) or not 0 < len(self.heads) <= MOST_SHOWN:
             return ""
-        heads = [Head(self, head) for head in self.heads]
         try:
-            return head_map({head.id: (head.taxonomy, head.summary) for head in heads})
+            rows = score_rows(self, self.heads)
+            classes = {
+                head: (str(rows[head]["head_class"]), _in_words(rows[head])) for head in self.heads if head in rows
+            }
+            return head_map(
+                {head: classes.get(head, ("", "no class: its rotation is not known")) for head in self.heads}
+            )
         except (DatasetError, HeadError) as error:
             return f"<div>{escape(str(error))}</div>"
 
@@ -164,19 +171,31 @@ class Head:
         """Separation axis."""
         return self.rotation.b
 
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """The parts of the terms in the variance of its scores, which sum to 1; empty if its rotation is not known."""
+        return {} if self._scores is None else {term: float(self._scores[f"part_{term}"]) for term in TERMS}
+
+    @property
+    def head_class(self) -> str:
+        """position, key, query, content, mixed or flat; empty if its rotation is not known."""
+        return "" if self._scores is None else str(self._scores["head_class"] or "")
+
+    @cached_property
+    def _scores(self) -> pd.Series | None:
+        return score_rows(self.run, [self.id]).get(self.id)
+
     @property
     def taxonomy(self) -> str:
-        """Class of the head by its PC0, at the published thresholds; empty if all queries or all keys are equal."""
+        """Published class of the head by its PC0; empty if all queries or all keys are equal."""
         if constant(self.moments.total_q) or constant(self.moments.total_k):
             return ""
         return TAXONOMY[int(taxonomy(self.pca.r_q[:1], self.pca.r_k[:1])[0])]
 
     @property
     def summary(self) -> str:
-        """The class and PC0 in a few words."""
-        pcs = self.pca
-        share = f"share {pcs.explained_variance[0]:.3f}, r_q {pcs.r_q[0]:+.3f}, r_k {pcs.r_k[0]:+.3f}"
-        return f"{self.taxonomy or 'no class'}; PC0: {share}"
+        """The class and the parts of the scores in a few words."""
+        return "no class: its rotation is not known" if self._scores is None else _in_words(self._scores)
 
     def projections(self, kind: Literal["q", "k"], size: int = 8000, seed: int = 0) -> pd.DataFrame:
         """Projections of sampled queries or keys on pc0, pc1, a and b (not centred), with document, position, token."""
@@ -189,7 +208,8 @@ class Head:
         return with_token_texts(frame, self.run.source)
 
     def __repr__(self) -> str:
-        return f"Head({self.run.model!r}, {self.id}, reads {self._of('k')})"
+        quick = isinstance(self.run.source, CapturedSource)  # a dataset would be read for it
+        return f"Head({self.run.model!r}, {self.id}, reads {self._of('k')}{f', {self.summary}' if quick else ''})"
 
     def _repr_html_(self) -> str:
         model = self.rotation
@@ -204,6 +224,31 @@ class Head:
 
     def _of(self, kind: Kind) -> HeadId:
         return self.id if kind == "q" else self.run.source.key_head(self.id)
+
+
+def score_rows(run: Run, heads: Sequence[HeadId]) -> dict[HeadId, pd.Series]:
+    """The row of the table ``scores`` of each of these heads that has one."""
+    from qkscope.analyses.complement import PLANE_ROWS
+    from qkscope.analyses.options import AnalysisOptions
+    from qkscope.analyses.scores import SCORES
+    from qkscope.analyses.tabulate import batch_of, tabulate
+
+    spec, rows = replace(run.reading, sample=PLANE_ROWS, rotary=True), {}
+    for _, group in groupby(heads, run.source.key_head):
+        loaded, failed = run.source.load(list(group), spec)
+        if failed:
+            raise failed[0]
+        batch = batch_of(run.model, run.family, loaded, (SCORES,), AnalysisOptions())
+        frame = tabulate(batch, (SCORES,))[0].frames.get("scores")
+        for _, row in (frame if frame is not None else pd.DataFrame()).iterrows():
+            rows[HeadId(int(row["layer"]), int(row["head"]), "q")] = row
+    return rows
+
+
+def _in_words(row: pd.Series) -> str:
+    """The class of a head and the parts of its scores in a few words."""
+    parts = ", ".join(f"{term} {row[f'part_{term}']:.0%}" for term in TERMS)
+    return f"{row['head_class'] or 'no class'}: {parts} of the variance of its scores"
 
 
 def with_token_texts(points: pd.DataFrame, source: Source) -> pd.DataFrame:

@@ -29,11 +29,10 @@ from qkscope.files.vectors import DATA_FILE, has_token_texts, write_without_text
 from qkscope.integrations.hub import PushOptions
 from qkscope.integrations.hub.card import CARD_FILE, PICTURE_FILE, CardFacts, card_text, picture
 from qkscope.integrations.hub.upload import Branch, Upload, check_repository_name, create, existing, send, signed_in
-from qkscope.report.gather import RUN_TABLES
 from qkscope.results.analyze import OnDone, analyze, write_results
 from qkscope.results.folder import result_files
 from qkscope.results.frames import frame_bytes
-from qkscope.results.job import Job
+from qkscope.results.job import RUN_TABLES, Job
 from qkscope.results.reader import is_results, read_folder
 from qkscope.results.side import POINTS, TOKEN
 from qkscope.results.study import build

@@ -70,7 +70,7 @@
   }
   function hover(r, i, extra) {
     const run = data.runs[r];
-    const lines = [`<b>${nameOf(run.layer[i], run.head[i])}</b>  ${plain(run.taxonomy[i])}`];
+    const lines = [`<b>${nameOf(run.layer[i], run.head[i])}</b>  ${plain(run.kind[i])}`];
     if (extra) lines.push(extra);
     const shown = [data.metrics[state.metric].column, "r_q", "r_k", "r_k_a", "bias_window", "posvar_q"];
     for (const column of new Set(shown)) if (numberOf.has(column)) lines.push(`${column} ${short(columnValue(r, column, i))}`);
@@ -200,8 +200,8 @@
         if (column === undefined) return { test: () => false, problem: `no number is called ${name}` };
         const of = { ">": (x) => x > limit, "<": (x) => x < limit, ">=": (x) => x >= limit, "<=": (x) => x <= limit, "=": (x) => x === limit }[sign];
         tests.push((i) => { const x = columnValue(r, column, i); return x !== null && of(x); });
-      } else if (word.startsWith("class:")) tests.push((i) => data.runs[r].taxonomy[i].includes(word.slice(6)));
-      else tests.push((i) => nameOf(data.runs[r].layer[i], data.runs[r].head[i]).startsWith(word) || data.runs[r].taxonomy[i].includes(word));
+      } else if (word.startsWith("class:")) tests.push((i) => data.runs[r].kind[i].includes(word.slice(6)));
+      else tests.push((i) => nameOf(data.runs[r].layer[i], data.runs[r].head[i]).startsWith(word) || data.runs[r].kind[i].includes(word));
     }
     return { test: (i) => tests.every((test) => test(i)), problem: "" };
   }
@@ -250,7 +250,7 @@
       row.dataset.head = name;
       const line = element("td");
       if (many) line.append(spark(name));
-      row.append(first, element("td", run.taxonomy[i]), element("td", short(key(i))), ...(many ? [line] : []));
+      row.append(first, element("td", run.kind[i]), element("td", short(key(i))), ...(many ? [line] : []));
       return row;
     });
     if (heads.length > MOST_LISTED) { const row = element("tr"); const cell = element("td", `and ${heads.length - MOST_LISTED} more: narrow the search`); cell.colSpan = many ? 4 : 3; row.append(cell); rows.push(row); }
@@ -469,7 +469,7 @@
     $("name").textContent = `${run.label} · ${state.head}`;
     const notes = [];
     if (i !== undefined) {
-      if (run.taxonomy[i]) notes.push(run.taxonomy[i]);
+      if (run.kind[i]) notes.push(run.kind[i]);
       if (run.key.length && run.key[i] >= 0) notes.push(`reads key head ${run.key[i]}`);
       if (run.nope.includes(run.layer[i])) notes.push("no rotary encoding in this layer");
       if (run.sliding.includes(run.layer[i])) notes.push("sliding window");
@@ -613,8 +613,8 @@
   function saveCsv() {
     const field = (x) => { const text = x === null || x === undefined ? "" : String(x), safe = typeof x === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text; return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe; };
     const shown = state.other === null ? [state.run] : [state.run, state.other];
-    const lines = shown.flatMap((r) => matching(r).heads.map((i) => [data.runs[r].label, data.runs[r].layer[i], data.runs[r].head[i], data.runs[r].taxonomy[i], ...data.metrics.map((_, m) => value(r, m, i))].map(field).join(",")));
-    save(new Blob([[["model", "layer", "head", "taxonomy", ...data.metrics.map((metric) => metric.column)].join(","), ...lines, ""].join("\n")], { type: "text/csv" }), fileName("csv"));
+    const lines = shown.flatMap((r) => matching(r).heads.map((i) => [data.runs[r].label, data.runs[r].layer[i], data.runs[r].head[i], data.runs[r].kind[i], ...data.metrics.map((_, m) => value(r, m, i))].map(field).join(",")));
+    save(new Blob([[["model", "layer", "head", "class", ...data.metrics.map((metric) => metric.column)].join(","), ...lines, ""].join("\n")], { type: "text/csv" }), fileName("csv"));
   }
 
   fill($("run"), data.runs.map((run) => run.label));

@@ -9,7 +9,7 @@
   const columns = [
     { label: "head", get: name, order: (i) => data.layer[i] * 10000 + data.head[i], meaning: "layer and query head" },
     { label: "run", get: (i) => data.runs[data.run[i]], order: (i) => data.run[i], meaning: "model or checkpoint" },
-    { label: "class", get: (i) => data.taxonomy[i], order: (i) => data.taxonomy[i], meaning: "from PC0" },
+    { label: "class", get: (i) => data.kind[i], order: (i) => data.kind[i], meaning: "the term that most of the variance of its scores comes from; without a known rotation, the published class" },
     ...data.columns.map((column, c) => ({
       label: column.name, meaning: column.meaning + (column.unit ? ` [${column.unit}]` : ""),
       get: (i) => (data.values[c][i] === null ? "" : short(data.values[c][i])), order: (i) => data.values[c][i], raw: (i) => data.values[c][i],
@@ -63,8 +63,8 @@
   function filtered() {
     const find = $("find").value.trim().toLowerCase(), run = $("run").value, kind = $("class").value;
     return data.layer.map((_, i) => i).filter((i) =>
-      (!run || data.runs[data.run[i]] === run) && (!kind || data.taxonomy[i] === kind) &&
-      (!find || `${name(i)} ${data.runs[data.run[i]]} ${data.taxonomy[i]}`.toLowerCase().includes(find)));
+      (!run || data.runs[data.run[i]] === run) && (!kind || data.kind[i] === kind) &&
+      (!find || `${name(i)} ${data.runs[data.run[i]]} ${data.kind[i]}`.toLowerCase().includes(find)));
   }
   function update() {
     const rows = filtered();
@@ -97,8 +97,8 @@
       const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
       return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
     };
-    const names = ["model", "layer", "head", "taxonomy", ...data.columns.map((column) => column.name)];
-    const lines = state.rows.map((i) => [data.runs[data.run[i]], data.layer[i], data.head[i], data.taxonomy[i],
+    const names = ["model", "layer", "head", "class", ...data.columns.map((column) => column.name)];
+    const lines = state.rows.map((i) => [data.runs[data.run[i]], data.layer[i], data.head[i], data.kind[i],
       ...data.values.map((values) => values[i])].map(field).join(","));
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([[names.join(","), ...lines, ""].join("\n")], { type: "text/csv" }));
@@ -107,7 +107,7 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
   data.runs.forEach((run) => option($("run"), run));
-  [...new Set(data.taxonomy)].filter(Boolean).sort().forEach((kind) => option($("class"), kind));
+  [...new Set(data.kind)].filter(Boolean).sort().forEach((kind) => option($("class"), kind));
   for (const id of ["find", "run", "class"]) $(id).addEventListener("input", () => { state.page = 0; update(); });
   $("back").addEventListener("click", () => { state.page -= 1; update(); });
   $("next").addEventListener("click", () => { state.page += 1; update(); });

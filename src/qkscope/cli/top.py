@@ -1,0 +1,42 @@
+"""``qkscope top``: the heads that a column ranks highest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
+
+By = Annotated[str, typer.Option("--by", help="A number of heads, such as part_content, decay or ap_fixed_overall.")]
+
+
+def top_command(
+    run: Annotated[str, typer.Argument(help="A captured run or a results folder.")],
+    by: By = "part_position",
+    n: Annotated[int, typer.Option("-n", help="How many heads.", min=1)] = 10,
+    lowest: Annotated[bool, typer.Option("--lowest", help="The lowest values instead of the highest.")] = False,
+    model: Annotated[str | None, typer.Option(help="One model of a results folder; by default all.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write them to this csv file.")] = None,
+    workers: WorkersOption = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the heads with the highest values of a column, with their class and the parts of their scores."""
+    from qkscope.files.atomic import write_together
+    from qkscope.results.analyze import tables_of
+    from qkscope.results.derived import heads_as_lines, one_row_per_head, top_heads
+    from qkscope.results.frames import csv_bytes
+
+    set_up_logging(quiet=quiet, verbose=verbose)
+    with errors_as_lines():
+        with heads_done() as on_done:
+            folder = tables_of(run, workers=workers, on_done=on_done)
+        rows = top_heads(one_row_per_head(folder.tables, model), by, n, lowest=lowest)
+        for line in heads_as_lines(rows, by):
+            typer.echo(line)
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            write_together(output.parent, {output.name: csv_bytes(rows)})
+            log.info("wrote %s", output)
