@@ -823,7 +823,7 @@ OPTIONS = [
         "a table of another version",
         lambda p: [(p / "out").mkdir(), pq.write_table(pa.table({"model": ["m"]}), p / "out" / "heads.parquet")],
         ANALYZE,
-        "{place}/out/heads.parquet was not written by this version (heads: unexpected or missing columns: active_planes, active_share, amplification and 193 more); move it away or write elsewhere",
+        "{place}/out/heads.parquet was not written by this version (heads: unexpected or missing columns: active_planes, active_share, amplification and 218 more); move it away or write elsewhere",
     ),
     error(
         "a list of renames that qkscope did not write",

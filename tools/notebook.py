@@ -52,7 +52,8 @@ CELLS = [
     ),
     (
         "code",
-        "heads = qkscope.head_table(run)\nheads.groupby('layer')['taxonomy_published'].value_counts().unstack(fill_value=0)",
+        "heads = qkscope.head_table(run)\n"
+        "heads.groupby('layer')['taxonomy_published'].value_counts().unstack(fill_value=0)",
     ),
     (
         "markdown",

@@ -38,6 +38,7 @@ API: dict[str, dict[str, tuple[str, ...]]] = {
             *("analyze", "tables", "head_table", "pca", "rotation", "position"),
             *("planes", "distance", "scores", "reach", "plasticity"),
         ),
+        "Answers": ("top", "compare"),
         "Report": ("write_report",),
         "Hub": ("push", "pull", "PushOptions"),
         "Cause": ("effects", "cut", "cut_costs"),

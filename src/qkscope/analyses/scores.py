@@ -52,7 +52,7 @@ SCORES_TABLE = Table(
         ),
         *(
             Column(
-                f"part_{term}", "share", f"of the variance of scores: its covariance with the term {meaning}; the "
+                f"part_{term}", "share", f"of the variance of scores that the term {term} accounts for, {meaning}; the "
                 "four parts sum to 1", "8", Scale.LINEAR, signed=True,
             )
             for term, meaning in _MEANINGS.items()

@@ -194,7 +194,10 @@ def _of_heads(heads: pd.DataFrame, table: pd.DataFrame, scalars: Scalars) -> pd.
     values = (
         heads[HEAD_KEY].merge(_one_row_per_head(table, scalars, names), on=HEAD_KEY, how="left").reindex(columns=names)
     )
-    return values.astype({column.name: column.stored_as for column in columns}).set_axis(heads.index)
+    values = values.astype({column.name: column.stored_as for column in columns}).set_axis(heads.index)
+    texts = [column.name for column in columns if column.dtype == "text"]
+    values[texts] = values[texts].where(values[texts].notna(), None)
+    return values
 
 
 def _one_row_per_head(table: pd.DataFrame, scalars: Scalars, names: list[str]) -> pd.DataFrame:
@@ -222,11 +225,8 @@ def heads_from(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
 
 
 def _empty(columns: list[Column], heads: pd.DataFrame) -> pd.DataFrame:
-    kinds: dict[str, Any] = {column.name: column.stored_as for column in columns}
-    return pd.DataFrame(
-        {
-            name: pd.Series(None if kind == "object" else np.nan, heads.index, dtype=kind)
-            for name, kind in kinds.items()
-        },
-        heads.index,
-    )
+    values = {
+        column.name: pd.Series([None if column.dtype == "text" else np.nan] * len(heads), heads.index, column.stored_as)
+        for column in columns
+    }
+    return pd.DataFrame(values, heads.index)

@@ -35,7 +35,7 @@ class Side:
 
     @property
     def window(self) -> int | None:
-        """Its window, if the tables have it."""
+        """The window of the run, if its tables have it."""
         return window_of(self._own(self.folder.tables))
 
     @property
@@ -97,7 +97,7 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """What changed between the two runs, in the main columns."""
+        """The change between the two runs in the main columns, in words."""
         at = f" at a window of {self.window:,} tokens" if self.window else ""
         begin = f"From {self.a} to {self.b}{at}"
         if self.same:
