@@ -298,7 +298,7 @@ def test_the_plane_and_the_complement(tmp_path):
     assert done.exit_code == 0, done.output
     drawn = (tmp_path / "c.svg").read_text()
     assert drawn.count("angle_r") == 30
-    assert drawn.count("<image") >= 30
+    assert drawn.count("<image") == 31, "30 panels and the colour bar of positions"
 
 
 def test_another_picture_of_a_head_keeps_the_coordinates_it_had(dataset, tmp_path):
