@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import qkscope
-from qkscope.errors import HeadError, QkscopeError
+from qkscope.errors import ConfigError, HeadError, QkscopeError
 from qkscope.heads import HeadId
 from tests.helpers import small_dataset
 
@@ -38,6 +38,11 @@ def test_one_head_has_axes_moments_and_projections(run):
     table = qkscope.rotation(run).query("layer == 1 and head == 3").iloc[0]
     assert head.rotation.bias_strength == pytest.approx(table["bias_strength"])
     assert abs(head.a @ head.b) < 1e-12
+    assert run.head("l01h03").id == head.id
+    with pytest.raises(ConfigError, match="expected a head such as 'l05h13', or its layer and number, got 'five'"):
+        run.head("five")
+    with pytest.raises(ConfigError, match="expected a layer and a head, or a name such as 'l05h13', got 1 alone"):
+        run.head(1)
     assert head.taxonomy == qkscope.pca(run).query("layer == 1 and head == 3")["taxonomy"].iloc[0]
     q = head.projections("q")
     assert len(q) == 200

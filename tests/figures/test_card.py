@@ -24,9 +24,9 @@ HEAD = (2, 1)
 
 def study(shares=(0.6, 0.2, 0.1, 0.1), width=0.05, decay=(1.5, 1.2, 1.8)) -> Study:
     index = {"model": "m", "family": "", "layer": 2, "head": 1}
-    scores = {f"score_{term}": share for term, share in zip(TERMS, shares, strict=True)}
-    scores |= {f"score_{term}_low": share - width for term, share in zip(TERMS, shares, strict=True)}
-    scores |= {f"score_{term}_high": share + width for term, share in zip(TERMS, shares, strict=True)}
+    scores = {f"part_{term}": share for term, share in zip(TERMS, shares, strict=True)}
+    scores |= {f"part_{term}_low": share - width for term, share in zip(TERMS, shares, strict=True)}
+    scores |= {f"part_{term}_high": share + width for term, share in zip(TERMS, shares, strict=True)}
     position = dict(zip(("decay", "decay_low", "decay_high"), decay, strict=True))
     low = 2.0 ** np.arange(6)
     distance = pd.DataFrame({"distance_low": low, "distance_high": 2 * low, "measured": -low, "predicted": -low})

@@ -25,7 +25,7 @@ def heads(n: int = 24) -> pd.DataFrame:
 
 
 def of_terms(largest: str) -> pd.DataFrame:
-    shares = {f"score_{term}": 0.7 if term == largest else 0.1 for term in TERMS}
+    shares = {f"part_{term}": 0.7 if term == largest else 0.1 for term in TERMS}
     return heads().assign(**shares)
 
 
@@ -64,8 +64,7 @@ def drawn(figure, data: pd.DataFrame) -> None:
 def test_terms_are_means_over_the_heads_of_a_layer():
     data = scoreterms.prepare_terms(study(scores=of_terms("key")))
     assert len(data) == 6
-    assert np.allclose(data["score_key"], 0.7)
-    assert np.allclose(data["together"], 0.0)
+    assert np.allclose(data["part_key"], 0.7)
     drawn(scoreterms.SCORE_TERMS, data)
     assert "the largest part of the variance of scores is key (position 10%, key 70%" in scoreterms.say_terms(data)[0]
     other = scoreterms.prepare_terms(study(scores=of_terms("content")))

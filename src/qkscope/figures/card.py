@@ -48,11 +48,11 @@ def say(study: Study, head: tuple[int, int]) -> str:
 
 def _made_of(study: Study, head: tuple[int, int]) -> str:
     row = _row(study, "scores", head)
-    if row is None or math.isnan(row["score_position"]):
+    if row is None or math.isnan(row.get("part_position", math.nan)):
         return ""
-    first, second = sorted(TERMS, key=lambda term: -row[f"score_{term}"])[:2]
-    shares = [row[f"score_{term}"] for term in (first, second)]
-    low, high = row.get(f"score_{first}_low", math.nan), row.get(f"score_{second}_high", math.nan)
+    first, second = sorted(TERMS, key=lambda term: -row[f"part_{term}"])[:2]
+    shares = [row[f"part_{term}"] for term in (first, second)]
+    low, high = row.get(f"part_{first}_low", math.nan), row.get(f"part_{second}_high", math.nan)
     if not math.isnan(low) and not math.isnan(high) and low > high:
         share_in_words = "Most" if low > 0.5 else "The largest part"
         return f"{share_in_words} of what varies in its scores is {first} ({shares[0]:.0%}; {second} {shares[1]:.0%})."
@@ -140,11 +140,11 @@ def _row(study: Study, table: str, head: tuple[int, int]) -> pd.Series | None:
 
 def _terms(study: Study, head: tuple[int, int]) -> pd.DataFrame:
     row = _row(study, "scores", head)
-    if row is None or math.isnan(row["score_position"]):
+    if row is None or math.isnan(row.get("part_position", math.nan)):
         return pd.DataFrame()
     rows = [
-        {"term": term, "share": row[f"score_{term}"]}
-        | {end: row.get(f"score_{term}_{end}", math.nan) for end in ("low", "high")}
+        {"term": term, "share": row[f"part_{term}"]}
+        | {end: row.get(f"part_{term}_{end}", math.nan) for end in ("low", "high")}
         for term in TERMS
     ]
     return pd.DataFrame(rows).assign(part="terms")

@@ -15,7 +15,6 @@ from qkscope.results.study import Study
 TERM_COLOURS = {term: HEAD_CLASSES[term] for term in TERMS}
 """Position dark, keys red and queries blue as everywhere, content yellow."""
 MOST_RUNS = 6
-_TOGETHER = "together"
 
 
 def chosen_runs(labels: list[str], most: int = MOST_RUNS) -> list[str]:
@@ -26,17 +25,16 @@ def chosen_runs(labels: list[str], most: int = MOST_RUNS) -> list[str]:
 
 
 def prepare_terms(study: Study) -> pd.DataFrame:
-    """Mean share of each term over the heads of a layer; covariances of terms are one more column."""
+    """Mean part of each term over the heads of a layer; the four sum to 1."""
     scores = needed(study.tables.get("scores"), "the terms of the score")
-    columns = [f"score_{term}" for term in TERMS]
+    columns = [f"part_{term}" for term in TERMS]
     scores = scores.dropna(subset=columns)
     scores = needed(scores[scores["model"].isin(chosen_runs(study.labels))], "the terms of the score")
-    means = scores.groupby(["model", "layer"], sort=False, as_index=False)[columns].mean()
-    return means.assign(**{_TOGETHER: 1.0 - means[columns].sum(axis=1)})
+    return scores.groupby(["model", "layer"], sort=False, as_index=False)[columns].mean()
 
 
 def draw_terms(data: pd.DataFrame) -> Drawing:
-    """One panel per run, a stack of four shares for each layer."""
+    """One panel per run, a stack of four parts for each layer; negative ones go below zero."""
     runs = list(data["model"].unique())
     columns = min(len(runs), 3)
     rows = -(-len(runs) // columns)
@@ -44,11 +42,12 @@ def draw_terms(data: pd.DataFrame) -> Drawing:
     cells = panels(figure, rows, columns, sharey=True)
     for cell, run in zip(cells.flat, runs, strict=False):
         of_run = data[data["model"] == run].sort_values("layer")
-        base = np.zeros(len(of_run))
+        above, below = np.zeros(len(of_run)), np.zeros(len(of_run))
         for term in TERMS:
-            share = of_run[f"score_{term}"].to_numpy(float)
-            cell.bar(of_run["layer"], share, 0.86, bottom=base, color=TERM_COLOURS[term], label=term)
-            base = base + share
+            part = of_run[f"part_{term}"].to_numpy(float)
+            bottom = np.where(part < 0, below, above)
+            cell.bar(of_run["layer"], part, 0.86, bottom=bottom, color=TERM_COLOURS[term], label=term)
+            above, below = above + np.maximum(part, 0), below + np.minimum(part, 0)
         cell.axhline(1, color="#777777", linewidth=0.7, linestyle=(0, (4, 3)))
         cell.set_title(shortened(run))
         cell.set_xlabel("layer")
@@ -62,12 +61,12 @@ def draw_terms(data: pd.DataFrame) -> Drawing:
 
 def say_terms(data: pd.DataFrame) -> list[str]:
     """The largest term of each run, and the shares of all terms."""
-    columns = [f"score_{term}" for term in TERMS]
+    columns = [f"part_{term}" for term in TERMS]
     sentences = []
     for run, of_run in data.groupby("model", sort=False):
         means = of_run[columns].mean()
-        largest = str(means.idxmax()).removeprefix("score_")
-        shares = ", ".join(f"{term} {means[f'score_{term}']:.0%}" for term in TERMS)
+        largest = str(means.idxmax()).removeprefix("part_")
+        shares = ", ".join(f"{term} {means[f'part_{term}']:.0%}" for term in TERMS)
         sentences.append(
             f"{run}: the largest part of the variance of scores is {largest} ({shares}; mean over layers)."
         )
@@ -78,8 +77,8 @@ SCORE_TERMS = Figure(
     "cause/01_score_terms",
     "What scores are made of",
     "Every score is exactly the sum of four terms: where query and key are, which key it is, which query it is, and "
-    "this query with this key. Bars are their shares of the variance of scores over pairs, averaged over the heads of "
-    "a layer; covariances of terms make up the difference to 1.",
+    "this query with this key. Bars are their parts in the variance of scores over pairs, which sum to 1: means over "
+    "the heads of a layer.",
     prepare_terms,
     draw_terms,
     say_terms,

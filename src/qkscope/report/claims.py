@@ -237,7 +237,7 @@ class Claims:
     @cached_property
     def terms(self) -> Claim | None:
         """The largest of the four terms in the variance of scores."""
-        values = {term: value for term in TERMS if (value := self.mean("heads", f"score_{term}")) is not None}
+        values = {term: value for term in TERMS if (value := self.mean("heads", f"part_{term}")) is not None}
         if len(values) < len(TERMS):
             return None
         largest = sorted(values, key=lambda term: -values[term].value)

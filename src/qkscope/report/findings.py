@@ -197,15 +197,15 @@ FINDINGS = (
         "A score is exactly the sum of four terms: where query and key are, which key it is, which query it is, and "
         "this query with this key. Attention beyond a window is measured on queries followed through the model, and "
         "predicted from means alone.",
-        "Shares are of the variance of scores over pairs, sinks apart. A term that varies little can still matter to "
-        "the prediction, and one that varies much need not: that is a question of cause. Predicted reach knows means "
-        "alone; attention also follows content.",
+        "Parts of the variance of scores over pairs, sinks apart, sum to 1. A term that varies little can still matter "
+        "to the prediction, and one that varies much need not: that is a question of cause. Predicted reach knows "
+        "means alone; attention also follows content.",
         ("cause/01_score_terms", "cause/04_reach"),
         (
-            Measure("score_position", "position", "heads", percent=True),
-            Measure("score_key", "key", "heads", percent=True),
-            Measure("score_query", "query", "heads", percent=True),
-            Measure("score_content", "content", "heads", percent=True),
+            Measure("part_position", "position", "heads", percent=True),
+            Measure("part_key", "key", "heads", percent=True),
+            Measure("part_query", "query", "heads", percent=True),
+            Measure("part_content", "content", "heads", percent=True),
             Measure("mass_sink", "attention on sinks", "heads", percent=True),
             Measure("reach90", "90% of attention within (tokens)", "heads"),
         ),

@@ -98,9 +98,17 @@ class Run:
         """A seeded sample of a query or key head's vectors; the same tokens in every head."""
         return Sample.from_rows(self.source.rows(head, self.reading), size, seed)
 
-    def head(self, layer: int, head: int) -> Head:
-        """One query head with the key head it reads."""
-        head_id = HeadId(layer, head, "q")
+    def head(self, layer: int | str, head: int | None = None) -> Head:
+        """One query head with the key head it reads, by its numbers or its name: ``(5, 13)`` or ``"l05h13"``."""
+        if isinstance(layer, str):
+            named = HeadId.match(f"{layer.removesuffix('q')}q")
+            if named is None or head is not None:
+                raise ConfigError(f"expected a head such as 'l05h13', or its layer and number, got {layer!r}")
+            head_id = named
+        elif head is None:
+            raise ConfigError(f"expected a layer and a head, or a name such as 'l05h13', got {layer!r} alone")
+        else:
+            head_id = HeadId(layer, head, "q")
         if head_id not in self.heads:
             raise HeadError(head_id, f"{self.model} has no such head; see run.heads")
         return Head(self, head_id)

@@ -25,7 +25,7 @@ _MEASURES = (
     Measure("decay", "fall of the mean score per doubling of the distance, in logits", "heads"),
     Measure("decays", "heads that score near keys higher than far ones", "heads", percent=True),
     Measure("position_share", "variance of queries and keys that position alone determines", "heads", percent=True),
-    Measure("score_position", "variance of scores that is position", "heads", percent=True),
+    Measure("part_position", "variance of scores that is position", "heads", percent=True),
     Measure("ap_overall", "attention plasticity", "heads"),
     *(Measure(kind, f"{kind} heads", "qk", percent=True) for kind in TAXONOMY),
 )
