@@ -161,6 +161,7 @@ def compare_runs(a: Side, b: Side) -> Comparison:
             f"depend on the window, so capture both with --window {min(w for w in (a.window, b.window) if w)}"
         )
     columns_a, columns_b = a.columns(), b.columns()
+    _check_same_heads(a, b, columns_a, columns_b)
     names = [name for name in columns_a if name in columns_b]
     paired = a.corpus is not None and a.corpus == b.corpus
     tables, rows = [], []
@@ -169,8 +170,6 @@ def compare_runs(a: Side, b: Side) -> Comparison:
         both = both.dropna(subset=[f"{name}_a", f"{name}_b"])
         if both.empty:
             continue
-        if len(both) < len(columns_a[name].dropna(subset=[name])) and name in MAIN:
-            raise TableError(f"{a.label} and {b.label} have {len(both)} heads in common; compare runs of one shape")
         values = [both[f"{name}_{side}"].to_numpy(float) for side in "ab"]
         replicates = [both[[f"{group}_{side}" for group in WITHOUT]].to_numpy(float) for side in "ab"]
         table, summary = _differences(values, replicates, both.reset_index()[[*KEY, "k_head_a"]], paired=paired)
@@ -182,6 +181,16 @@ def compare_runs(a: Side, b: Side) -> Comparison:
     order = ["column", *KEY, "k_head", "a", "b", "difference", "difference_se", "low", "high", "changed"]
     same = a.digest is not None and a.digest == b.digest
     return Comparison(a.label, b.label, a.window, paired, same, table[order], pd.DataFrame(rows))
+
+
+def _check_same_heads(a: Side, b: Side, *columns: dict[str, pd.DataFrame]) -> None:
+    """Raise an error if one run has heads that the other has not."""
+    heads_a, heads_b = (set().union(*(frame.index for frame in frames.values())) for frames in columns)
+    if heads_a != heads_b:
+        raise TableError(
+            f"{a.label} has {len(heads_a)} heads and {b.label} {len(heads_b)}, of which {len(heads_a & heads_b)} are "
+            "the same; compare runs of one shape"
+        )
 
 
 def _differences(
