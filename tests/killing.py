@@ -50,7 +50,7 @@ def main(what: str, times: int, *places: str) -> int:
             wait(process)
             states[state(target, what)] += 1
             sound &= not before or all(
-                content in (before[name], expected[name])
+                content in (before.get(name), expected[name])
                 for name, content in all_bytes(target, but="summary.json").items()
                 if not name.startswith(".")
             )

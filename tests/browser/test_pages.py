@@ -175,7 +175,7 @@ def test_the_table_sorts_filters_pages_and_downloads(tab, pages):
     with tab.expect_download() as download:
         tab.locator("#download").click()
     lines = Path(download.value.path()).read_text().splitlines()
-    assert lines[0].startswith("model,layer,head,taxonomy,explained_variance,r_q")
+    assert lines[0].startswith("model,layer,head,class,")
     assert len(lines) == 9
     tab.locator("#find").fill("")
     tab.locator("#run").select_option("")

@@ -51,7 +51,9 @@ def test_analyze_writes_all_tables_and_a_summary(tmp_path):
     dataset = small_dataset(tmp_path / "my-model", window=512)
     done = run("analyze", dataset, "-o", tmp_path / "out", "--family", "F")
     assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([*TABLES, "axes.parquet", "summary.json"])
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        [*TABLES, "axes.parquet", "replicates.parquet", "summary.json"]
+    )
     rotated = pd.read_csv(tmp_path / "out" / "rotated.csv")
     assert rotated[["model", "family", "window"]].drop_duplicates().to_numpy().tolist() == [["my-model", "F", 512]]
     assert len(rotated) == 8
@@ -156,7 +158,8 @@ def test_published_commands_write_their_tables_into_the_configs_folder(tmp_path)
     assert run("--config", path, on=rotate_analyze_app).exit_code == 0
     others = ("planes", "position", "distance", "plasticity", "scores", "reach")
     published = {name for name in TABLES if not name.startswith(others)}
-    assert {p.name for p in (tmp_path / "results").iterdir()} == {*published, "axes.parquet", "summary.json"}
+    side = {"axes.parquet", "replicates.parquet", "summary.json"}
+    assert {p.name for p in (tmp_path / "results").iterdir()} == published | side
     run("analyze", dataset, "-o", tmp_path / "both", "--model", "tiny", "--family", "Tiny", "--only", "pca,rotation")
     for name in published:
         assert (tmp_path / "results" / name).read_bytes() == (tmp_path / "both" / name).read_bytes()

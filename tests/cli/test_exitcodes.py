@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from pathlib import Path
@@ -23,6 +24,8 @@ FIRST_STEP = {
     "capture": (["./nowhere", "--texts", "nowhere", "-o", "out"], "qkscope.files.inprogress.check_capture_folder"),
     "plan": (["./nowhere"], "qkscope.capture.plan.estimate"),
     "merge": (["nowhere", "-o", "out"], "qkscope.capture.assemble.merge"),
+    "top": (["nowhere"], "qkscope.results.analyze.tables_of"),
+    "compare": (["nowhere", "nowhere", "-o", "out"], "qkscope.results.analyze.tables_of"),
     "report": (["nowhere", "-o", "out"], "qkscope.report.gather.study_config"),
     "view": (["nowhere", "-o", "out.html"], "qkscope.report.gather.study_config"),
     "card": (["nowhere", "l00h00", "-o", "card.png"], "qkscope.runs.run.open_run"),
@@ -69,8 +72,11 @@ def invoke(name: str):
 
 
 def replace_first_step(monkeypatch, name: str, by) -> None:
+    """Put a function in the place of the first step; modules that import it must have the real one for later tests."""
     if name in LOADS_TORCH_FIRST:
         pytest.importorskip("torch")
+    importlib.import_module("qkscope.results.analyze")
+    importlib.import_module("qkscope.report.gather")
     monkeypatch.setattr(FIRST_STEP[name][1], by)
 
 

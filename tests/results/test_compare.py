@@ -25,7 +25,7 @@ def folder(label: str, by_document: np.ndarray, corpus: str | None = "c", digest
     heads = heads.assign(head=np.arange(len(by_document)) % 10, k_head=np.arange(len(by_document)) % 10 // 2)
     values = {"decay": np.stack([by_document[:, group != GROUP].mean(1) for group in range(8)], 1)}
     tables = {
-        "position": heads.assign(decay=by_document.mean(1)),
+        "position": heads.assign(decay=by_document.mean(1), decay_se=0.1),
         "rotated": heads.assign(window=window),
         "replicates": replicate_rows(heads, values),
     }
@@ -114,6 +114,10 @@ def test_what_cannot_be_compared_is_refused():
     del plain.tables["replicates"]
     with pytest.raises(TableError, match=r"a has no replicates\.parquet"):
         compare_runs(Side("a", plain), Side("b", folder("b", values)))
+    without = folder("a", values)
+    without.tables["position"]["decay_se"] = np.nan
+    with pytest.raises(TableError, match="compare runs of one shape"):
+        compared(without, folder("b", values))
     with pytest.raises(TableError, match="no column 'decai' with intervals in common; choose from decay"):
         compared(plain_again := folder("a", values), plain_again).of_column("decai")
 

@@ -58,8 +58,8 @@ class Side:
 
     def columns(self) -> dict[str, pd.DataFrame]:
         """Each column that has replicates: key head, value and replicates by (layer, head)."""
-        own = self._own(self.folder.tables)
-        replicates = own.get("replicates")
+        tables = self._own(self.folder.tables)
+        replicates = tables.get("replicates")
         if replicates is None or replicates.empty:
             raise TableError(
                 f"{self.folder.path} has no replicates.parquet: its tables have no intervals, or are of an "
@@ -68,14 +68,17 @@ class Side:
         by_column = dict(iter(replicates.groupby("column", sort=False)))
         columns = {}
         for table in DECLARED_TABLES.values():
-            frame = own.get(table.name)
+            frame = tables.get(table.name)
             if frame is None or frame.empty or not table.about_heads:
                 continue
             values = table.whole_heads(frame).set_index(KEY)
             for column in table.columns:
-                if column.name in by_column and column.name in values and column.name not in columns:
+                se = f"{column.name}_se"
+                if column.name in by_column and {column.name, se} <= set(values) and column.name not in columns:
                     rows = by_column[column.name].set_index(KEY)[list(WITHOUT)].astype(float)
-                    columns[column.name] = values[["k_head", column.name]].join(rows, how="inner")
+                    own = values[["k_head", column.name]].join(rows, how="inner")
+                    # Replicates of an earlier analysis stay where the latest one left intervals out.
+                    columns[column.name] = own[values[se].reindex(own.index).notna()]
         return columns
 
 
