@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 import qkscope
 from qkscope.cli.main import app
 from qkscope.errors import ConfigError
-from tests.capture.families import BASE, Family, build
+from qkscope.heads import TERMS
+from tests.capture.families import BASE, Family, build, families
 from tests.helpers import small_dataset
 
 WINDOW = 96
@@ -89,3 +90,27 @@ def test_commands_end_by_naming_heads(runs, tmp_path):
     said = invoke("analyze", runs / "base", "-o", tmp_path / "tables", "--workers", 1)
     first = qkscope.top(tmp_path / "tables", n=1).iloc[0]
     assert f"base: most position in its scores l{first.layer:02d}h{int(first['head']):02d} (" in said
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "glm4", "phi3", "granite", "gpt-neox"])
+def test_random_weights_are_flat(family):
+    """The published class calls them content-focused."""
+    assert random_classes(family) == {"flat"}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "olmo2"])
+def test_random_weights_with_normalised_queries_and_keys_look_at_content(family):
+    """Vectors of fixed length have scores that vary by about a logit, whatever the weights are, and not by position."""
+    assert random_classes(family) <= {"content", "mixed"}
+
+
+def random_classes(family: str) -> set[str]:
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(3, 96, WINDOW) for _ in range(8)]
+    run = qkscope.capture_model(build(families()[family]), texts, window=WINDOW, progress=False)
+    scores = qkscope.scores(run)
+    assert len(scores) == len(run.heads)
+    assert scores[[f"part_{term}" for term in TERMS]].sum(axis=1).to_numpy() == pytest.approx(1.0, abs=1e-12)
+    first = run.head(0, 0)
+    assert (first.head_class, sum(first.parts.values())) == (scores["head_class"][0], pytest.approx(1.0))
+    return set(scores["head_class"])
