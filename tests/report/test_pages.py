@@ -2,13 +2,17 @@ import html
 import json
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from qkscope.analyses.components import TAXONOMY
 from qkscope.config import StudyRunConfig
 from qkscope.errors import TableError
+from qkscope.figures.catalogue import FIGURES_BY_NAME
+from qkscope.figures.hero import HERO
 from qkscope.figures.write import SkippedFigure, write_figures
 from qkscope.report.claims import Claims
 from qkscope.report.explorer import explorer_html
@@ -17,6 +21,7 @@ from qkscope.report.findings import FINDINGS
 from qkscope.report.front import answers
 from qkscope.report.page import as_json
 from qkscope.report.report import GENERATOR, check_pages, head_list, report_html
+from qkscope.results.schema import TABLES
 from qkscope.results.study import Study, StudyRun, build
 from tests.studies import make_points, published_shape, write_model
 
@@ -55,6 +60,23 @@ def test_one_run_of_one_table_answers_what_it_can(tmp_path):
     )
     questions = [question for question, _ in answers(Claims(build([StudyRunConfig(path=tmp_path)])))]
     assert questions == ["What was measured?", "How positional are these heads?", "What kinds of heads are there?"]
+
+
+def test_every_number_and_figure_of_the_findings_exists_and_every_figure_has_a_place():
+    """A column with a typing error would be left out of its table without a word."""
+    derived = {
+        "qk": {"abs_r_k", "discordant", *TAXONOMY},
+        "heads": {"decays"},
+        "rotated": {"positive", "mu_q_a_positive"},
+    }
+    known = {name: {column.name for column in TABLES[name]} | more for name, more in derived.items()}
+    measures = [measure for finding in FINDINGS for measure in finding.measures]
+    assert [measure for measure in measures if measure.column not in known[measure.table]] == []
+    shown = {name for finding in FINDINGS for name in finding.figures}
+    assert set(FIGURES_BY_NAME) - shown == {HERO.name}
+    assert shown <= set(FIGURES_BY_NAME)
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    assert [name for name in sorted(shown) if name.rpartition("/")[2].split("_", 1)[1] not in page] == []
 
 
 def test_every_finding_of_the_study_is_a_section_with_published_values_and_a_caveat(whole):
