@@ -14,6 +14,9 @@ import qkscope
 from qkscope.cli.main import app
 from qkscope.errors import ConfigError
 from qkscope.heads import TERMS
+from qkscope.report.claims import Claims
+from qkscope.report.front import front
+from qkscope.report.gather import gather, study_config
 from tests.capture.families import BASE, Family, build, families
 from tests.helpers import small_dataset
 
@@ -73,6 +76,18 @@ def test_compare_says_what_changed_with_paired_intervals(runs, tmp_path):
 def test_a_run_with_itself_does_not_differ(runs, tmp_path):
     said = invoke("compare", runs / "base", runs / "base", "--workers", 1, "-o", tmp_path / "cmp", "-q")
     assert said == "base and base are one run: every difference is zero.\n"
+
+
+def test_a_report_of_two_runs_opens_on_what_differs(runs, tmp_path):
+    study = gather(study_config([str(runs / "base"), str(runs / "doubled")]), tmp_path / "tables", points=False)
+    comparison = qkscope.compare(runs / "base", runs / "doubled")
+    first = front(Claims(study))
+    assert first.sentence == comparison.sentences[0]
+    assert first.sentence.startswith(f"From base to doubled at a window of {WINDOW} tokens, ")
+    head = comparison.changed_most(comparison.main_column, 1).iloc[0]
+    assert f"{comparison.main_column} changed most in l{head.layer:02d}h{int(head['head']):02d} (" in first.lead
+    alone = gather(study_config([str(runs / "base")]), tmp_path / "alone", points=False)
+    assert Claims(alone).compared is None
 
 
 def test_a_dataset_needs_its_tables_first(tmp_path):

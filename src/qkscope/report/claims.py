@@ -7,19 +7,23 @@ of them computes a number or decides which of two is larger.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import pandas as pd
 
 from qkscope.analyses.acrossheads import correlation
 from qkscope.analyses.components import TAXONOMY
+from qkscope.errors import TableError
 from qkscope.figures.bias import prepare_separation
 from qkscope.figures.figure import NotApplicable, before_and_after, checkpoints, models
 from qkscope.heads import TERMS
 from qkscope.report.values import DOCUMENTS, Value, figures, frames_of, mean_of, pooled, published, rounded
 from qkscope.report.windows import OneModel, at_which_windows, changes, comparison, in_percent, same_weights
-from qkscope.results.study import Study
+from qkscope.results.compare import Side, compare_runs
+from qkscope.results.reader import Folder, read_folder
+from qkscope.results.study import Study, StudyRun
 
 SAME = 0.1
 """A curve whose fall per doubling moved by less than this share is said to be unchanged."""
@@ -98,8 +102,8 @@ class Claims:
 
     @cached_property
     def first(self) -> Claim:
-        """The strongest statement that the data supports: about an extension, else training, else the present state."""
-        return self.extension or self.training or self.state
+        """The strongest statement that the data supports: extension, training, two runs, else the present state."""
+        return self.extension or self.training or self.compared or self.state
 
     @cached_property
     def extension(self) -> Claim | None:
@@ -156,6 +160,26 @@ class Claims:
             order,
             window=at_which_windows(self.study, before, after),
         )
+
+    @cached_property
+    def compared(self) -> Claim | None:
+        """The differences between two models of one shape at one window, head by head (qkscope compare)."""
+        if len(self.study.runs) != 2 or len(self.labels) != 2:
+            return None
+        try:
+            a, b = (Side(_model_in(folder, run), folder) for run in self.study.runs
+                    for folder in [read_folder(Path(run.source))])  # fmt: skip
+            difference = replace(compare_runs(a, b), a=self.labels[0], b=self.labels[1])
+        except TableError:  # of different shapes or windows, or without replicates: there are the means of each
+            return None
+        column = difference.main_column
+        heads = ", ".join(
+            f"l{row['layer']:02d}h{row['head']:02d} ({rounded(row['a'])} → {rounded(row['b'])})"
+            for row in difference.changed_most(column, 5).to_dict("records")
+        )
+        detail = f"{column} changed most in {heads}." if heads else ""
+        headline, *others = difference.sentences
+        return Claim(headline, " ".join([*others, detail]).strip(), window=self.window)
 
     def _before_and_after(self, column: str, table: str) -> tuple[str, str, tuple[Value, Value]] | None:
         try:
@@ -582,6 +606,11 @@ class Claims:
 def _range(value: float | list[float]) -> str:
     """Return a published value, or the range over models that a pair of values means."""
     return " to ".join(rounded(end) for end in value) + " by model" if isinstance(value, list) else rounded(value)
+
+
+def _model_in(folder: Folder, run: StudyRun) -> str:
+    """The name of a study's run in its results folder, whose only model may have another label."""
+    return run.label if run.label in folder.models or len(folder.models) > 1 else folder.models[0]
 
 
 def details(*claims: Claim | None) -> list[str]:

@@ -101,24 +101,29 @@ class Comparison:
     @property
     def sentence(self) -> str:
         """The change between the two runs in the main columns, in words."""
+        return " ".join(self.sentences)
+
+    @property
+    def sentences(self) -> list[str]:
+        """The change in the column where most heads went one way, then in the other main columns."""
         at = f" at a window of {self.window:,} tokens" if self.window else ""
         begin = f"From {self.a} to {self.b}{at}"
         if self.same:
-            return f"{self.a} and {self.b} are one run: every difference is zero."
+            return [f"{self.a} and {self.b} are one run: every difference is zero."]
         rows = self.summary[self.summary["column"].isin(MAIN)]
         changed = rows[(rows["low"] > 0) | (rows["high"] < 0)]
         if changed.empty:
             share = self.table.loc[self.table["column"].isin(MAIN), "changed"].mean()
             names = ", ".join(rows["column"])
-            return (
+            return [
                 f"{begin}, no mean over heads of {names} changed beyond its interval; {share:.0%} of the intervals of "
                 "single heads exclude zero, of which chance accounts for 5%."
-            )
+            ]
         largest = changed.assign(most=changed[["up", "down"]].max(axis=1)).sort_values("most", ascending=False)
-        return f"{begin}, " + "; ".join(_said(row) for _, row in largest.iterrows()) + "." + self._unpaired()
-
-    def _unpaired(self) -> str:
-        return "" if self.paired else " The runs read different documents, so intervals are those of unpaired means."
+        first, *others = (_in_words(row) for _, row in largest.iterrows())
+        unpaired = "The runs read different documents, so intervals are those of unpaired means."
+        further = [f"Also: {'; '.join(others)}."] if others else []
+        return [f"{begin}, {first}.", *further, *([] if self.paired else [unpaired])]
 
     @property
     def main_column(self) -> str:
@@ -147,7 +152,7 @@ class Comparison:
         return self.sentence
 
 
-def _said(row: pd.Series) -> str:
+def _in_words(row: pd.Series) -> str:
     verb, share = ("rose", row["up"]) if row["difference"] > 0 else ("fell", row["down"])
     interval = f"[{row['low']:+.2g}, {row['high']:+.2g}]"
     return (
