@@ -15,7 +15,7 @@ from qkscope.cli.main import app
 from qkscope.errors import ConfigError
 from qkscope.heads import TERMS
 from qkscope.report.claims import Claims
-from qkscope.report.front import front
+from qkscope.report.front import answers, front
 from qkscope.report.gather import gather, study_config
 from tests.capture.families import BASE, Family, build, families
 from tests.helpers import small_dataset
@@ -88,6 +88,18 @@ def test_a_report_of_two_runs_opens_on_what_differs(runs, tmp_path):
     assert f"{comparison.main_column} changed most in l{head.layer:02d}h{int(head['head']):02d} (" in first.lead
     alone = gather(study_config([str(runs / "base")]), tmp_path / "alone", points=False)
     assert Claims(alone).compared is None
+    assert "What may be compared?" not in dict(answers(Claims(alone)))
+
+
+def test_a_report_of_runs_that_cannot_be_compared_says_why(runs, tmp_path):
+    qkscope.analyze(qkscope.open(runs / "doubled"), tmp_path / "plain", intervals=False)
+    study = gather(study_config([str(runs / "base"), str(tmp_path / "plain")]), tmp_path / "tables", points=False)
+    assert Claims(study).compared is None
+    assert answers(Claims(study))[-1] == (
+        "What may be compared?",
+        f"The two runs are not compared head by head: {tmp_path / 'plain'} has no replicates.parquet: its tables have "
+        "no intervals, or are of an earlier version; analyse the run again.",
+    )
 
 
 def test_a_dataset_needs_its_tables_first(tmp_path):

@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from qkscope.analyses.catalogue import DECLARED_TABLES
+from qkscope.cli.top import heads_as_lines
 from qkscope.errors import TableError
 from qkscope.results.compare import Comparison, Side, compare_runs, side
-from qkscope.results.derived import heads_as_lines, one_row_per_head, top_heads
+from qkscope.results.derived import one_row_per_head, top_heads
 from qkscope.results.reader import Folder
 from qkscope.results.side import replicate_rows
 
@@ -118,7 +119,7 @@ def test_what_cannot_be_compared_is_refused():
     without.tables["position"]["decay_se"] = np.nan
     with pytest.raises(TableError, match="compare runs of one shape"):
         compared(without, folder("b", values))
-    with pytest.raises(TableError, match="no column 'decai' with intervals in common; choose from decay"):
+    with pytest.raises(TableError, match="no column 'decai' with intervals in common; did you mean decay"):
         compared(plain_again := folder("a", values), plain_again).of_column("decai")
 
 
@@ -134,13 +135,17 @@ def test_top_heads_are_those_with_the_highest_values():
     lines = heads_as_lines(top, "decay")
     assert lines[1].startswith("l01h00   0.5 [0.4, 0.6]")
     assert lines[1].split()[-3:] == ["position", "80%", "+0.50"]
-    with pytest.raises(TableError, match="heads have no number 'cay'; did you mean decay, decay_low, decay_high"):
+    with pytest.raises(TableError, match="heads have no number 'cay'; did you mean decay or decay_low or decay_high"):
         top_heads(heads, "cay")
+    with pytest.raises(TableError, match="heads have no number 'part_poistion'; did you mean part_position"):
+        top_heads(heads, "part_poistion")
+    with pytest.raises(TableError, match="heads have no number 'xyz'; qkscope analyze --columns lists all"):
+        top_heads(heads, "xyz")
     with pytest.raises(TableError, match="there is no model 'x'; there are m"):
         one_row_per_head({"heads": heads}, "x")
 
 
-def test_every_column_with_an_interval_can_be_compared():
-    """Its replicates are written under its name."""
+def test_columns_with_intervals_have_names_of_their_own():
+    """Replicates and comparisons go by name, whatever the table."""
     names = [column.name for table in DECLARED_TABLES.values() for column in table.columns if column.scale is not None]
     assert len(names) == len(set(names))

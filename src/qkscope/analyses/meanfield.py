@@ -59,11 +59,11 @@ class MeanField:
 def mean_field(rotary: HeadRotary, q: Moments, k: Moments, scaling: float) -> MeanField:
     """The means of a head, whose moments are by document group: of its planes, and of the unrotated coordinates."""
     unrotated = rotary.rope.rest(q.d)
-    means_q, means_k = (_means(m.mean_x[:, unrotated] * m.n[:, None], m.n) for m in (q, k))
-    undone_q, undone_k = (_means(sums.total, sums.n) for sums in (rotary.q, rotary.k))
+    means_q, means_k = (leave_out_means(m.mean_x[:, unrotated] * m.n[:, None], m.n) for m in (q, k))
+    undone_q, undone_k = (leave_out_means(sums.total, sums.n) for sums in (rotary.q, rotary.k))
     return MeanField(rotary.rope, undone_q * undone_k.conj(), (means_q * means_k).sum(-1), scaling, rotary.temperature)
 
 
-def _means(total: np.ndarray, n: Float[np.ndarray, "8"]) -> np.ndarray:
+def leave_out_means(total: np.ndarray, n: Float[np.ndarray, "8"]) -> np.ndarray:
     """Means over all rows, and with each document group left out; 0 where there are no rows."""
     return (ALL_AND_WITHOUT @ total) / np.maximum(ALL_AND_WITHOUT @ n, 1.0)[:, None]

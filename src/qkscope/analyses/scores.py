@@ -12,6 +12,7 @@ from jaxtyping import Float
 from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
 from qkscope.analyses.fourterms import LockedMean, coordinates, four_term_sums, part_sums, shares, two_way_sums
+from qkscope.analyses.meanfield import leave_out_means
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.core.headdata import HeadData
@@ -140,18 +141,13 @@ def _parts(
     rotary = head.rotary
     rope, factor = (None, None) if rotary is None else (rotary.rope, rotary.temperature)
     mean_q, mean_k = (
-        coordinates(rope, _means(moments.mean_x * moments.n[:, None], moments.n))
+        coordinates(rope, leave_out_means(moments.mean_x * moments.n[:, None], moments.n))
         for moments in (head.moments.q, head.moments.k)
     )
     if rotary is not None:
         for mean, undone in ((mean_q, rotary.q), (mean_k, rotary.k)):
-            mean[:, : rotary.rope.planes] = _means(undone.total, undone.n)
+            mean[:, : rotary.rope.planes] = leave_out_means(undone.total, undone.n)
     return part_sums(pair, rope, factor, scaling, visible_keys).parts(ALL_AND_WITHOUT, mean_q, mean_k, scaling)
-
-
-def _means(total: np.ndarray, n: Float[np.ndarray, "8"]) -> np.ndarray:
-    """Means over all rows, and with each document group left out."""
-    return (ALL_AND_WITHOUT @ total) / np.maximum(ALL_AND_WITHOUT @ n, 1.0)[:, None]
 
 
 def locked_means(head: HeadData) -> tuple[LockedMean, LockedMean]:

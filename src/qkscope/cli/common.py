@@ -25,6 +25,8 @@ from qkscope.options import parse_indices
 from qkscope.progress import progress
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from qkscope.analyses.options import PointOptions
     from qkscope.results.analyze import OnDone
     from qkscope.results.job import Job
@@ -223,7 +225,6 @@ def write_and_exit_code(folder: Path, results: list[ModelResults], started: floa
     import pandas as pd
 
     from qkscope.results.analyze import write_results
-    from qkscope.results.derived import heads_in_a_line
 
     written = write_results(folder, results, wall_seconds=time.monotonic() - started)
     n_heads, failed = (
@@ -239,3 +240,18 @@ def write_and_exit_code(folder: Path, results: list[ModelResults], started: floa
         log.error("%d of %d heads failed; the others are in %s", failed, n_heads, folder)
         return SOME_HEADS_FAILED
     return 0
+
+
+def heads_in_a_line(heads: pd.DataFrame, n: int = 3) -> str:
+    """The heads whose scores are most position and most content, of the last model; empty if that is not known."""
+    from qkscope.results.derived import top_heads
+
+    if "part_position" not in heads or heads["part_position"].isna().all():
+        return ""
+    last = heads[heads["model"] == heads["model"].iloc[-1]]
+    named = [
+        ", ".join(f"l{row.layer:02d}h{row.head:02d} ({getattr(row, column):.0%})" for row in rows.itertuples())
+        for column in ("part_position", "part_content")
+        for rows in [top_heads(last, column, n)]
+    ]
+    return f"{last['model'].iloc[0]}: most position in its scores {named[0]}; most content {named[1]}"

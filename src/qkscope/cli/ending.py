@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from qkscope.cli.common import log, printable
+from qkscope.cli.common import heads_in_a_line, log, printable
 
 if TYPE_CHECKING:
     from qkscope.results.study import Study
@@ -21,7 +21,6 @@ def print_findings(study: Study, *, quiet: bool = False) -> None:
         return
     from qkscope.report.claims import Claims
     from qkscope.report.front import front
-    from qkscope.results.derived import heads_in_a_line
 
     first = front(Claims(study))
     numbers = "; ".join(f"{tile.number} {tile.label}" for tile in first.tiles)

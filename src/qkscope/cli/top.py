@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
+from qkscope.heads import TERMS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 By = Annotated[str, typer.Option("--by", help="A number of heads, such as part_content, decay or ap_fixed_overall.")]
 
@@ -26,7 +30,7 @@ def top_command(
     """List the heads with the highest values of a column, with their class and the parts of their scores."""
     from qkscope.files.atomic import write_together
     from qkscope.results.analyze import tables_of
-    from qkscope.results.derived import heads_as_lines, one_row_per_head, top_heads
+    from qkscope.results.derived import one_row_per_head, top_heads
     from qkscope.results.frames import csv_bytes
 
     set_up_logging(quiet=quiet, verbose=verbose)
@@ -40,3 +44,22 @@ def top_command(
             output.parent.mkdir(parents=True, exist_ok=True)
             write_together(output.parent, {output.name: csv_bytes(rows)})
             log.info("wrote %s", output)
+
+
+def heads_as_lines(rows: pd.DataFrame, by: str) -> list[str]:
+    """Heads with a value, its interval, their class and the parts of their scores, as lines of a terminal."""
+    import pandas as pd
+
+    several = rows["model"].nunique() > 1
+    lines = [f"head     {by:<26}class     position    key  query content   decay"]
+    for row in rows.to_dict("records"):
+        low, high = (row.get(f"{by}_{end}") for end in ("low", "high"))
+        value = f"{row[by]:.3g}" + ("" if pd.isna(low) else f" [{low:.3g}, {high:.3g}]")
+        cells = [(row.get(f"part_{term}"), ".0%", width) for term, width in zip(TERMS, (8, 7, 7, 8), strict=True)]
+        cells.append((row.get("decay"), "+.2f", 8))
+        shares = "".join(f"{'' if pd.isna(x) else format(x, form):>{width}}" for x, form, width in cells)
+        name = f"l{row['layer']:02d}h{row['head']:02d}"
+        label = f"  {row['model']}" if several else ""
+        kind = "" if pd.isna(row.get("head_class")) else row["head_class"]
+        lines.append(f"{name}   {value:<26}{kind:<10}{shares}{label}")
+    return lines

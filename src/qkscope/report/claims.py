@@ -21,7 +21,7 @@ from qkscope.figures.figure import NotApplicable, before_and_after, checkpoints,
 from qkscope.heads import TERMS
 from qkscope.report.values import DOCUMENTS, Value, figures, frames_of, mean_of, pooled, published, rounded
 from qkscope.report.windows import OneModel, at_which_windows, changes, comparison, in_percent, same_weights
-from qkscope.results.compare import Side, compare_runs
+from qkscope.results.compare import Comparison, Side, compare_runs
 from qkscope.results.reader import Folder, read_folder
 from qkscope.results.study import Study, StudyRun
 
@@ -162,15 +162,31 @@ class Claims:
         )
 
     @cached_property
-    def compared(self) -> Claim | None:
-        """The differences between two models of one shape at one window, head by head (qkscope compare)."""
+    def _comparison(self) -> Comparison | TableError | None:
+        """The two models of the study compared head by head, or why they are not; None if there are not two."""
         if len(self.study.runs) != 2 or len(self.labels) != 2:
             return None
         try:
             a, b = (Side(_model_in(folder, run), folder) for run in self.study.runs
                     for folder in [read_folder(Path(run.source))])  # fmt: skip
-            difference = replace(compare_runs(a, b), a=self.labels[0], b=self.labels[1])
-        except TableError:  # of different shapes or windows, or without replicates: there are the means of each
+            return replace(compare_runs(a, b), a=self.labels[0], b=self.labels[1])
+        except TableError as error:
+            return error
+
+    @cached_property
+    def not_compared(self) -> Claim | None:
+        """The reason why two models cannot be compared head by head: their shapes, windows or tables."""
+        reason = self._comparison
+        if not isinstance(reason, TableError):
+            return None
+        sentence = f"The two runs are not compared head by head: {reason}."
+        return Claim(sentence, sentence)
+
+    @cached_property
+    def compared(self) -> Claim | None:
+        """The differences between two models of one shape at one window, head by head (qkscope compare)."""
+        difference = self._comparison
+        if not isinstance(difference, Comparison):
             return None
         column = difference.main_column
         heads = ", ".join(

@@ -138,7 +138,7 @@ def answers(claims: Claims) -> list[tuple[str, str]]:
         ("What is in the rest?", details(claims.rings)),
         ("Which heads stand out?", details(claims.outstanding)),
         ("What changed over training?", details(claims.changed)),
-        ("What may be compared?", list(filter(None, [window_note(claims.study)]))),
+        ("What may be compared?", [*filter(None, [window_note(claims.study)]), *details(claims.not_compared)]),
     ]
     return [(question, " ".join(sentences)) for question, sentences in pairs if sentences]
 

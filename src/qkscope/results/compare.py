@@ -16,6 +16,7 @@ from scipy.special import bdtr, stdtrit
 from qkscope.analyses.catalogue import DECLARED_TABLES
 from qkscope.analyses.uncertainty import MIN_GROUPS, jackknife
 from qkscope.errors import TableError
+from qkscope.results.derived import suggested
 from qkscope.results.reader import Folder
 from qkscope.results.side import WITHOUT
 from qkscope.results.study import window_of
@@ -138,8 +139,8 @@ class Comparison:
         """The rows of one column; an error names those that there are."""
         rows = self.table[self.table["column"] == column]
         if rows.empty:
-            known = ", ".join(self.summary["column"])
-            raise TableError(f"the runs have no column {column!r} with intervals in common; choose from {known}")
+            advice = suggested(column, self.summary["column"].tolist())
+            raise TableError(f"the runs have no column {column!r} with intervals in common{advice}")
         return rows
 
     def changed_most(self, column: str, n: int = 10) -> pd.DataFrame:
@@ -186,7 +187,7 @@ def compare_runs(a: Side, b: Side) -> Comparison:
     if not tables:
         raise TableError(f"{a.label} and {b.label} have no heads or columns in common; compare runs of one shape")
     table = pd.concat(tables, ignore_index=True)
-    order = ["column", *KEY, "k_head", "a", "b", "difference", "difference_se", "low", "high", "changed"]
+    order = ["column", *KEY, "k_head", "a", "b", "difference", "difference_se", "unpaired_se", "low", "high", "changed"]
     same = a.digest is not None and a.digest == b.digest
     return Comparison(a.label, b.label, a.window, paired, same, table[order], pd.DataFrame(rows))
 
@@ -212,7 +213,9 @@ def _differences(
     a, b = values
     difference = b - a
     se, low, high = _interval(values, replicates, paired=paired)
+    unpaired_se, unpaired_low, unpaired_high = _interval(values, replicates, paired=False)
     table = pd.DataFrame({"a": a, "b": b, "difference": difference, "difference_se": se, "low": low, "high": high})
+    table["unpaired_se"] = unpaired_se
     table = pd.concat([heads.rename(columns={"k_head_a": "k_head"}), table], axis=1)
     table["changed"] = (low > 0) | (high < 0)
     known = ~np.isnan(replicates[0]).all(-1) & ~np.isnan(replicates[1]).all(-1)
@@ -224,7 +227,9 @@ def _differences(
     summary = {
         "n_heads": len(a), "mean_a": a.mean(), "mean_b": b.mean(), "difference": difference.mean(),
         "low": mean_low[0], "high": mean_high[0], "up": (difference > 0).mean(), "down": (difference < 0).mean(),
-        "changed": table["changed"].mean(), "sign_p": sign_test(rose, fell),
+        "changed": table["changed"].mean(), "changed_unpaired": ((unpaired_low > 0) | (unpaired_high < 0)).mean(),
+        "se_ratio": (table["difference_se"] / table["unpaired_se"].replace(0.0, np.nan)).median(),
+        "sign_p": sign_test(rose, fell),
     }  # fmt: skip
     return table, summary
 

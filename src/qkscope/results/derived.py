@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.components import TAXONOMY
 from qkscope.analyses.tabulate import heads_from
 from qkscope.errors import TableError
-from qkscope.heads import TERMS
 from qkscope.results.schema import STATISTICS, SUMMED_UP, column_names
 from qkscope.results.summary import merged_headline
 
@@ -141,13 +141,17 @@ def _row(link: str, name: str, n: int, value: float, low: float, high: float) ->
 # ---- the heads that a column ranks highest -----------------------------------------------------
 
 
+def suggested(name: str, names: Sequence[str]) -> str:
+    """The end of a message about a column that does not exist: the names close to it, or where all are listed."""
+    near = [known for known in names if name.lower() in known] or get_close_matches(name, names, 3)
+    return f"; did you mean {' or '.join(near[:3])}?" if near else "; qkscope analyze --columns lists all"
+
+
 def top_heads(heads: pd.DataFrame, by: str, n: int = 10, *, lowest: bool = False) -> pd.DataFrame:
     """The heads with the highest (or lowest) values of a column, with its interval, class and parts."""
     numbers = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name])]
     if by not in numbers:
-        near = [name for name in numbers if by.lower() in name]
-        known = f"; did you mean {', '.join(near[:5])}?" if near else "; qkscope analyze --columns lists them"
-        raise TableError(f"heads have no number {by!r}{known}")
+        raise TableError(f"heads have no number {by!r}{suggested(by, numbers)}")
     shown = [by, f"{by}_low", f"{by}_high", "head_class", "part_position", "part_key", "part_query", "part_content"]
     shown += ["decay", "flags"]
     rows = heads.dropna(subset=[by]).sort_values(by, ascending=lowest, kind="stable").head(n)
@@ -170,34 +174,3 @@ def one_row_per_head(tables: Mapping[str, pd.DataFrame], model: str | None = Non
     if model not in set(heads["model"]):
         raise TableError(f"there is no model {model!r}; there are {', '.join(heads['model'].unique())}")
     return heads[heads["model"] == model]
-
-
-def heads_in_a_line(heads: pd.DataFrame, n: int = 3) -> str:
-    """The heads whose scores are most position and most content, of the last model; empty if that is not known."""
-    if "part_position" not in heads or heads["part_position"].isna().all():
-        return ""
-    last = heads[heads["model"] == heads["model"].iloc[-1]]
-    named = [
-        ", ".join(f"l{row.layer:02d}h{row.head:02d} ({getattr(row, column):.0%})" for row in rows.itertuples())
-        for column in ("part_position", "part_content")
-        for rows in [top_heads(last, column, n)]
-    ]
-    return f"{last['model'].iloc[0]}: most position in its scores {named[0]}; most content {named[1]}"
-
-
-def heads_as_lines(rows: pd.DataFrame, by: str) -> list[str]:
-    """Heads with a value, its interval, their class and the parts of their scores, as lines of a terminal."""
-    several = rows["model"].nunique() > 1
-    lines = [f"head     {by:<26}class     position    key  query content   decay"]
-    for row in rows.to_dict("records"):
-        low, high = (row.get(f"{by}_{end}", np.nan) for end in ("low", "high"))
-        value = f"{row[by]:.3g}" + ("" if pd.isna(low) else f" [{low:.3g}, {high:.3g}]")
-        cells = [
-            (row.get(f"part_{term}", np.nan), ".0%", width) for term, width in zip(TERMS, (8, 7, 7, 8), strict=True)
-        ]
-        cells.append((row.get("decay", np.nan), "+.2f", 8))
-        shares = "".join(f"{'' if pd.isna(x) else format(x, form):>{width}}" for x, form, width in cells)
-        name = f"l{row['layer']:02d}h{row['head']:02d}"
-        label = f"  {row['model']}" if several else ""
-        lines.append(f"{name}   {value:<26}{row.get('head_class') or '':<10}{shares}{label}")
-    return lines
