@@ -1,6 +1,6 @@
 # Two commands for a newcomer, both self-contained given Python 3.11+ and make:
 #   make demo    install into .venv, capture and analyse the bundled model family, say where the report is
-#   make test    install into .venv, then lint, types, import contracts and tests
+#   make test    install into .venv, then lint, types, import contracts and every test that a change to any file should run
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -16,21 +16,25 @@ export OPENBLAS_NUM_THREADS = 1
 # Tests start clusters of Ray on this machine, which report nothing to anyone.
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test test-quick test-core bench docs dist constraints lowest kvpress vllm
+.PHONY: demo test test-all lint test-core bench docs dist constraints lowest kvpress vllm
 
 demo: .venv/installed-capture
 	$(BIN)/qkscope demo -o demo
 
-test: .venv/installed-dev
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+
+test: lint
+	$(PYTEST) -m 'not slow'
+
+# Also the matrices: every family and width, a kill at every rename, races, Ray's nodes, training, the notebook.
+test-all: lint
+	$(PYTEST)
+
+lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
-
-# What takes minutes or a browser is left out; so CI is unset, in which browser tests may not be skipped.
-test-quick: .venv/installed-dev
-	CI= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m 'not slow' --ignore tests/browser
 
 # The tests that need no torch, in an installation without it: with any Python, as in make test-core PYTHON=python3.13
 CORE = .venv-core/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')

@@ -2,6 +2,7 @@
 
     python -m benchmarks            # or: make bench
     python -m benchmarks --quick    # smaller sizes, fewer repeats, nothing written
+    python -m benchmarks --only tables whole    # some parts; the others keep their results
 
 Results go to benchmarks/results.json with a description of the machine; ``python -m tools.readme`` takes them into the
 README. The GPU's part runs on its own: ``python -m benchmarks.gpu --json benchmarks/results-gpu.json``.
@@ -77,15 +78,18 @@ def of_whole(quick: bool) -> list[dict[str, Any]]:
     """A whole capture beside its forward passes, on the CPU."""
     from benchmarks import whole
 
-    return whole.measure("cpu", [2] if quick else None)
+    return whole.measure("cpu", ["2x2048"] if quick else None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--only", nargs="*", help="some parts, such as tables; the others keep their results")
+    given = parser.parse_args()
+    quick = given.quick
     repeats = 2 if quick else 5
-    found: dict[str, Any] = {"machine": described(), "repeats": repeats}
+    found: dict[str, Any] = json.loads(results.CPU.read_text()) if given.only else {}
+    found |= {"machine": described(), "repeats": repeats}
     parts = {
         "start": lambda: start_up(repeats),
         "tables": lambda: tables.measure(64 if quick else 1024, repeats=repeats),
@@ -94,7 +98,7 @@ def main() -> None:
         "whole": lambda: of_whole(quick),
         "growth": lambda: growth.measure(1 if quick else 3),
     }
-    for name, part in parts.items():
+    for name, part in ((name, part) for name, part in parts.items() if not given.only or name in given.only):
         print(f"-- {name}", flush=True)
         found[name] = part()
     gpu = json.loads(results.GPU.read_text())

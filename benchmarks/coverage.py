@@ -42,7 +42,7 @@ from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.visible import VisibleKeys
 from qkscope.engine import ExecutionTarget, for_each
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 
 WINDOW = 2048
 SIGHT = VisibleKeys(WINDOW)

@@ -27,7 +27,7 @@ from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
 from qkscope.engine import ExecutionTarget, for_each
 from qkscope.files.dataset import Dataset, write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.results.analyze import analyze
 from qkscope.results.job import Job, Selection
 

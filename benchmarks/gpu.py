@@ -6,7 +6,7 @@
 
 Plain and captured passes take turns in one process; the ratio of medians is what counts. Beside each stands the largest
 relative error of moments of one layer against float64 on the very vectors, and the extra memory. Then whole captures
-(benchmarks/whole.py).
+of long and short documents (benchmarks/whole.py).
 """
 
 from __future__ import annotations

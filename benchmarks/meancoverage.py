@@ -23,7 +23,7 @@ from qkscope.core.rows import Rows
 from qkscope.data.family import CHECKPOINTS, texts, tokenizer
 from qkscope.engine import ExecutionTarget, for_each
 from qkscope.files.dataset import Dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.results.summary import headline
 
 SUBSETS, DOCUMENTS = 300, 8

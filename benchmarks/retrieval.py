@@ -34,7 +34,7 @@ def scores(model: PreTrainedModel, length: int = LENGTH, texts: int = TEXTS) -> 
 
         def add(attention: Attention) -> None:
             at = columns.to(attention.q.device)
-            weights = attention_weights(attention, 0, at).weights
+            weights = attention_weights(attention, at[None]).weights[0]
             rows = torch.arange(len(at), device=at.device)
             of_heads = weights[:, rows, at - length] + weights[:, rows, at - length + 1]
             for head, value in enumerate(of_heads.mean(-1).tolist()):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from qkscope.capture.shards import TOKENS
+from qkscope.capture.shards import TOKENS_PER_SHARD
 from qkscope.core.headmoments import N_BUCKETS, N_GROUPS, BucketMeans
 from qkscope.core.layermoments import LayerMoments
 from qkscope.core.moments import Moments
@@ -79,12 +79,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         found = [speeds(Path(scratch) / str(number)) for number in range(3)]
     per_layer, write, merge = found[0][0], *(float(np.median([one[k] for one in found])) for k in (1, 2))
-    part, shard = per_layer * given.layers, TOKENS / given.tokens_per_second
+    part, shard = per_layer * given.layers, TOKENS_PER_SHARD["cuda"] / given.tokens_per_second
     print(f"{N_Q} query and {N_K} key heads of {D}, {given.layers} layers; {cores()} cores here")
     print(f"a part                         {part / 1e9:.2f} GB, however many tokens it sums up")
     print(f"written here                   {write / 1e9:.2f} GB/s: {part / write:.1f} s for a part")
     print(f"merged with its neighbour      {merge / 1e9:.2f} GB/s: {part / merge:.1f} s")
-    print(f"a shard                        {TOKENS / 1e6:.1f} M tokens: {shard:.0f} s of one GPU")
+    print(f"a shard                        {TOKENS_PER_SHARD['cuda'] / 1e6:.1f} M tokens: {shard:.0f} s of one GPU")
     print(f"one driver serves              {shard / (part / merge):.0f} GPUs")
     side = round(given.gpus**0.5)
     rounds = [("first", -(-given.gpus // side), side), ("second", 1, -(-given.gpus // side))]
@@ -98,7 +98,7 @@ def main() -> None:
         print(f"  {name:<6} round of merging      {what}")
     total = sum(mergers * shares for _, mergers, shares in rounds) * part
     print(f"  read by merging              {total / 1e12:.1f} TB")
-    least = given.gpus * TOKENS / 1e9
+    least = given.gpus * TOKENS_PER_SHARD["cuda"] / 1e9
     merging = sum(shares * part / merge for _, _, shares in rounds)
     what = f"{least:,.0f} G tokens: {shard:.0f} s of measuring, {merging / 60:.0f} min of merging"
     print(f"  one shard each               {what}")

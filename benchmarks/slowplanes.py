@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from benchmarks.retrieval import LENGTH, TEXTS, scores
 from qkscope.capture import model as models
 from qkscope.capture.options import ModelOptions
-from qkscope.cause.ablation import predictions
+from qkscope.cause.ablation import NextTokens
 from qkscope.cause.intervene import LayerHead, random_planes, without_planes
 from qkscope.cause.lockedmodel import describe
 from qkscope.results.effects import mean_with_interval
@@ -36,7 +36,7 @@ def second_copy(model: PreTrainedModel, changed: Any) -> np.ndarray:
         for _ in range(TEXTS):
             half = torch.randint(10, n, (LENGTH,), generator=generator)
             text = torch.cat([half, half]).to(model.device)
-            losses.append(-float(predictions(model, text).gather(-1, text[1:, None])[LENGTH:].double().mean()))
+            losses.append(float(NextTokens.of(model, text).losses(text)[LENGTH:].mean()))
     return np.array(losses)
 
 

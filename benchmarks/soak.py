@@ -100,9 +100,8 @@ def soak(documents: int, folder: Path, every: int = 1000) -> list[Sample]:
     rng, watch = np.random.default_rng(0), Watch(folder, every)
     ids = [rng.integers(3, 96, rng.integers(16, 41)) for _ in range(documents)]
     names = [Document(f"d{number}", str(number)) for number in range(documents)]
-    capture(
-        build(), Corpus(names, ids), folder, CaptureOptions(), {"id": "random"}, ExecutionOptions(on_progress=watch)
-    )
+    options = CaptureOptions(documents_per_shard=8, batch=1)
+    capture(build(), Corpus(names, ids), folder, options, {"id": "random"}, ExecutionOptions(on_progress=watch))
     return watch.samples
 
 

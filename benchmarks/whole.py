@@ -1,12 +1,13 @@
 """A whole capture beside its forward passes alone: everything from a loaded model to a run on disk.
 
-    python -m benchmarks.whole                                    # CPU, 135M shape, 16 documents of 2,048 tokens
-    python -m benchmarks.whole --device cuda --documents 16 128   # one GPU, Llama-3.2-3B shape, 8,192 tokens
-    python -m benchmarks.whole --device cuda --per-shard 8        # the same in shards: what merging costs and changes
-    python -m benchmarks.whole --steps                            # and when each step began, and what it took
+    python -m benchmarks.whole                                         # CPU, 135M shape, 16 documents of 2,048 tokens
+    python -m benchmarks.whole --device cuda --sizes 16x8192 512x512   # one GPU, Llama-3.2-3B shape
+    python -m benchmarks.whole --device cuda --per-shard 8             # in shards: what merging costs and changes
+    python -m benchmarks.whole --by-length --figure by-length.png      # time per token for documents of all lengths
+    python -m benchmarks.whole --steps                                 # and when each step began, and what it took
 
-Plain passes come before and after the capture, and the ratio is to their mean. The reduction kernel of a GPU is
-compiled while the model is made, as it is while weights are loaded.
+Plain passes come before and after the capture, and the ratio is to their mean; they read as many documents at once as
+the capture does. The reduction kernel of a GPU is compiled while the model is made, as it is while weights are loaded.
 """
 
 from __future__ import annotations
@@ -31,18 +32,22 @@ from qkscope.capture.corpus import Corpus
 from qkscope.capture.measure import Measurement
 from qkscope.capture.options import CaptureOptions, ExecutionOptions
 from qkscope.capture.run import capture
+from qkscope.capture.shards import documents_at_once
 from qkscope.capture.sums.gramsums import warm_up
 from qkscope.capture.texts import Document
 from qkscope.files.runfolder import RunFolder
 
-SIZES = {"cpu": ("135m", 2048, [16]), "cuda": ("3b", 8192, [16, 128])}
-"""Shape, tokens per document and numbers of documents by default."""
+SHAPE = {"cpu": "135m", "cuda": "3b"}
+SIZES = {"cpu": ["16x2048"], "cuda": ["16x8192", "128x8192", "128x2048", "512x512"]}
+"""Documents and the tokens of each, by default."""
+LENGTHS = {"cpu": (2**14, [64, 256, 1024, 4096, 8192]), "cuda": (2**18, [64, 256, 1024, 8192])}
+"""Tokens in all, and lengths of documents."""
 
 
 def build(device: str, tokens: int) -> tf.PreTrainedModel:
     """A model with random weights, bfloat16 on a GPU."""
     torch.manual_seed(0)
-    config = tf.LlamaConfig(**SHAPES[SIZES[device][0]], vocab_size=32_000, max_position_embeddings=tokens)
+    config = tf.LlamaConfig(**SHAPES[SHAPE[device]], vocab_size=32_000, max_position_embeddings=tokens)
     dtype = torch.float32
     if device == "cuda":
         dtype = torch.bfloat16
@@ -52,12 +57,14 @@ def build(device: str, tokens: int) -> tf.PreTrainedModel:
 
 
 def plain(model: tf.PreTrainedModel, ids: list[np.ndarray]) -> float:
-    """Seconds of the forward passes alone."""
+    """Seconds of the forward passes alone, with as many documents of one length in a pass as a capture takes."""
+    batch = documents_at_once(len(ids[0]), model.device.type)
     _wait(model)
     start = time.perf_counter()
     with torch.no_grad():
-        for one in ids:
-            model.model(torch.from_numpy(one)[None].to(model.device), use_cache=False)
+        for first in range(0, len(ids), batch):
+            together = torch.from_numpy(np.stack(ids[first : first + batch]))
+            model.model(together.to(model.device), use_cache=False)
     _wait(model)
     return time.perf_counter() - start
 
@@ -113,38 +120,67 @@ def apart(one: Path, other: Path) -> float:
     return worst
 
 
-def measure(
-    device: str, documents: list[int] | None = None, tokens: int | None = None, per_shard: int | None = None
-) -> list[dict[str, Any]]:
-    """One row for each number of documents."""
-    _, default_tokens, default_documents = SIZES[device]
-    tokens = tokens or default_tokens
-    model = build(device, tokens)
-    rows = []
-    for count in documents or default_documents:
-        made = np.random.default_rng(0)
-        ids = [made.integers(0, 32_000, tokens) for _ in range(count)]
-        plain(model, ids[:1])
-        with tempfile.TemporaryDirectory() as scratch:
-            run = Path(scratch) / "run"
-            before = plain(model, ids)
-            first, last, end = captured(model, ids, run, None)
-            alone = (before + plain(model, ids)) / 2
-            size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-            row = {"documents": count, "tokens": tokens, "plain_s": alone, "first_s": first, "last_s": last}
-            row |= {"end_s": end, "ratio": end / alone, "size_mb": size / 1e6}
-            print(
-                f"{count} × {tokens:,} tokens: forward passes alone {alone:.1f} s; first document {first:.1f} s, last "
-                f"{last:.1f} s, on disk {end:.1f} s ({end / alone:.2f} ×); {size / 1e6:.0f} MB",
-                flush=True,
-            )
-            if per_shard is not None:
-                other = Path(scratch) / "shards"
-                *_, in_shards = captured(model, ids, other, per_shard)
-                row |= {"shards_s": in_shards, "apart": apart(other, run)}
-                print(f"{per_shard} per shard: {in_shards:.1f} s; moments differ by {row['apart']:.1e}", flush=True)
-        rows.append(row)
-    return rows
+def measure(device: str, sizes: list[str] | None = None, per_shard: int | None = None) -> list[dict[str, Any]]:
+    """One row for each number of documents and tokens, such as 16x8192."""
+    of_sizes = [tuple(map(int, size.split("x"))) for size in sizes or SIZES[device]]
+    model = build(device, max(tokens for _, tokens in of_sizes))
+    return [_measured(model, documents, tokens, per_shard) for documents, tokens in of_sizes]
+
+
+def by_length(device: str) -> list[dict[str, Any]]:
+    """The same number of tokens in documents of different lengths."""
+    total, lengths = LENGTHS[device]
+    model = build(device, max(lengths))
+    return [_measured(model, total // length, length, None) for length in lengths]
+
+
+def _measured(model: tf.PreTrainedModel, documents: int, tokens: int, per_shard: int | None) -> dict[str, Any]:
+    made = np.random.default_rng(0)
+    ids = [made.integers(0, 32_000, tokens) for _ in range(documents)]
+    plain(model, ids[: documents_at_once(tokens, model.device.type)])
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Path(scratch) / "run"
+        before = plain(model, ids)
+        started = time.process_time()
+        first, last, end = captured(model, ids, run, None)
+        processor = time.process_time() - started
+        alone = (before + plain(model, ids)) / 2
+        size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+        row = {"documents": documents, "tokens": tokens, "plain_s": alone, "first_s": first, "last_s": last}
+        row |= {"end_s": end, "ratio": end / alone, "size_mb": size / 1e6, "processor_s": processor}
+        print(
+            f"{documents} × {tokens:,} tokens: forward passes alone {alone:.2f} s; first document {first:.2f} s, "
+            f"last {last:.2f} s, on disk {end:.2f} s ({end / alone:.2f} ×); processor {processor:.0f} s, "
+            f"{size / 1e6:.0f} MB",
+            flush=True,
+        )
+        if per_shard is not None:
+            other = Path(scratch) / "shards"
+            *_, in_shards = captured(model, ids, other, per_shard)
+            row |= {"shards_s": in_shards, "apart": apart(other, run)}
+            print(f"{per_shard} per shard: {in_shards:.1f} s; moments differ by {row['apart']:.1e}", flush=True)
+    return row
+
+
+def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Microseconds per token of captures, of what they add, and of their passes alone, by the length of documents."""
+    import matplotlib.pyplot as plt
+
+    figure, panel = plt.subplots(figsize=(5.2, 3.4))
+    lengths = [row["tokens"] for row in rows]
+    for name, seconds, style in (
+        ("capture, until on disk", [row["end_s"] for row in rows], "o-"),
+        ("its passes alone, batched", [row["plain_s"] for row in rows], "s--"),
+        ("what the capture adds", [row["end_s"] - row["plain_s"] for row in rows], "^:"),
+    ):
+        per_token = [1e6 * t / (row["documents"] * row["tokens"]) for t, row in zip(seconds, rows, strict=True)]
+        panel.plot(lengths, per_token, style, label=name)
+    panel.set(title=title, xlabel="tokens per document", ylabel="µs per token", ylim=(0, None))
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    panel.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
 
 
 def _wait(model: tf.PreTrainedModel) -> None:
@@ -155,17 +191,20 @@ def _wait(model: tf.PreTrainedModel) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=SIZES, default="cpu")
-    parser.add_argument("--documents", type=int, nargs="*")
-    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--sizes", nargs="*", help="such as 16x8192: documents x tokens of each")
+    parser.add_argument("--by-length", action="store_true")
     parser.add_argument("--per-shard", type=int)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path, help="picture of the time per token, with --by-length")
     parser.add_argument("--steps", action="store_true")
     given = parser.parse_args()
     if given.steps:
         tell_steps()
-    rows = measure(given.device, given.documents, given.tokens, given.per_shard)
+    rows = by_length(given.device) if given.by_length else measure(given.device, given.sizes, given.per_shard)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2) + "\n")
+    if given.figure:
+        draw(rows, f"{SHAPE[given.device]} shape, {given.device}", given.figure)
 
 
 if __name__ == "__main__":

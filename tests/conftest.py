@@ -1,5 +1,6 @@
 """Shared test setting: shapes in annotations are checked at run time, by beartype, and tests are put in order."""
 
+import logging
 import os
 
 import pytest
@@ -14,9 +15,9 @@ TOGETHER = (
     "cli/test_report.py",
     "test_api.py",
     "test_plot.py",
-    "extras/test_verify.py",
-    "extras/test_exports.py",
-    "extras/test_push.py",
+    "cli/test_verify.py",
+    "integrations/test_exports.py",
+    "integrations/test_push.py",
     "capture/test_undonequeries.py",
     "test_house.py",
 )
@@ -28,6 +29,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     import qkscope.engine
 
     qkscope.engine.cores = lambda: 1
+
+
+@pytest.fixture(autouse=True)
+def _logger_as_it_was():
+    """Commands that run in this process set the logger up for themselves; the next test finds it as it was."""
+    log = logging.getLogger("qkscope")
+    before = log.handlers[:], log.level, log.propagate
+    yield
+    log.handlers[:], log.propagate = before[0], before[2]
+    log.setLevel(before[1])  # which also forgets what it knew of levels
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
 """SIGKILL at every rename and removal of a command, one after the other; then the same command again, to the end.
 
-    python -m tests.dying capture MODEL TEXTS PLACE
-    python -m tests.dying merge RUN_1 RUN_2 PLACE
-    python -m tests.dying analyze RUN PLACE
-    python -m tests.dying report RESULTS PLACE
+    python -m tests.dying capture STEP MODEL TEXTS PLACE
+    python -m tests.dying merge STEP RUN_1 RUN_2 PLACE
+    python -m tests.dying analyze STEP RUN PLACE
+    python -m tests.dying report STEP RESULTS PLACE
 
-Of a report, whose figures are written one like the other, it is every thirteenth; what a kill at each of the others
-would leave is copied, and the copy looked at. After each kill, tables and pages must be all old or all new, once a
-reader has settled their folder; the second attempt must give, byte for byte, what a command gives that was left alone.
-Exit code 1 unless all of them do.
+With a step of 13, it is every thirteenth; for a report, whose figures are written one like the other, what a kill at
+each of the others would leave is then copied, and the copy looked at. After each kill, tables and pages must be all old
+or all new, once a reader has settled their folder; the second attempt must give, byte for byte, what a command gives
+that was left alone. Exit code 1 unless all of them do.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ COMMANDS: dict[str, Callable[..., list[str]]] = {
     "report": lambda results: ["report", results, "--workers", "1", "-q", "-o"],
 }
 """What is run; the output folder is added."""
-STEPS = {"report": 13}
 CHANGES = {"summary.json"}
 """Files that hold how long something took."""
 
 
-def main(what: str, *places: str) -> int:
+def main(what: str, step: int, *places: str) -> int:
     import_everything()
     *given, place = places
     folder = Path(place)
@@ -53,8 +52,8 @@ def main(what: str, *places: str) -> int:
     if what == "analyze":  # over older tables
         timed([*command, str(folder / "before"), "--no-intervals"], folder / "said")
         before = contents(folder / "before")
-    number, kills, wrong, step = 1, 0, 0, STEPS.get(what, 1)
-    if step > 1:
+    number, kills, wrong = 1, 0, 0
+    if what == "report":
         states, wrong = watched([*command, str(folder / "watched")], folder, before, expected, what)
         print(f"{states} states, {wrong} wrong")
     while True:
@@ -176,4 +175,4 @@ def originals_of_os() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], *sys.argv[2:]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

@@ -33,7 +33,7 @@ from qkscope.files.layerfiles import layer_file, read_layer_of, write_layer
 from qkscope.files.parts import PartMetadata, Parts
 from qkscope.files.runfolder import RunFolder
 from qkscope.files.vectors import read_rows, write_rows
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.results.config import load_config
 from qkscope.results.folder import check_results_folder
 from qkscope.results.reader import read_folder

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from qkscope.core.headmoments import HeadMoments, cell_means, group_moments
 from qkscope.core.planted import PlantedHead, plant
 from qkscope.core.rows import Rows
 from qkscope.files.dataset import write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 
 def heads_of(*heads: PlantedHead, window: int = 4096) -> list[HeadMoments]:
@@ -92,3 +96,14 @@ def small_dataset(
 def n_documents(note: str) -> int:
     """The number of documents that a capture reports as done, from a note such as ``3 of 10 documents``."""
     return int(note.partition(" ")[0])
+
+
+def explorer_core(page: str) -> dict[str, Any]:
+    """The data with which an explorer opens."""
+    (core,) = re.findall(r'id="core">([^<]+)<', page)
+    return json.loads(zlib.decompress(base64.b64decode(core)))
+
+
+def explorer_runs(page: str) -> list[str]:
+    """The labels of the runs in an explorer."""
+    return [run["label"] for run in explorer_core(page)["runs"]]

@@ -10,6 +10,7 @@ import pandas as pd
 
 from qkscope.analyses.components import TAXONOMY, taxonomy
 from qkscope.config import StudyRunConfig
+from qkscope.headids import TERMS
 from qkscope.results.side import PASSAGES, POINTS
 from qkscope.results.study import Study, build
 
@@ -58,7 +59,7 @@ def write_model(
                 explained_variance=share if pc == 0 else 0.05 * 0.85**pc,
                 r_q=r_q if pc == 0 else rng.uniform(0, 0.3, heads),
                 r_k=r_k if pc == 0 else rng.uniform(-0.3, 0.3, heads),
-                taxonomy=kinds,
+                taxonomy_published=kinds,
             )
             for pc in range(10)
         ]
@@ -74,6 +75,7 @@ def write_model(
         ap_first20=(first := rng.uniform(0.4, 0.8, heads)), ap_last20=first - 0.1, ap_overall=first - 0.05, ap_drop=0.1,
         active_planes=rng.integers(18, 30, heads), active_share=rng.uniform(0.44, 0.9, heads), **notes,
     )  # fmt: skip
+    table = table.assign(ap_fixed_overall=first - 0.2, head_class=np.where(r_q > 0.8, "position", "mixed"))
     separation = np.clip(rng.normal(0.32, 0.08, heads), 0.05, 0.9)
     slope = 16.0 / window
     alpha_k = np.abs(rng.normal(slope, 0.3 * slope, heads)) * np.where(rng.random(heads) < 0.01, -1, 1)
@@ -102,9 +104,9 @@ def write_model(
     buckets.to_parquet(folder / "plasticity.parquet", index=False)
     pair_rows(model, family, layers, window).to_parquet(folder / "plasticity_pairs.parquet", index=False)
     if points:
-        (folder / "points.parquet").write_bytes(POINTS.content(folder, make_points(index.head(points), window, rng)))
+        (folder / "points.parquet").write_bytes(POINTS.content(folder, [make_points(index.head(points), window, rng)]))
         planes(index.head(points), rng).to_parquet(folder / "planes.parquet", index=False)
-        (folder / "passage.parquet").write_bytes(PASSAGES.content(folder, make_passage(index.head(points), rng)))
+        (folder / "passage.parquet").write_bytes(PASSAGES.content(folder, [make_passage(index.head(points), rng)]))
     return folder
 
 
@@ -122,6 +124,25 @@ def make_passage(index: pd.DataFrame, rng: np.random.Generator, tokens: Sequence
         named = {"model": head.model, "layer": head.layer, "head": head.head}
         frames.append(rows.assign(**named, position=np.maximum(60 - 8 * (query - key), -120), **terms))
     return pd.concat(frames, ignore_index=True)
+
+
+def add_scores(folder: Path, fall: float, seed: int = 0) -> None:
+    """Add parts of scores to a made-up model's heads, and distance curves that fall by so much per doubling."""
+    rng = np.random.default_rng(seed)
+    heads = pd.read_parquet(folder / "heads.parquet")
+    parts = rng.dirichlet([2.0, 1.0, 1.0, 2.0], len(heads))
+    largest = np.array(TERMS)[parts.argmax(axis=1)]
+    falls = fall + 0.05 * rng.standard_normal(len(heads))
+    heads = heads.assign(head_class=largest, decay=falls, **{f"part_{t}": parts[:, i] for i, t in enumerate(TERMS)})
+    heads.to_parquet(folder / "heads.parquet", index=False)
+    low = 2.0 ** np.arange(8)
+    curves = [
+        pd.DataFrame({"model": row.model, "family": row.family, "layer": row.layer, "head": row.head,
+                      "k_head": row.k_head, "distance_low": low, "distance_high": 2 * low, "n_pairs": 10,
+                      "measured": -own * np.arange(8) + 0.1, "measured_se": 0.05, "predicted": -own * np.arange(8)})
+        for row, own in zip(heads.itertuples(), falls, strict=True)
+    ]  # fmt: skip
+    pd.concat(curves, ignore_index=True).to_parquet(folder / "distance.parquet", index=False)
 
 
 def pair_rows(model: str, family: str, layers: int, window: int) -> pd.DataFrame:

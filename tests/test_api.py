@@ -7,7 +7,7 @@ import pytest
 
 import qkscope
 from qkscope.errors import ConfigError, HeadError, QkscopeError
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.helpers import small_dataset
 
 
@@ -19,18 +19,30 @@ def run(tmp_path_factory):
 def test_tables_from_python_are_those_of_the_command(run, tmp_path):
     command = [sys.executable, "-m", "qkscope", "analyze", str(run.source), "-o", str(tmp_path), "-q"]
     subprocess.run(command, check=True)
-    single = {"qk": qkscope.pca(run), "rotated": qkscope.rotation(run), "planes": qkscope.planes(run)}
+    single = {"qk": qkscope.qk(run), "rotated": qkscope.rotated(run), "planes": qkscope.planes(run)}
     tables = qkscope.tables(run)
     for name, table in single.items():
         pd.testing.assert_frame_equal(table, tables[name])
     for name, table in tables.items():
         pd.testing.assert_frame_equal(table, pd.read_parquet(tmp_path / f"{name}.parquet"))
-    rest = [
-        column
-        for column in tables["heads"]
-        if column != "flags" and not column.startswith(("active_", "strong_", "turning_", "ap_"))
-    ]
-    pd.testing.assert_frame_equal(qkscope.head_table(run)[rest], tables["heads"][rest])
+    pd.testing.assert_frame_equal(qkscope.heads(run), tables["heads"])
+
+
+def test_functions_have_the_names_of_their_tables_and_earlier_names():
+    names = ("qk", "heads", "rotated", "planes", "position", "distance", "scores", "reach", "plasticity")
+    assert all(callable(getattr(qkscope, name)) for name in names)
+    assert (qkscope.pca, qkscope.head_table, qkscope.rotation) == (qkscope.qk, qkscope.heads, qkscope.rotated)
+
+
+def test_a_run_may_be_given_by_its_path(tmp_path):
+    folder = small_dataset(tmp_path / "tiny", window=512)
+    run = qkscope.open(folder)
+    for table in (qkscope.heads, qkscope.plasticity):
+        pd.testing.assert_frame_equal(table(folder, intervals=False), table(run, intervals=False))
+    by_path = qkscope.analyze([str(folder)], tmp_path / "tables", only=["pca"], intervals=False)
+    pd.testing.assert_frame_equal(by_path["heads"], qkscope.analyze(folder, only=["pca"], intervals=False)["heads"])
+    with pytest.raises(QkscopeError, match="nowhere"):
+        qkscope.scores(tmp_path / "nowhere")
 
 
 def test_one_head_has_axes_moments_and_projections(run):
@@ -39,11 +51,11 @@ def test_one_head_has_axes_moments_and_projections(run):
     assert head.rotation.bias_strength == pytest.approx(table["bias_strength"])
     assert abs(head.a @ head.b) < 1e-12
     assert run.head("l01h03").id == head.id
-    with pytest.raises(ConfigError, match="expected a head such as 'l05h13', or its layer and number, got 'five'"):
+    with pytest.raises(ConfigError, match=r"expected query heads such as l04h01 or \(4, 1\), got 'five'"):
         run.head("five")
-    with pytest.raises(ConfigError, match="expected a layer and a head, or a name such as 'l05h13', got 1 alone"):
+    with pytest.raises(ConfigError, match=r"expected query heads such as l04h01 or \(4, 1\), got 1"):
         run.head(1)
-    assert head.taxonomy == qkscope.pca(run).query("layer == 1 and head == 3")["taxonomy"].iloc[0]
+    assert head.taxonomy == qkscope.pca(run).query("layer == 1 and head == 3")["taxonomy_published"].iloc[0]
     q = head.projections("q")
     assert len(q) == 200
     assert q["a"].mean() == pytest.approx(head.rotation.mu_q_a, abs=1e-5)

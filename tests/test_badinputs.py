@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from qkscope.cli.main import app
 from qkscope.cli.published import pca_analyze_app
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.badinputs import ANALYZE, RUN, SECTIONS, page
 from tests.forking import all_bytes
 from tests.helpers import small_dataset

@@ -15,6 +15,7 @@ from tools.readme import PAGES, ROOT, updated
 
 import qkscope
 from qkscope.results.schema import TABLES
+from tests.results.test_compare import compared, documents, folder
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -80,6 +81,7 @@ class _Fenced(doctest.DocTestParser):
         return super().parse(re.sub(r"^```.*$", "", string, flags=re.MULTILINE), name)
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_python_page_run():
     pytest.importorskip("torch")
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -139,6 +141,22 @@ def test_the_method_page_defines_every_column():
             assert re.search(rf"`{base}`", method), f"{table}.{base}"
 
 
+def test_the_method_page_describes_every_column_of_a_comparison():
+    method = (ROOT / "docs" / "method.md").read_text()
+    section = method[method.index("**Two runs head by head**") : method.index("## 8.")]
+    rng = np.random.default_rng(0)
+    found = compared(folder("a", documents(rng)), folder("b", documents(rng)))
+    for name in (*found.table, *found.summary):
+        assert f"`{name}`" in section, name
+
+
+def test_the_notebook_installs_from_a_wheel_and_not_from_an_index():
+    cells = "\n".join(cell.source for cell in build().cells)
+    assert re.findall(r"^ *[%!] *pip install.*$", cells, re.MULTILINE) == ['    %pip install --quiet "{package}"']
+    assert "package = f'qkscope[capture] @ file://" in cells
+    assert not re.search(r"pip install[^'\n]* qkscope", cells)
+
+
 def test_the_committed_notebook_was_executed_from_its_source():
     committed = nbformat.read(NOTEBOOK, as_version=4)
     assert [c.source for c in committed.cells] == [c.source for c in build().cells]
@@ -147,11 +165,12 @@ def test_the_committed_notebook_was_executed_from_its_source():
     assert not re.search(r"/(tmp|home|root|work|Users)/", json.dumps(committed))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the Jupyter stack warns about itself
 def test_the_notebook_runs(tmp_path: Path):
     executed = execute(tmp_path)
     printed = "".join(o.get("text", "") for c in executed.cells for o in c.get("outputs", []))
-    assert "heads favour later keys" in printed
+    assert "l04h01 position: position 64%" in printed
     assert (tmp_path / "first_look.png").stat().st_size > 10_000
 
 

@@ -121,15 +121,14 @@ def said(caplog, monkeypatch) -> pytest.LogCaptureFixture:
 
 
 @pytest.mark.usefixtures("wheel")
-def test_the_demo_of_a_wheel_says_that_it_has_four(said):
-    assert len(demo.chosen_checkpoints(fast=True)) == 3
+def test_the_demo_of_all_checkpoints_says_that_a_wheel_has_four(said):
+    assert len(demo.chosen_checkpoints(fast=True, everything=False)) == 3
+    assert demo.chosen_checkpoints(fast=False, everything=False) == family.bundled_checkpoints()
     assert said.messages == []
-    assert [one.name for one in demo.chosen_checkpoints(fast=False)] == [
-        one.name for one in family.bundled_checkpoints()
-    ]
+    assert demo.chosen_checkpoints(fast=False, everything=True) == family.bundled_checkpoints()
     assert said.messages == ["4 of the 10 checkpoints of tinyrope are installed; a checkout has all of them"]
 
 
 def test_the_demo_of_a_checkout_says_nothing_of_the_kind(said):
-    assert demo.chosen_checkpoints(fast=False) == family.CHECKPOINTS
+    assert demo.chosen_checkpoints(fast=False, everything=True) == family.CHECKPOINTS
     assert said.messages == []

@@ -19,7 +19,7 @@ from qkscope.core.planted import Ring, plant
 from qkscope.core.rows import Rows
 from qkscope.engine import IN_PROCESS
 from qkscope.files.dataset import write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.results.analyze import analyze, write_results
 from qkscope.results.job import Job
 from qkscope.runs.run import open_run

@@ -19,7 +19,7 @@ from tools.site import API, ELSEWHERE, ROOT
 FILE = ROOT / "llms.txt"
 ABOUT = {
     "models.md": "every model class of transformers: captured, or refused for which reason",
-    "notebook.md": "a notebook from a dataset of vectors to tables, one head and a picture",
+    "notebook.md": "a notebook that measures a bundled checkpoint: parts of the scores, two heads, all heads",
     "tinyrope-training.md": "how the bundled model family was trained",
     "benchmarks.md": "what was tried for speed, expected and found",
     "changelog.md": "what changed in which version",

@@ -16,89 +16,104 @@ NOTEBOOK = ROOT / "examples" / "first_look.ipynb"
 CELLS = [
     (
         "markdown",
-        "# A first look\n\nFrom a dataset of post-RoPE query and key vectors to tables, one head, and a picture. "
-        "The dataset is planted: 48 heads whose drift with position is known. Replace the path by your own "
-        "capture, a Hub id or an `hf://` URL.",
+        "# A first look\n\nWhich heads of a model look at position, and which at content? This notebook measures one "
+        "checkpoint of the small model that comes with qkscope (8 layers of 4 query heads, trained at 1,024 "
+        "tokens), in "
+        "about half a minute. Put your own model, tokenizer and texts in their place.",
     ),
     (
         "code",
         "from importlib.util import find_spec\nfrom pathlib import Path\n\n"
-        "if find_spec('qkscope') is None:  # as in Colab; a wheel beside the notebook goes first\n"
+        "if find_spec('qkscope') is None:  # as in Colab: upload a wheel beside the notebook\n"
         "    wheels = sorted(str(path) for path in Path().glob('qkscope-*.whl'))\n"
-        "    package = wheels[-1] if wheels else 'qkscope'\n"
-        "    %pip install --quiet {package}",
+        "    if not wheels:\n"
+        "        raise ImportError(\"install qkscope in a checkout of its repository: pip install '.[capture]'\")\n"
+        "    package = f'qkscope[capture] @ file://{Path(wheels[-1]).absolute()}'\n"
+        '    %pip install --quiet "{package}"',
     ),
     (
         "code",
-        "import qkscope\nfrom qkscope.data.planted import write_demo_dataset\n\n"
-        "write_demo_dataset('planted')\nrun = qkscope.open('planted')\nrun",
-    ),
-    ("markdown", "## Tables\n\n`rotated` has one row per head; `_low` and `_high` are 95% intervals by document."),
-    (
-        "code",
-        "rotated = qkscope.rotation(run)\n"
-        "rotated[['layer', 'head', 'r_q_a', 'r_k_a', 'bias_window', 'bias_strength', "
-        "'bias_strength_low', 'bias_strength_high']].head()",
+        "import qkscope\nfrom qkscope.data import family\nfrom transformers import AutoModelForCausalLM, "
+        "AutoTokenizer\n\n"
+        "checkpoint = next(found for found in family.CHECKPOINTS if found.name == 'pretrain-step-3000')\n"
+        "model = AutoModelForCausalLM.from_pretrained(checkpoint.folder).eval()\n"
+        "tokenizer = AutoTokenizer.from_pretrained(family.tokenizer())\n"
+        "texts = [path.read_text() for path in family.some_texts(8)]\n"
+        "run = qkscope.capture_model(model, texts, tokenizer, window=1024, folder='run', progress=False)\nrun",
     ),
     (
         "markdown",
-        "How many heads favour later keys beyond doubt? Count the intervals that stay on one side of zero.",
+        "## The answer for every head\n\nThe score of a query and a key is a sum of four terms: *position* (where both "
+        "are), *key* (which key it is), *query* (which query it is) and *content* (how the two agree). A head's "
+        "*parts* say "
+        "how much of the variance of its scores each term accounts for; they sum to 1. `head_class` names the "
+        "largest, if it "
+        "is the largest beyond its 95% interval.",
     ),
     (
         "code",
-        "recency = (rotated['bias_strength_low'] > 0).sum()\nprimacy = (rotated['bias_strength_high'] < 0).sum()\n"
-        "print(f'{recency} heads favour later keys, {primacy} earlier ones, "
-        "{len(rotated) - recency - primacy} are undecided')",
+        "positional = run.top('part_position', 5)\n"
+        "positional[['layer', 'head', 'part_position', 'part_position_low', 'part_position_high', 'part_content', "
+        "'head_class', 'decay']].round(3)",
     ),
     (
         "code",
-        "heads = qkscope.head_table(run)\n"
-        "heads.groupby('layer')['taxonomy_published'].value_counts().unstack(fill_value=0)",
+        "content = run.top('part_content', 5)\n"
+        "content[['layer', 'head', 'part_content', 'part_content_low', 'part_content_high', 'part_position', "
+        "'head_class', 'decay']].round(3)",
     ),
+    ("code", "scores = qkscope.scores('run')\nscores['head_class'].value_counts()"),
     (
         "markdown",
-        "The published positional variance weighs each class's r² by *pooled* variance; the exact one is a share "
-        "of the class's own. They differ, and both are in the table.",
-    ),
-    ("code", "heads[['posvar_q_published', 'posvar_q', 'posvar_k_published', 'posvar_k']].describe().round(3)"),
-    ("markdown", "## One head"),
-    ("code", "head = run.head(1, 5)\nhead"),
-    (
-        "markdown",
-        "Queries and keys in the plane of the drift axis *a* and the separation axis *b*, and every head on "
-        "component 0. Light is early, dark is late.",
+        "## Two heads\n\n`decay` is the number of logits by which the mean score falls when the distance to the key "
+        "doubles. `ap_fixed_overall` (plasticity) is 1 if the content of the query decides which of two keys "
+        "gets the higher "
+        "score, and 0 if position or the keys have fixed it.",
     ),
     (
         "code",
-        "import matplotlib.pyplot as plt\nimport numpy as np\n\n"
-        "from qkscope.figures.style import CLASSES  # the colours of the report\n\n"
-        "fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4), layout='constrained')\n"
-        "for kind, colours in (('q', 'Blues'), ('k', 'Reds')):\n"
-        "    points = head.projections(kind)\n"
-        "    shade = 0.25 + 0.75 * points['position'] / points['position'].max()\n"
-        "    left.scatter(points['a'], points['b'], c=plt.get_cmap(colours)(shade), s=4, linewidths=0)\n"
-        "    early, late = (points[points['position'].between(*span)] for span in ((0, 800), (7392, 8192)))\n"
-        "    left.annotate('', xy=(late['a'].mean(), late['b'].mean()), "
-        "xytext=(early['a'].mean(), early['b'].mean()), arrowprops={'arrowstyle': '-|>', 'lw': 1.6})\n"
-        "    x = points['a'].max() + 0.4\n"
-        "    left.text(x, points['b'].mean(), {'q': 'queries', 'k': 'keys'}[kind], "
-        "color=plt.get_cmap(colours)(0.85), va='center')\n"
-        "left.set_xlim(right=left.get_xlim()[1] + 2.5)\n"
-        "left.set(xlabel='axis a: drift with position', ylabel='axis b: queries apart from keys', "
-        "title=f'head {head.id}: early to late')\n\n"
-        "first = qkscope.pca(run).query('pc == 0')\n"
-        "for kind, group in first.groupby('taxonomy'):\n"
-        "    spread = np.abs(group[['r_q_low', 'r_q_high']].to_numpy().T - group['r_q'].to_numpy())\n"
-        "    right.errorbar(group['r_q'], group['r_k'], xerr=spread, fmt='o', ms=4, lw=0.8, color=CLASSES[kind], "
-        "label=kind)\n"
-        "for level in (0.3, 0.7):\n"
-        "    right.axvline(level, color='0.85', lw=0.8, zorder=0)\n"
-        "    right.axhline(level, color='0.85', lw=0.8, zorder=0)\n"
-        "right.set(xlabel='r_q on component 0', ylabel='r_k on component 0', xlim=(-0.05, 1.02), ylim=(-0.05, 1.02), "
-        "title='48 planted heads, with 95% intervals of r_q')\n"
-        "right.legend(frameon=False, fontsize=8, loc='upper left')\n"
-        "for axes in (left, right):\n    axes.spines[['top', 'right']].set_visible(False)\n"
+        "first, last = (tuple(int(number) for number in table.loc[0, ['layer', 'head']]) "
+        "for table in (positional, content))\n"
+        "for layer, head in (first, last):\n"
+        "    one = run.head(layer, head)\n"
+        "    print(f'l{layer:02d}h{head:02d} {one.head_class}: position {one.part_position:.0%}, content "
+        "{one.part_content:.0%}, decay {one.decay:+.2f}, plasticity {one.ap_fixed_overall:.2f}')",
+    ),
+    ("code", "qkscope.plot.distance('run', heads=[first, last])"),
+    (
+        "markdown",
+        "## All heads in one picture\n\nEach bar is a head, from the most positional to the least.",
+    ),
+    (
+        "code",
+        "import matplotlib.pyplot as plt\n\n"
+        "from qkscope.figures.scoreterms import TERM_COLOURS  # the colours of the report\n\n"
+        "ordered = scores.sort_values('part_position', ascending=False)\n"
+        "names = [f'l{row.layer:02d}h{row.head:02d}' for row in ordered.itertuples()]\n"
+        "fig, axes = plt.subplots(figsize=(10, 3.6), layout='constrained')\n"
+        "bottom = 0\n"
+        "for term, colour in TERM_COLOURS.items():\n"
+        "    part = ordered[f'part_{term}'].clip(lower=0).to_numpy()\n"
+        "    axes.bar(names, part, bottom=bottom, color=colour, label=term, width=0.85)\n"
+        "    bottom = bottom + part\n"
+        "axes.tick_params(axis='x', rotation=90, labelsize=7)\n"
+        "axes.set(ylabel='part of the scores', title='What the scores of each head are made of')\n"
+        "axes.margins(x=0.01)\n"
+        "axes.legend(frameon=False, ncols=4, loc='upper center', bbox_to_anchor=(0.5, -0.22))\n"
+        "axes.spines[['top', 'right']].set_visible(False)\n"
         "fig.savefig('first_look.png', dpi=110)",
+    ),
+    (
+        "markdown",
+        "Random weights show that the class is not an artefact: they tell keys hardly apart, and every head is "
+        "*flat*. Next: "
+        "`qkscope.write_report(run, 'report')` for all tables, figures and the explorer.",
+    ),
+    (
+        "code",
+        "random = AutoModelForCausalLM.from_config(model.config).eval()\n"
+        "untrained = qkscope.capture_model(random, texts, tokenizer, window=256, progress=False)\n"
+        "qkscope.scores(untrained)['head_class'].value_counts()",
     ),
 ]
 
@@ -114,9 +129,12 @@ def build() -> nbformat.NotebookNode:
 
 
 def execute(folder: Path) -> nbformat.NotebookNode:
-    """Run the notebook in a folder, where it leaves its picture."""
+    """Run the notebook in a folder, where it leaves its picture; without what libraries write to stderr."""
     notebook = build()
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}, record_timing=False).execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return notebook
 
 

@@ -33,8 +33,8 @@ def pages_digest() -> str:
 
 
 def save(png: bytes, name: str) -> None:
-    """Write a picture with few colours and the digest."""
-    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(192, dither=Image.Dither.NONE)
+    """Write a picture in its own colours, with the digest."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
     notes = PngImagePlugin.PngInfo()
     notes.add_text(DRAWN_WITH, pages_digest())
     picture.save(IMAGES / f"{name}.png", optimize=True, pnginfo=notes)

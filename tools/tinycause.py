@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.data.family import CHECKPOINTS, texts, tokenizer
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 from tools.tinyrope import qkscope
 
 WINDOW, DOCUMENTS = 1024, 8

@@ -204,7 +204,7 @@ def losses(record: dict) -> str:
 
 def _value(study: Study, label: str, name: str) -> Value | None:
     place, column = ROWS[name]
-    return mean_of(study, [label], frames_of(study)[place], column)
+    return mean_of(study, label, frames_of(study)[place], column)
 
 
 def _is_share(name: str) -> bool:

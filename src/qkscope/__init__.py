@@ -2,7 +2,7 @@
 
 >>> import qkscope
 >>> run = qkscope.open("runs/my-model")           # doctest: +SKIP
->>> qkscope.pca(run), qkscope.rotation(run)       # doctest: +SKIP
+>>> qkscope.heads(run), qkscope.rotated(run)      # doctest: +SKIP
 >>> run.head(5, 7).rotation.bias_strength         # doctest: +SKIP
 """
 
@@ -25,12 +25,15 @@ if TYPE_CHECKING:
         distance,
         effects,
         head_table,
+        heads,
         open,  # noqa: A004
         pca,
         planes,
         plasticity,
         position,
+        qk,
         reach,
+        rotated,
         rotation,
         scores,
         tables,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
         write_report,
     )
     from qkscope.cause import intervene
+    from qkscope.cause.cutcache import cut_cache
     from qkscope.errors import QkscopeError
     from qkscope.integrations.exports.formats import export_run, read_export
     from qkscope.integrations.hub import PushOptions
@@ -55,11 +59,13 @@ __all__ = [
     "capture_model",
     "compare",
     "cut",
+    "cut_cache",
     "cut_costs",
     "distance",
     "effects",
     "export_run",
     "head_table",
+    "heads",
     "intervene",
     "open",
     "pca",
@@ -69,8 +75,10 @@ __all__ = [
     "position",
     "pull",
     "push",
+    "qk",
     "reach",
     "read_export",
+    "rotated",
     "rotation",
     "scores",
     "tables",
@@ -84,11 +92,14 @@ _ELSEWHERE = {
     "PushOptions": "qkscope.integrations.hub",
     "QkscopeError": "qkscope.errors",
     "Run": "qkscope.runs.run",
+    "cut_cache": "qkscope.cause.cutcache",
     "export_run": "qkscope.integrations.exports.formats",
     "pull": "qkscope.integrations.hub.pull",
     "push": "qkscope.integrations.hub.push",
     "read_export": "qkscope.integrations.exports.formats",
 }
+_SHARED = ("export_run", "pull", "push", "read_export")
+"""Functions that commands call too, whose errors name options as in Python if they are called from there."""
 _MODULES = {"intervene": "qkscope.cause.intervene", "plot": "qkscope.plot"}
 
 
@@ -98,7 +109,10 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         hint = f"; did you mean {' or '.join(close)}?" if (close := get_close_matches(name, __all__, 2)) else ""
         raise AttributeError(f"module 'qkscope' has no attribute {name!r}{hint}")
-    return getattr(import_module(_ELSEWHERE.get(name, "qkscope.api")), name)
+    from qkscope.options import in_python_terms
+
+    found = getattr(import_module(_ELSEWHERE.get(name, "qkscope.api")), name)
+    return in_python_terms(found) if name in _SHARED else found
 
 
 def __dir__() -> list[str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import MISSING
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from qkscope.errors import ConfigError
-from qkscope.options import Indices, Option, OptionSpec, option_specs, parse_indices
+from qkscope.options import Indices, Option, OptionSpec, option_specs, parse_indices, without_flags
 
 _Index = Annotated[int, Field(ge=0, lt=10_000, strict=True)]
 Count = Annotated[int, Field(gt=0, lt=2**31, strict=True)]
@@ -78,7 +80,20 @@ def options_model(name: str, *classes: type, base: type[BaseModel] = StrictModel
 def _entry(spec: OptionSpec) -> tuple[Any, Any]:
     """The type with bounds and the default of an option, as pydantic reads them."""
     about, kind = spec.about, spec.kind if spec.about.written is None else spec.about.written
-    return _checked(kind, about), ... if spec.default is MISSING else spec.default
+    checked = _checked(kind, about)
+    if about.parse is not None and kind is not Indices:
+        checked = Annotated[checked, AfterValidator(partial(_parsable, about.parse))]
+    return checked, ... if spec.default is MISSING else spec.default
+
+
+def _parsable(parse: Callable[[Any], object], value: object) -> object:
+    """Return the value, which the option's ``parse`` must accept."""
+    try:
+        if value is not None:
+            parse(value)
+    except ConfigError as error:
+        raise ValueError(without_flags(str(error))) from None
+    return value
 
 
 def _checked(kind: Any, about: Option) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 
 class QkscopeError(Exception):
@@ -21,6 +21,10 @@ class DatasetError(QkscopeError):
 
 class CaptureError(QkscopeError):
     """A model or a text that cannot be captured."""
+
+
+class NotNestedError(CaptureError):
+    """A model that cannot be measured at several windows in one pass."""
 
 
 class HubError(QkscopeError):

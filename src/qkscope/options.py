@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
+from numbers import Integral
 from typing import Any, TypeVar, get_type_hints
 
-from qkscope.errors import ConfigError
+from qkscope.errors import ConfigError, QkscopeError
+from qkscope.headids import HeadId, Kind
 
 _Options = TypeVar("_Options")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -82,10 +85,15 @@ def option_specs(*classes: type) -> Iterator[OptionSpec]:
 
 
 def from_values(cls: type[_Options], values: Mapping[str, Any], **extra_fields: Any) -> _Options:
-    """Return an instance from the values of its options by name; ``extra_fields`` are no options."""
+    """Return an instance from the values of its options by name; ``extra_fields`` are no options.
+
+    None stands for the default of an option that is never None.
+    """
     arguments = {}
     for field_, about in _options(cls):
         value = values[about.name or field_.name]
+        if value is None and about.optional:
+            continue
         arguments[field_.name] = value if about.parse is None or value is None else about.parse(value)
     return cls(**arguments, **extra_fields)
 
@@ -97,8 +105,11 @@ def defaults(*classes: type) -> dict[str, Any]:
 
 def out_of_range(instance: object) -> str | None:
     """Return an error message about the first option out of its range; None if all are within."""
+    kinds = get_type_hints(type(instance))
     for field_, about in _options(type(instance)):
         value = getattr(instance, field_.name)
+        if kinds[field_.name] in (int, int | None) and not (value is None or is_whole(value)):
+            return f"expected {field_.name} to be a whole number, got {value!r}"
         if about.least is not None and type(value) is int and value < about.least:
             return f"expected {field_.name} of {about.least} or more, got {value}"
         if about.most is not None and type(value) is int and value > about.most:
@@ -129,6 +140,37 @@ def from_record(cls: type[_Options], entries: Mapping[str, Any]) -> _Options:
 def _plain(value: Any) -> Any:
     """Return a value as JSON stores it."""
     return sorted(value) if isinstance(value, frozenset) else list(value) if isinstance(value, tuple) else value
+
+
+_FLAG = re.compile(r"(qkscope [a-z]+(?: --[a-z-]+)+)|(?<![\w-])--(no-)?([a-z][a-z-]*)(?: \((\w+=\w+)\))?")
+
+
+def without_flags(message: str) -> str:
+    """Return a message with options named as in Python.
+
+    >>> without_flags("use a smaller --skip-first, or --no-resume; qkscope analyze --columns lists all")
+    'use a smaller skip_first, or resume=False; qkscope analyze --columns lists all'
+    """
+
+    def name(flag: re.Match[str]) -> str:
+        command, negated, option_name, keyword = flag.groups()
+        return command or keyword or option_name.replace("-", "_") + ("=False" if negated else "")
+
+    return _FLAG.sub(name, message)
+
+
+def in_python_terms(function: _Function) -> _Function:
+    """Decorate a function of the Python interface: its errors name options as in Python, not as flags."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except QkscopeError as error:
+            error.args = (without_flags(str(error)),)
+            raise
+
+    return call  # type: ignore[return-value]
 
 
 def with_keywords(*classes: type) -> Callable[[_Function], _Function]:
@@ -163,6 +205,59 @@ def with_keywords(*classes: type) -> Callable[[_Function], _Function]:
 
 def _options(cls: Any) -> Iterator[tuple[Field[Any], Option]]:
     return ((field_, field_.metadata["option"]) for field_ in fields(cls) if "option" in field_.metadata)
+
+
+def is_whole(value: object) -> bool:
+    """Return True for whole numbers, also NumPy's.
+
+    >>> is_whole(64), is_whole(64.0), is_whole("64"), is_whole(True)
+    (True, False, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_path(value: object, name: str, kind: str = "folder") -> None:
+    """Raise an error unless an argument is a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"expected {name} to be the path of a {kind}, got {value!r:.60}")
+
+
+def check_options(value: object, name: str, kind: type) -> None:
+    """Raise an error unless an argument is an object of the class of its options, or None."""
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"expected {name} as {kind.__name__}(…), got {value!r:.60}")
+
+
+def head_pair(head: Any, kind: Kind = "q") -> tuple[int, int]:
+    """Layer and number of a head given by its name or by these two.
+
+    >>> head_pair("l04h01"), head_pair((4, 1)), head_pair(HeadId(4, 1, "q")), head_pair("l04h00k", "k")
+    ((4, 1), (4, 1), (4, 1), (4, 0))
+    """
+    named = HeadId.match(head if head[-1:] in ("q", "k") else f"{head}{kind}") if isinstance(head, str) else head
+    if (
+        isinstance(named, tuple)
+        and 2 <= len(named) <= 3
+        and all(map(is_whole, named[:2]))
+        and named[2:] in ((), (kind,))
+    ):
+        return int(named[0]), int(named[1])
+    raise ConfigError(f"expected {'query' if kind == 'q' else 'key'} heads such as l04h01 or (4, 1), got {head!r}")
+
+
+def head_pairs(heads: Any, kind: Kind = "q") -> list[tuple[int, int]]:
+    """Layers and numbers of heads, each once, in order: one head, several, or names such as ``l00h03,l02h01``.
+
+    >>> head_pairs("l00h03, l12h1"), head_pairs((4, 1)), head_pairs([(4, 1), "l04h02"])
+    ([(0, 3), (12, 1)], [(4, 1)], [(4, 1), (4, 2)])
+    """
+    if isinstance(heads, str):
+        heads = [name.strip() for name in heads.split(",")]
+    elif isinstance(heads, tuple) and any(map(is_whole, heads)):
+        heads = [heads]
+    elif not isinstance(heads, Iterable):
+        head_pair(heads, kind)
+    return list(dict.fromkeys(head_pair(head, kind) for head in heads))
 
 
 def parse_indices(text: Any) -> tuple[int, ...]:

@@ -23,7 +23,33 @@ class OnProgress(Protocol):
 
 def in_view() -> bool:
     """Return True if a bar is drawn: in a terminal or a notebook, unless only errors are logged."""
-    return (sys.stderr.isatty() or "ipykernel" in sys.modules) and _log.isEnabledFor(logging.WARNING)
+    return (sys.stderr.isatty() or _in_notebook()) and _log.isEnabledFor(logging.WARNING)
+
+
+def _in_notebook() -> bool:
+    """Return True in the kernel of a notebook; that one was imported, as by what runs notebooks, is not enough."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    >>> duration(0.2), duration(300), duration(20_000)
+    ('1 second', '5 minutes', '5.6 hours')
+    """
+    if seconds < 7200:
+        return plural(max(round(seconds), 1), "second") if seconds < 120 else plural(round(seconds / 60), "minute")
+    return f"{seconds / 3600:.1f} hours"
+
+
+def plural(count: int, word: str) -> str:
+    """A count with its unit in words.
+
+    >>> plural(1, "document"), plural(1200, "head")
+    ('1 document', '1,200 heads')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -103,3 +105,19 @@ def test_a_layer_without_rotary_is_flat_and_a_far_head_stays_within_its_window()
     assert table.loc[64, "curve_area"] == pytest.approx(0.5, abs=0.01)
     assert 0 < table.loc[128, "predicted_beyond"] < table.loc[64, "predicted_beyond"] < 1
     assert table.loc[64, "reach90"] <= WINDOW
+
+
+@pytest.mark.parametrize(
+    ("sliding_window", "both", "furthest"), [(None, False, 221), (200, False, 200), (None, True, 224)]
+)
+def test_reach90_and_its_interval_end_at_the_furthest_key_that_a_followed_query_sees(sliding_window, both, furthest):
+    """The last followed query of 256 tokens is at 224, the first key that is no sink at 4, the last key at 255."""
+    reach, far = measured({0: 0.01, 181: 0.79}, 0.2), len(REACH_COUNTS) + bin_starts(WINDOW).tolist().index(181)
+    reach.sums[:3, far], reach.sums[:3, len(REACH_COUNTS)] = 0.01, 10.0
+    head = planted(0, 0.5, 0.5)._replace(reach=reach, sliding_window=sliding_window, both=both)
+    row = tables_of(head, "reach")["reach"].iloc[0]
+    assert row["reach90_low"] <= row["reach90"] <= row["reach90_high"] == furthest
+    all_far = replace(reach, sums=np.where(np.arange(reach.sums.shape[1]) >= len(REACH_COUNTS), 0.0, reach.sums))
+    all_far.sums[:, far] = 3.2
+    row = tables_of(head._replace(reach=all_far), "reach")["reach"].iloc[0]
+    assert row["reach90"] == pytest.approx(181 + 0.9 * (furthest - 181), abs=1e-9)

@@ -15,7 +15,7 @@ from qkscope.core.rows import Pair, Rows
 from qkscope.core.visible import VisibleKeys
 from qkscope.errors import QkscopeError
 from qkscope.files.dataset import write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 WINDOW, D = 1024, 12
 SIGHT = VisibleKeys(WINDOW)

@@ -16,8 +16,8 @@ import pytest
 from scipy.stats import pearsonr
 
 from qkscope.files.vectors import read_rows
-from qkscope.heads import HeadId
-from tests.helpers import small_dataset
+from qkscope.headids import HeadId
+from tests.helpers import explorer_core, small_dataset
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
@@ -102,10 +102,11 @@ def test_the_command_line_knows_it(place, alone):
 
 def test_the_explorer_colours_heads_by_it(place, tables):
     run(place, "view", str(tables), "--no-open", "-o", "explorer.html")
-    page = (place / "explorer.html").read_text()
-    assert re.search(r'{"column": ?"norm_r_q", ?"unit": ?"correlation", ?"meaning": ?"[^"]*", ?"signed": ?true,', page)
+    metrics = {one["column"]: one for one in explorer_core((place / "explorer.html").read_text())["metrics"]}
+    assert (metrics["norm_r_q"]["unit"], metrics["norm_r_q"]["signed"]) == ("correlation", True)
 
 
 def test_a_report_reads_a_folder_that_holds_nothing_else(place, alone):
     run(place, "report", str(alone), "-o", "report", "--workers", "1")
-    assert "norm_r_q" in (place / "report" / "explorer.html").read_text()
+    core = explorer_core((place / "report" / "explorer.html").read_text())
+    assert "norm_r_q" in [one["column"] for one in core["metrics"]]

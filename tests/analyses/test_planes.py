@@ -75,13 +75,13 @@ def test_pure_drift_has_its_frequency_at_the_edge():
 def test_the_line_is_fishers():
     rng = np.random.default_rng(0)
     q, k = rng.normal(0, [1, 3], (3, 400, 2)), rng.normal([1, 1], [1, 3], (3, 400, 2))
-    for i, accuracy in enumerate(line_accuracy(q, k)):
+    for i, accuracy in enumerate(line_accuracy(*(on[..., 0] + 1j * on[..., 1] for on in (q, k)))):
         x, y = np.concatenate([q[i], k[i]]), np.repeat([1, 0], 400)
         assert accuracy == pytest.approx(LinearDiscriminantAnalysis().fit(x, y).score(x, y), abs=0.003)
 
 
 def test_a_plane_without_extent_is_not_told_apart():
-    flat = np.zeros((1, 10, 2))
+    flat = np.zeros((1, 10), dtype=complex)
     assert line_accuracy(flat, flat)[0] == 0.5
 
 

@@ -17,7 +17,7 @@ from qkscope.analyses.pairplasticity import (
 )
 from qkscope.core.bucketspread import BucketSpread
 from qkscope.core.headdata import HeadData
-from qkscope.core.headmoments import BucketMeans, bucket_moments, cell_means, undone_sums
+from qkscope.core.headmoments import BucketMeans, bucket_moments, cell_means, group_moments, undone_sums
 from qkscope.core.keypairs import key_pairs
 from qkscope.core.moments import Moments
 from qkscope.core.rope import HeadRotary, Rope
@@ -55,9 +55,9 @@ def of_rows(q: Rows, keys: Rows):
     pairs = key_pairs(keys, WINDOW, BUCKETS)
     buckets, cells = bucket_moments(q, WINDOW), cell_means(q, WINDOW)
     total = Moments.from_rows(q.x, q.position)
-    batch = [Moments.stack([buckets]), BucketMeans.stack([cells]), Moments.stack([total])]
-    spread = BucketSpread.of(batch[0], batch[2], pairs.delta)
-    return bucket_plasticity(spread, *batch[1:], pairs, WIDTH), pairs
+    spread = BucketSpread.of(Moments.stack([buckets]), Moments.stack([total]), pairs.delta)
+    groups = Moments.stack([group_moments(q)])
+    return bucket_plasticity(spread, BucketMeans.stack([cells]), groups, Moments.stack([total]), pairs, WIDTH), pairs
 
 
 def test_monte_carlo_agrees_on_fifty_planted_heads():
@@ -72,7 +72,7 @@ def test_monte_carlo_agrees_on_fifty_planted_heads():
         laws = Moments.stack([law(mean[b], cov[b], b) for b in range(BUCKETS)])
         total = laws.merged()[None]
         spread = BucketSpread.of(laws[None], total, keys.delta)
-        found = bucket_plasticity(spread, no_cells(d), total, keys, WIDTH)
+        found = bucket_plasticity(spread, no_cells(d), Moments.zeros(d, (1, 8)), total, keys, WIDTH)
         b = int(rng.integers(1, BUCKETS))
         # A batch of queries of its own for each repetition, so that the repetitions are independent.
         means = []
@@ -273,6 +273,29 @@ def test_leaving_out_a_group_is_leaving_out_its_rows():
     expected = (pp * weight).sum(-1)[1:] / weight.sum(-1)[1:]
     np.testing.assert_allclose(found.replicates[0, 3, 1:], expected, atol=0.01)
     assert np.abs(found.replicates[0, 3, 1:] - expected).max() < 0.3 * np.abs(found.ap[0, 1:] - expected).max()
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_the_standard_error_is_close_to_that_of_the_jackknife_of_all_rows(spread):
+    """Documents differ in their mean and, by a log-normal law, in their spread."""
+    rng, documents = np.random.default_rng(1), 32
+    position, document = np.tile(np.arange(WINDOW), documents), np.repeat(np.arange(documents), WINDOW)
+    effect, scale = 0.5 * rng.standard_normal((documents, 4)), np.exp(spread * rng.standard_normal(documents))
+    noise = rng.standard_normal((len(position), 4))
+    q = Rows(0.7 + effect[document] + scale[document][:, None] * noise, position, document)
+    keys = some_keys(rng, 4, documents=documents)
+    table, pairs = tables_of(head_of(q, keys), "plasticity")["plasticity"], key_pairs(keys, WINDOW, BUCKETS)
+    again = []
+    for g in range(8):
+        left = bucket_moments(q.take(np.flatnonzero(document % 8 != g)), WINDOW)
+        mean = (pairs.delta @ left.mean_x[..., None])[..., 0]
+        pp = reversible(mean, np.einsum("bpd,bde,bpe->bp", pairs.delta, left.cov_x, pairs.delta))
+        weight = pairs.weight * (pairs.group != g)
+        again.append((pp * weight).sum(-1)[1:] / weight.sum(-1)[1:])
+    exact = np.sqrt(7 / 8 * ((np.array(again) - np.mean(again, 0)) ** 2).sum(0))
+    ratio = table["ap_se"] / exact
+    assert 0.9 < np.median(ratio) < 1.1
+    assert ratio.between(0.75, 1.25).all()
 
 
 def uneven(lengths: list[int], seed: int = 0) -> HeadData:

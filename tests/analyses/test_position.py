@@ -19,7 +19,7 @@ from qkscope.core.headmoments import undone_sums
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.files.dataset import Dataset, write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.analyses.test_nulls import balanced
 from tests.helpers import head_data, one_head, tables_of
 from tests.test_golden import widen
@@ -173,7 +173,7 @@ def test_a_captured_run(captured: Path):
         theta = np.array(layer["rope"]["frequencies"])
         by_hand = ByHand(q, k, theta, int(run.source.window or 0), layer["scaling"])
         compare(row, by_hand)
-        assert other["null_r95"] == pytest.approx(by_hand.null(), rel=1e-8, abs=1e-8)
+        assert other["null_r95"] == pytest.approx(by_hand.null(), rel=1e-6)  # sums over tokens are of float32 vectors
 
 
 # ---- planted ------------------------------------------------------------------------------------

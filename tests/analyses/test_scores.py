@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qkscope.analyses.fourterms import LockedMean, four_term_sums, shares, terms, two_way_sums, two_way_table
+from qkscope.analyses.fourterms import LockedMean, four_term_sums, shares, terms, two_way_sums, two_way_tables
 from qkscope.analyses.scores import FLAT, _parts, head_classes, locked_means
 from qkscope.core.headdata import HeadData
-from qkscope.core.headmoments import ALL_AND_WITHOUT, undone_sums
+from qkscope.core.headmoments import ALL_AND_WITHOUT, bucket_moments, undone_sums
 from qkscope.core.rope import HeadRotary, Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.visible import VisibleKeys
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 from tests.helpers import head_data, one_head, tables_of
 
 D, WINDOW = 16, 256
@@ -20,7 +20,7 @@ SIGHT = VisibleKeys(WINDOW)
 ROPE = Rope(10_000.0 ** (-np.arange(D // 2) / (D // 2)))
 
 
-def planted(seed: int, noise_q: float, noise_k: float, documents: int = 16) -> HeadData:
+def planted(seed: int, noise_q: float, noise_k: float, documents: int = 16, rope: Rope = ROPE) -> HeadData:
     """Queries and keys R_t(μ̃ + δ) with white δ of known size, at random tokens."""
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(2, D))
@@ -30,12 +30,13 @@ def planted(seed: int, noise_q: float, noise_k: float, documents: int = 16) -> H
         position = np.concatenate(drawn)
         example = np.repeat(np.arange(documents), 80)
         plain = mean + noise * rng.normal(size=(len(position), D))
-        turned = ROPE.planes_of(plain) * np.exp(1j * position[:, None] * ROPE.frequencies)
+        turned = rope.planes_of(plain) * np.exp(1j * position[:, None] * rope.frequencies)
         x = np.empty_like(plain)
-        x[:, ROPE.pairs[:, 0]], x[:, ROPE.pairs[:, 1]] = turned.real, turned.imag
+        x[:, rope.pairs[:, 0]], x[:, rope.pairs[:, 1]] = turned.real, turned.imag
         rows.append(Rows(x, position, example))
-    rotary = HeadRotary(ROPE, undone_sums(rows[0], ROPE), undone_sums(rows[1], ROPE))
-    return head_data(one_head(rows[0], rows[1], WINDOW), vectors=Pair(*rows), rotary=rotary)
+    rotary = HeadRotary(rope, undone_sums(rows[0], rope), undone_sums(rows[1], rope))
+    buckets = bucket_moments(rows[0], WINDOW)
+    return head_data(one_head(rows[0], rows[1], WINDOW), vectors=Pair(*rows), rotary=rotary, q_buckets=buckets)
 
 
 def table(*heads: HeadData):
@@ -54,20 +55,57 @@ def test_terms_sum_to_the_score_and_each_is_what_it_says():
     assert np.allclose(four[0, :7, :5], curve), "the position term is the distance curve"
 
 
-def test_planted_shares_are_recovered():
-    """Known variances for white δ: Var K = σ_k²‖μ̃_q‖², Var Q = σ_q²‖μ̃_k‖², Var C = d σ_q² σ_k²."""
-    sigma_q, sigma_k = 0.6, 0.9
-    head = planted(3, sigma_q, sigma_k, documents=48)
-    q, k = locked_means(head)
+def planted_variances(seed: int, sigma_q: float, sigma_k: float) -> dict[str, float]:
+    """Of the terms, from the planted means and white δ: Var K = σ_k²‖μ_q‖², Var Q = σ_q²‖μ_k‖², Var C = d σ_q² σ_k²."""
+    mean_q, mean_k = np.random.default_rng(seed).normal(size=(2, D))
+    field = ROPE.planes_of(mean_q) * ROPE.planes_of(mean_k).conj()
     position = np.arange(4, WINDOW)
-    curve = terms(q.at(position), k.at(position), q.at(position), k.at(position), 1.0)[0]
-    distance = position[:, None] - position
-    variance = {
-        "position": curve[distance > 0].var(),
-        "key": sigma_k**2 * (np.abs(head.rotary.mean_q) ** 2).sum(),
-        "query": sigma_q**2 * (np.abs(head.rotary.mean_k) ** 2).sum(),
+    distance = (position[:, None] - position)[np.tril_indices(len(position), -1)]
+    curve = (field * np.exp(1j * distance[:, None] * ROPE.frequencies)).sum(-1).real
+    return {
+        "position": curve.var(),
+        "key": sigma_k**2 * (mean_q**2).sum(),
+        "query": sigma_q**2 * (mean_k**2).sum(),
         "content": D * sigma_q**2 * sigma_k**2,
     }
+
+
+NOISES = [(0.1, 0.15), (0.6, 0.9), (1.5, 0.3), (0.3, 1.5), (2.0, 2.0)]
+
+
+@pytest.mark.parametrize(("sigma_q", "sigma_k"), NOISES)
+@pytest.mark.parametrize("seed", [3, 17, 29])
+def test_planted_parts_are_recovered_within_two_percent(seed, sigma_q, sigma_k):
+    row = table(planted(seed, sigma_q, sigma_k, documents=96)).iloc[0]
+    variance = planted_variances(seed, sigma_q, sigma_k)
+    for term in TERMS:
+        assert row[f"part_{term}"] == pytest.approx(variance[term] / sum(variance.values()), abs=0.02), term
+    first, second = sorted(variance.values())[-1:-3:-1]
+    if first - second > 0.1 * sum(variance.values()):
+        assert row["head_class"] == max(variance, key=variance.get)
+
+
+def test_parts_of_several_noises_have_every_class_first():
+    assert {max(v := planted_variances(3, *noise), key=v.get) for noise in NOISES} == set(TERMS)
+
+
+def test_a_positional_head_whose_queries_turn_is_plastic_only_with_the_turning_counted():
+    """All planes turn by radians inside a bucket: ap_overall takes that for freedom of the query."""
+    fast = Rope(np.linspace(0.2, 1.2, D // 2))
+    row = tables_of([planted(5, 0.05, 0.05, rope=fast)], "pca", "scores", "plasticity")
+    scores, plastic = row["scores"].iloc[0], row["plasticity"].iloc[0]
+    assert scores["part_position"] > 0.9
+    assert scores["head_class"] == "position"
+    assert plastic["ap_overall"] > 0.6
+    assert plastic["ap_fixed_overall"] < 0.2
+    content = tables_of([planted(5, 2.0, 2.0, rope=fast)], "plasticity")["plasticity"].iloc[0]
+    assert content["ap_fixed_overall"] > 0.8, "content leaves the order to the query either way"
+
+
+def test_planted_shares_are_recovered():
+    sigma_q, sigma_k = 0.6, 0.9
+    head = planted(3, sigma_q, sigma_k, documents=48)
+    variance = planted_variances(3, sigma_q, sigma_k)
     row = table(head).iloc[0]
     for term, expected in variance.items():
         share = expected / sum(variance.values())
@@ -147,7 +185,7 @@ def test_a_two_way_table_has_the_plain_scores_on_its_diagonal():
     head = planted(2, 0.5, 0.5)
     keys = head.vectors.k.take(np.arange(9))
     q = head.vectors.q.x[3]
-    two_way = two_way_table(q, keys, ROPE)
+    two_way = two_way_tables(q[None], keys, np.arange(9)[None], ROPE)[0]
     assert np.allclose(np.diag(two_way), keys.x @ q)
     moved = Rows(keys.x[[4]], keys.position[[4]], keys.example_id[[4]])
     turned = ROPE.planes_of(moved.x) * np.exp(1j * (keys.position[7] - moved.position)[:, None] * ROPE.frequencies)

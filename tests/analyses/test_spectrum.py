@@ -6,6 +6,11 @@ from qkscope.analyses.spectrum import Circle, Grid, TokenPositions, chance_coher
 WINDOW = 1024
 
 
+def turning_of(angle_q, angle_k, tokens_q, tokens_k, window):
+    """``turning`` from angles."""
+    return turning(np.exp(1j * angle_q), np.exp(1j * angle_k), tokens_q, tokens_k, window)
+
+
 def fit_circle(w_q: np.ndarray, w_k: np.ndarray, q: TokenPositions, k: TokenPositions, window: int) -> Circle:
     return fit_circles([(w_q, w_k)], q, k, window)[0]
 
@@ -25,7 +30,9 @@ def classes():
 def test_the_frequency_of_a_noisy_rotation_is_found_with_its_sign(classes, omega):
     q, k, rng = classes
     noise = rng.normal(0, 0.8, (2, len(q)))
-    found = turning((omega * q.position + 1 + noise[0])[None], (omega * k.position - 2 + noise[1])[None], q, k, WINDOW)
+    found = turning_of(
+        (omega * q.position + 1 + noise[0])[None], (omega * k.position - 2 + noise[1])[None], q, k, WINDOW
+    )
     assert found.frequency[0] == pytest.approx(omega, rel=0.01, abs=2 * np.pi / (4 * WINDOW))
     # A slow rotation does not come round to a mean of zero within the window, which costs it a little.
     assert found.resultant[0] == pytest.approx(np.exp(-(0.8**2) / 2), abs=0.05)
@@ -34,7 +41,7 @@ def test_the_frequency_of_a_noisy_rotation_is_found_with_its_sign(classes, omega
 
 def test_rings_in_antiphase_do_not_cancel(classes):
     q, k, _ = classes
-    found = turning((0.3 * q.position)[None], (0.3 * k.position + np.pi)[None], q, k, WINDOW)
+    found = turning_of((0.3 * q.position)[None], (0.3 * k.position + np.pi)[None], q, k, WINDOW)
     # The grid comes within half a step of 0.3, which costs little.
     assert found.resultant[0] > 0.95
 
@@ -42,7 +49,7 @@ def test_rings_in_antiphase_do_not_cancel(classes):
 def test_the_grid_agrees_with_the_sum_it_stands_for(classes):
     q, k, rng = classes
     angles = rng.uniform(-np.pi, np.pi, (2, len(q)))
-    found = turning(angles[:1], angles[1:], q, k, WINDOW)
+    found = turning_of(angles[:1], angles[1:], q, k, WINDOW)
     grid = Grid(WINDOW).frequencies
     centred = [np.exp(1j * angle) - np.exp(1j * angle).mean() for angle in angles]
     by_hand = sum(
@@ -56,7 +63,7 @@ def test_chance_is_passed_by_one_percent_of_structureless_planes(classes):
     q, k, rng = classes
     limit = chance_coherence(q, k, WINDOW)
     angles = rng.uniform(-np.pi, np.pi, (2, 400, len(q)))
-    passed = turning(angles[0], angles[1], q, k, WINDOW).coherence > limit
+    passed = turning_of(angles[0], angles[1], q, k, WINDOW).coherence > limit
     assert passed.mean() <= 0.03
 
 
@@ -69,14 +76,14 @@ def test_content_that_depends_on_its_neighbours_does_not_pass_for_rotation(class
         steps = rng.normal(0, 0.05, (400, 16, WINDOW)).cumsum(-1) + rng.uniform(-np.pi, np.pi, (400, 16, 1))
         return steps[:, at.example_id, at.position]
 
-    assert (turning(walk(q), walk(k), q, k, WINDOW).coherence > limit).mean() <= 0.03
+    assert (turning_of(walk(q), walk(k), q, k, WINDOW).coherence > limit).mean() <= 0.03
 
 
 def test_the_order_of_planes_does_not_matter(classes):
     q, k, rng = classes
     angles = rng.uniform(-np.pi, np.pi, (2, 5, len(q)))
-    whole = turning(angles[0], angles[1], q, k, WINDOW)
-    backwards = turning(angles[0][::-1], angles[1][::-1], q, k, WINDOW)
+    whole = turning_of(angles[0], angles[1], q, k, WINDOW)
+    backwards = turning_of(angles[0][::-1], angles[1][::-1], q, k, WINDOW)
     np.testing.assert_array_equal(whole.frequency, backwards.frequency[::-1])
     np.testing.assert_allclose(whole.coherence, backwards.coherence[::-1])
 
@@ -106,7 +113,7 @@ def test_what_does_not_vary_has_no_frequency(classes):
 def test_a_cloud_off_the_centre_does_not_pass_for_slow_rotation(classes):
     q, k, rng = classes
     noise = rng.normal(0, 0.3, (2, 1, len(q)))
-    still = turning(1.0 + noise[0], -2.0 + noise[1], q, k, WINDOW)
+    still = turning_of(1.0 + noise[0], -2.0 + noise[1], q, k, WINDOW)
     assert still.resultant[0] < 0.1
     assert still.coherence[0] < chance_coherence(q, k, WINDOW)
 
@@ -117,7 +124,7 @@ def test_a_ring_off_the_centre_is_found(classes):
     def angle(at: TokenPositions, centre: float) -> np.ndarray:
         return np.angle(centre + np.exp(0.3j * at.position))[None]
 
-    found = turning(angle(q, 1.5), angle(k, -1.5), q, k, WINDOW)
+    found = turning_of(angle(q, 1.5), angle(k, -1.5), q, k, WINDOW)
     assert abs(found.frequency[0]) == pytest.approx(0.3, rel=0.01)
     assert found.coherence[0] > 10
 
@@ -129,7 +136,7 @@ def test_nothing_turns_where_nothing_varies_with_position():
     assert fit_circle(w, w, at, at, 64).r_squared == pytest.approx(0.0, abs=1e-12)
     one_place = TokenPositions(np.arange(40), np.zeros(40, dtype=np.int64))
     assert np.isnan(fit_circle(w, w, one_place, one_place, 64).omega)
-    still = turning(np.zeros((1, 40)), np.zeros((1, 40)), at, at, 64)
+    still = turning_of(np.zeros((1, 40)), np.zeros((1, 40)), at, at, 64)
     assert (still.resultant[0], still.coherence[0]) == (0.0, 0.0)
     assert still.frequency[0] == pytest.approx(2 * np.pi / 256)
 

@@ -16,14 +16,14 @@ from scipy import stats
 
 import qkscope
 from qkscope.analyses.rotation import ROTATED_TABLE
-from qkscope.analyses.uncertainty import Scale, jackknife
+from qkscope.analyses.uncertainty import Scale, counted_by_document, jackknife
 from qkscope.core.headmoments import HeadMoments
 from qkscope.core.moments import Moments
 from qkscope.core.planted import Ring, plant
-from qkscope.core.rows import Rows
+from qkscope.core.rows import Pair, Rows
 from qkscope.files.vectors import read_rows, write_rows
-from qkscope.heads import HeadId
-from tests.helpers import heads_of, moments_of, one_head, small_dataset, tables_of, with_intervals
+from qkscope.headids import HeadId
+from tests.helpers import head_data, heads_of, moments_of, one_head, small_dataset, tables_of, with_intervals
 
 
 def test_jackknife_of_a_mean_is_the_classical_standard_error():
@@ -73,6 +73,29 @@ def test_an_interval_contains_its_estimate_and_nothing_impossible():
         assert interval.low[0] <= 0.5 <= interval.high[0], scale
     for scale in (Scale.POSITIVE, Scale.SHARE, Scale.MAGNITUDE, Scale.PROPORTION):
         assert jackknife(np.array([0.01]), np.array([[0.0, 0.2, 0.0, 0.01]]), present, scale).low[0] >= 0, scale
+
+
+@pytest.mark.parametrize("documents", [8, 40])
+def test_a_line_without_an_error_is_uncertain_by_the_number_of_documents(documents):
+    """All replicates of the accuracy are 1; with tokens as observations the lower end would be 0.99."""
+    planted = plant(6, mu_q=(0.0, 30.0), mu_k=(0.0, -30.0), n=400, documents=documents)
+    head = head_data(one_head(planted.q, planted.k), vectors=Pair(planted.q, planted.k))
+    row = tables_of(head, "pca")["heads"].iloc[0]
+    assert row["lda_accuracy"] == row["lda_accuracy_high"] == 1.0
+    assert row["lda_accuracy_low"] == pytest.approx(documents / (documents + 1.959964**2))
+    few = head_data(one_head(planted.q, planted.k), vectors=Pair(planted.q, planted.k.take(np.arange(300))))
+    low = tables_of(few, "pca")["heads"].iloc[0]["lda_accuracy_low"]
+    assert low == pytest.approx(documents * 3 / 4 / (documents * 3 / 4 + 1.959964**2)), "the class with fewer documents"
+
+
+def test_counted_intervals_differ_only_where_replicates_do_not():
+    estimate, replicates = np.array([0.0, 0.5, 0.5]), np.array([[0.0] * 8, [0.5] * 8, [0.5] * 7 + [0.6]])
+    interval = jackknife(estimate, replicates, np.ones((3, 8)), Scale.PROPORTION)
+    counted = counted_by_document(interval, estimate, np.array([16, 16, 16]))
+    low, high = stats.binomtest(8, 16).proportion_ci(method="wilson")
+    assert (counted.low[0], counted.high[0]) == pytest.approx((0.0, 3.8415 / 19.8415), abs=1e-4)
+    assert (counted.low[1], counted.high[1]) == pytest.approx((low, high), abs=1e-6)
+    assert (counted.low[2], counted.high[2]) == (interval.low[2], interval.high[2])
 
 
 def test_replicates_leave_out_exactly_one_group():

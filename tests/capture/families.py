@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,11 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=128)
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 LAYERS = ["sliding_attention", "full_attention"] * 2
+
+
+def matrix(names: Iterable[str], quick: Collection[str]) -> list[Any]:
+    """These families as test parameters; those that are not among the quick ones are slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def families() -> dict[str, Family]:

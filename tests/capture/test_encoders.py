@@ -19,7 +19,7 @@ from qkscope.cli.main import app
 from qkscope.core.visible import VisibleKeys
 from qkscope.errors import CaptureError
 from qkscope.files.dataset import Dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.capture.conftest import captured_with_vectors
 from tests.capture.families import BASE, Family
 

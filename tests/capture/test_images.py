@@ -19,7 +19,7 @@ from qkscope.core.layermoments import LayerMoments
 from qkscope.core.rope import Rope
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.files.runfolder import RunFolder
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.capture.families import build, families
 from tests.capture.images import END, IMAGE, START, built, document, hooked, with_temperature, words
 
@@ -124,7 +124,7 @@ def test_a_window_is_counted_in_positions(tmp_path):
 
 
 def test_texts_beside_images_have_the_sums_that_they_have_alone(name, tmp_path):
-    model, texts = built(name), [np.array(words(80, seed)) for seed in (1, 2)]
+    model, texts = built(name), [np.array(words(WINDOW, seed)) for seed in (1, 2)]
     options = {"documents_per_shard": 1, "batch": 2}
     alone = RunFolder.open(captured(model, texts, tmp_path / "alone", **options)).layer(1)
     beside = RunFolder.open(captured(model, [*texts, document(1)], tmp_path / "beside", **options)).layer(1)

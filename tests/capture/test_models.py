@@ -13,9 +13,10 @@ from tools.families import UNDONE, Outcome, page
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel
 
 from qkscope.capture.measure import Measurement
-from qkscope.capture.model import load_model
+from qkscope.capture.model import load_model, location
 from qkscope.capture.options import CaptureOptions, ModelOptions
 from qkscope.errors import CaptureError
+from tests.capture.families import matrix
 
 OLD = Version(version("transformers")) < Version("5.20")
 """Older versions lack some models and build others otherwise; some of their attention computes by itself."""
@@ -54,7 +55,7 @@ def tried(name: str, *, encoder: bool = False) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", matrix(SUPPORTED, ["bart", "bert", "cohere", "gpt2", "gpt_oss", "phi"]))
 def test_every_layer_is_captured_and_its_rotation_is_known(name):
     outcome = tried(name)
     assert (outcome.kind, outcome.why) == ("supported", "")
@@ -154,3 +155,12 @@ def test_of_models_that_also_read_images_the_text_decoder_is_captured(name, tmp_
     outcome = families.captured(name, model, tmp_path / "run")
     assert (outcome.kind, outcome.captured, outcome.rotary, outcome.why) == ("supported", 4, 4, "")
     assert outcome.undone < UNDONE
+
+
+def test_a_gguf_file_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr("qkscope.capture.model.find_spec", lambda _: None)
+    with pytest.raises(
+        CaptureError, match=r"reading model\.gguf needs the package gguf; install it with: pip install 'qksc"
+    ):
+        location(ModelOptions(str(tmp_path / "model.gguf")))

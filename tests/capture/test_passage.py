@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 
 from qkscope.analyses.options import PointOptions
 from qkscope.api import tables
-from qkscope.capture.corpus import PASSAGE, PASSAGE_TOKENS, Corpus, Passage, bundled_passage
+from qkscope.capture.corpus import OWN_TOKENS, PASSAGE_TOKENS, Corpus, Passage, bundled_passage
 from qkscope.capture.watch import watching
 from qkscope.cli.main import app
 from qkscope.data.family import CHECKPOINTS, some_texts, tokenizer
-from qkscope.files.runfolder import PASSAGE_FILE
-from qkscope.heads import TERMS
+from qkscope.errors import QkscopeError
+from qkscope.files.runfolder import PASSAGE, PASSAGE_FILE, is_bundled
+from qkscope.headids import TERMS
 from qkscope.results.side import PASSAGES
 from qkscope.runs.run import open_run
 from tests.capture.families import build, families
@@ -115,6 +116,81 @@ def test_a_passage_is_cut_to_what_documents_have(model, tmp_path):
     assert len(load_file(folder / PASSAGE_FILE)["0.q"]) == 17
 
 
+def loaded():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    last = AutoModelForCausalLM.from_pretrained(CHECKPOINTS[-1].folder, dtype=torch.float32)
+    return last.eval(), AutoTokenizer.from_pretrained(tokenizer())
+
+
+def test_a_text_of_ones_own_takes_the_place_of_the_bundled_one(run, tmp_path):
+    """From the command line and from Python: the same vectors, at every window, and nothing else of the run changes."""
+    import qkscope
+    from qkscope.capture.options import CaptureOptions
+
+    own = "The keeper counted ships. " * 20 + "Then the keeper counted again."
+    (tmp_path / "own.txt").write_text(own)
+    chosen = [argument for path in some_texts(2) for argument in ("--texts", str(path))]
+    command = ["capture", str(CHECKPOINTS[-1].folder), "--tokenizer", str(tokenizer()), *chosen, "--window", "256"]
+    command += ["--dtype", "float32", "--layers", "0,5", "--compare-at", "64", "--passage", str(tmp_path / "own.txt")]
+    done = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "typed")])
+    assert done.exit_code == 0, done.output
+    assert f"the first {OWN_TOKENS} are read" in done.output
+    model, words = loaded()
+    texts = [path.read_text() for path in some_texts(2)]
+    folder, options = tmp_path / "given", CaptureOptions(layers=(0, 5), compare_at=(64,))
+    given = qkscope.capture_model(
+        model, texts, words, window=256, folder=folder, options=options, passage=own, progress=False
+    )
+    assert given.source.window == 256
+    manifests = {
+        name: json.loads((tmp_path / name / "run.json").read_text()) for name in ("typed", "given", "typed-at-64")
+    }
+    tokens = manifests["typed"]["passage"]["tokens"]
+    assert len(tokens) == OWN_TOKENS
+    assert own.startswith("".join(tokens))
+    assert not is_bundled(tokens)
+    assert manifests["given"]["passage"] == manifests["typed"]["passage"]
+    assert manifests["typed-at-64"]["passage"]["tokens"] == tokens[:64]
+    assert "passage" not in manifests["typed"]["options"]
+    vectors = {name: load_file(tmp_path / name / PASSAGE_FILE) for name in ("typed", "given")}
+    for key, x in vectors["typed"].items():
+        np.testing.assert_allclose(vectors["given"][key], x, atol=2e-3, rtol=2e-3)
+    bundled = json.loads((run / "run.json").read_text())
+    assert is_bundled(bundled["passage"]["tokens"])
+    assert {k: v for k, v in manifests["typed"].items() if k != "passage"} == {
+        k: v for k, v in bundled.items() if k != "passage"
+    }
+    frame = tables(open_run(tmp_path / "typed"), points=PointOptions(rows=50))["passage"]
+    assert frame["k_token"].max() == OWN_TOKENS - 1
+    done = CliRunner().invoke(app, [*command[:-2], "-o", str(tmp_path / "typed")])
+    assert done.exit_code != 0, "another passage is another run"
+
+
+@pytest.mark.parametrize(
+    ("passage", "said"),
+    [
+        ("one", r"the passage has \d tokens?; give a text of 3 or more"),
+        (" ", "expected passage to be a text of two words or more, got ' '"),
+        (["a", "b"], "expected passage to be a text of two words or more"),
+    ],
+)
+def test_passages_that_are_none_are_refused(passage, said):
+    import qkscope
+
+    model, words = loaded()
+    with pytest.raises(QkscopeError, match=said):
+        qkscope.capture_model(model, [PASSAGE], words, passage=passage, progress=False)
+
+
+def test_a_passage_needs_a_tokenizer():
+    import qkscope
+
+    model, _ = loaded()
+    with pytest.raises(QkscopeError, match="a passage needs a tokenizer; give one, or leave the passage out"):
+        qkscope.capture_model(model, [np.arange(3, 40)], passage="two words and more", progress=False)
+
+
 def test_a_run_without_a_passage_is_analysed_as_before(model, ids, tmp_path):
     folder = do(model, ids, tmp_path / "run")
     assert not (folder / PASSAGE_FILE).exists()
@@ -154,9 +230,9 @@ def test_a_damaged_passage_names_its_file(run, tmp_path, damage):
 def test_tables_of_passages_are_replaced_by_model_and_checked(tmp_path):
     rows = pd.DataFrame({"layer": 0, "head": 0, "q_token": [0, 1, 1], "k_token": [0, 0, 1], "text": list("aab"),
                          "unit": 0.5, **dict.fromkeys(TERMS, 3)})  # fmt: skip
-    (tmp_path / PASSAGES.file).write_bytes(PASSAGES.content(tmp_path, rows.assign(model="a")))
-    (tmp_path / PASSAGES.file).write_bytes(PASSAGES.content(tmp_path, rows.assign(model="b")))
-    (tmp_path / PASSAGES.file).write_bytes(PASSAGES.content(tmp_path, rows.assign(model="a", unit=0.25)))
+    (tmp_path / PASSAGES.file).write_bytes(PASSAGES.content(tmp_path, [rows.assign(model="a")]))
+    (tmp_path / PASSAGES.file).write_bytes(PASSAGES.content(tmp_path, [rows.assign(model="b")]))
+    (tmp_path / PASSAGES.file).write_bytes(PASSAGES.content(tmp_path, [rows.assign(model="a", unit=0.25)]))
     frame = PASSAGES.read(tmp_path)
     assert frame is not None
     assert frame.groupby("model")["unit"].first().to_dict() == {"a": 0.25, "b": 0.5}

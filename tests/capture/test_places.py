@@ -64,12 +64,13 @@ def alone(model, texts, place) -> dict[str, bytes]:
 pytestmark = pytest.mark.xdist_group("places")
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_workers(alone, model, texts, tmp_path, workers):
     run(model, texts, "--workers", workers, "-o", tmp_path / "run")
     assert all_bytes(tmp_path / "run") == alone
 
 
+@pytest.mark.slow
 def test_a_worker_more_or_less_may_finish_what_another_number_began(alone, model, texts, tmp_path):
     run_here(model, texts, "--shard", "1/3", "-o", tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
@@ -90,6 +91,7 @@ def test_jobs_that_share_the_work(alone, model, texts, tmp_path):
     assert all_bytes(tmp_path / "rounds") == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "named"), [("ray", b"ray::_Actor"), ("local", b"spawn_main")])
 def test_a_worker_that_is_killed_by_its_number_is_replaced(alone, model, texts, tmp_path, engine, named):
     """Two actors or processes, one of them killed while shards are being done; it is as if nothing had happened."""
@@ -111,6 +113,7 @@ def started(model: Path, texts: Path, folder: Path, engine: str) -> subprocess.P
     return process
 
 
+@pytest.mark.slow
 def test_a_capture_on_ray_that_is_asked_to_stop_says_so_and_can_go_on(alone, model, texts, tmp_path):
     process = started(model, texts, tmp_path / "run", "ray")
     process.send_signal(signal.SIGTERM)
@@ -142,6 +145,7 @@ def _ancestors(process: int, parents: dict[int, int]) -> list[int]:
     return above
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_tables_from_ray_are_those_of_this_machine(place, tmp_path):
     pytest.importorskip("ray")

@@ -14,7 +14,7 @@ import qkscope
 from qkscope.api import capture_corpus
 from qkscope.capture.corpus import Corpus
 from qkscope.errors import CaptureError
-from tests.capture.families import build, families, tf, torch
+from tests.capture.families import build, families, matrix, tf, torch
 
 from qkscope.capture.call import RequestSpan, documents_of, request_output  # isort: skip
 from qkscope.capture.options import CaptureOptions  # isort: skip
@@ -78,7 +78,7 @@ def run_of(engine: PlainEngine, batch: int = 1):
     return capture_corpus(engine, engine.decoder, corpus, window=128, folder=None, name="m", options=options, bar=False)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "yarn scaling", "glm4"])
+@pytest.mark.parametrize("name", matrix(["llama", "qwen3", "yarn scaling", "glm4"], ["glm4"]))
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 10**6), (9, 10**6), (9, 400)])
 def test_sums_are_those_of_the_model_alone(name, batch, tokens):
     model = build(families()[name])

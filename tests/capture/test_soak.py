@@ -6,7 +6,7 @@ from benchmarks.soak import soak
 
 
 def test_open_files_and_parts_stay_bounded(tmp_path):
-    samples = soak(320, tmp_path / "run", every=8)  # 40 shards, of 8 documents as on any CPU
+    samples = soak(320, tmp_path / "run", every=8)  # 40 shards of 8 documents
     assert [at.documents for at in samples] == list(range(8, 321, 8))
     assert len({at.open_files for at in samples[1:]}) == 1
     # A sample is taken before its shard is saved: one part per bit of the number of shards before it.

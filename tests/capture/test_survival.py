@@ -21,17 +21,20 @@ from typer.testing import CliRunner
 import qkscope
 from qkscope.capture.measure import Measurement
 from qkscope.capture.options import CaptureOptions, Share
-from qkscope.capture.shards import per_shard
+from qkscope.capture.shards import in_passes, per_shard
 from qkscope.cli.main import app
 from qkscope.errors import CaptureError, DatasetError
 from qkscope.files.dataset import Dataset
 from qkscope.files.runfolder import RunFolder
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.capture.families import build, families
 from tests.capture.test_run import ALL, Stop, do, same_moments
 from tests.files.hub_server import FakeHub
 from tests.forking import all_bytes
 from tests.helpers import n_documents
+
+EVERY_RENAME = {"capture": 1, "merge": 1, "analyze": 1, "report": 13}
+"""Kill at each, or at every thirteenth of the many that are alike."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +64,14 @@ def test_twenty_kills_change_no_byte(model_folder, texts, tmp_path, what):
     assert done.stdout.endswith("20 of 20 as if nothing had happened\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["capture", "merge", "analyze", "report"])
-def test_a_kill_at_any_rename_or_removal_leaves_the_old_or_the_new(model_folder, texts, tmp_path, what):
+@pytest.mark.parametrize(
+    ("what", "step"),
+    [
+        *[("capture", 12), ("merge", 9), ("analyze", 7), ("report", 30)],
+        *(pytest.param(what, step, marks=pytest.mark.slow) for what, step in EVERY_RENAME.items()),
+    ],
+)
+def test_a_kill_at_a_rename_or_removal_leaves_the_old_or_the_new(model_folder, texts, tmp_path, what, step):
     run, shares, results = tmp_path / "run", [tmp_path / f"share-{i}" for i in range(2)], tmp_path / "results"
     given = {"capture": [model_folder, texts], "merge": shares, "analyze": [run], "report": [results]}[what]
     if what in ("analyze", "report"):
@@ -77,7 +85,7 @@ def test_a_kill_at_any_rename_or_removal_leaves_the_old_or_the_new(model_folder,
         done = alone("qkscope", "analyze", run, "--layers", "0", "--only", "pca", "--workers", "1", "-o", results)
         assert done.returncode == 0, done.stderr
     (tmp_path / "place").mkdir()
-    done = alone("tests.dying", what, *given, tmp_path / "place")
+    done = alone("tests.dying", what, step, *given, tmp_path / "place")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 wrong\n")
 
@@ -234,6 +242,21 @@ def test_shards_are_large_on_a_gpu():
     assert [per_shard(plain, 8192, device) for device in ("cpu", "cuda")] == [8, 512]
     assert per_shard(plain, 10**6, "cuda") == 8
     assert per_shard(CaptureOptions(documents_per_shard=3), 8192, "cuda") == 3
+    assert [per_shard(plain, longest, "cpu") for longest in (64, 1024, 4096)] == [256, 16, 8]
+
+
+def test_short_documents_share_passes_with_others_of_their_length():
+    """A pass is no larger than that of a long document, and at most half of it is padding."""
+    lengths = np.random.default_rng(0).permutation(np.repeat([64, 70, 500, 9000], [40, 40, 9, 2])).tolist()
+    for device, most in (("cpu", 4096), ("cuda", 16_384)):
+        passes = in_passes(lengths, None, device)
+        assert sorted(row for rows in passes for row in rows) == list(range(len(lengths)))
+        for rows in passes:
+            of_pass = [lengths[row] for row in rows]
+            assert len(rows) == 1 or len(rows) * max(of_pass) <= most
+            assert max(of_pass) <= 2 * min(of_pass)
+        assert len(passes) == {"cpu": 6, "cuda": 4}[device]
+    assert in_passes([5, 6, 7, 8, 9], 2, "cuda") == [[0, 1], [2, 3], [4]]
 
 
 def test_kept_vectors_have_their_own_labels_in_batches_that_go_in_steps(model, ids, tmp_path):
@@ -255,9 +278,9 @@ def little_memory(monkeypatch) -> None:
     """Documents of more than 150 tokens do not fit, nor do batches of more than 300."""
     plain = Measurement._forward
 
-    def forward(self, shard, rows, *rest):
-        lengths = [len(shard.ids[row]) for row in rows]
-        plain(self, shard, rows, *rest)  # and only then: what it added has to go
+    def forward(self, rows, windows):
+        lengths = [len(windows[0].shard.ids[row]) for row in rows]
+        plain(self, rows, windows)  # and only then: what it added has to go
         if max(lengths) > 150 or max(lengths) * len(rows) > 300:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
@@ -364,7 +387,7 @@ def started(model_folder: Path, texts: Path, folder: Path) -> subprocess.Popen[s
     given = ["capture", model_folder, "--texts", texts, "--threads", 1, "--documents-per-shard", 1, "-o", folder]
     # Shells start what runs in the background with SIGINT ignored, and processes inherit that.
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    command = f"{listening}; from qkscope.cli.main import run; run()"
+    command = f"{listening}; from qkscope.__main__ import run; run()"
     process = subprocess.Popen(
         [sys.executable, "-c", command, *map(str, given)],
         env=os.environ | {"HF_HUB_OFFLINE": "1"}, stderr=subprocess.PIPE, text=True,
@@ -504,7 +527,7 @@ def test_what_shares_left_out_is_said_when_they_are_merged(model, ids, tmp_path)
     going = {"keep_going": True, "share": Share(1, 1)}
     do(model, short(ids), tmp_path / "share", doing=going, sample=300)
     code, said = merged(tmp_path, "share", more=("-o", str(tmp_path / "run")))
-    assert (code, said) == (1, "3 documents were left out, for lack of memory")
+    assert (code, said) == (1, "left out for lack of memory: 3 documents")
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])

@@ -27,7 +27,7 @@ from qkscope.core.moments import Moments
 from qkscope.errors import CaptureError, DatasetError
 from qkscope.files.dataset import Dataset
 from qkscope.files.runfolder import RunFolder
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.runs.captured import layer_rope
 from tests.capture.families import build, families
 from tests.capture.test_halfsums import HEADS, D, passes, rope
@@ -130,6 +130,7 @@ def test_a_run_differs_by_what_was_asked_for_alone(model, ids, tmp_path):
         np.testing.assert_array_equal(array, arrays[1][name])
 
 
+@pytest.mark.slow
 def test_stopped_shared_and_sent_to_workers_it_is_the_same_bytes(model_folder, model, ids, tmp_path):
     options = KEEP | {"documents_per_shard": 3}
     whole = all_bytes(do(model, ids, tmp_path / "whole", **options))

@@ -44,6 +44,7 @@ def test_a_compiled_model_gives_the_bytes_of_the_plain_one(model, ids, tmp_path)
     assert all_bytes(plain) == all_bytes(compiled)
 
 
+@pytest.mark.slow
 def test_a_model_whose_layers_are_compiled_gives_them_too(model, ids, tmp_path):
     plain = do(model, ids[:4], tmp_path / "plain")
     for layer in model.model.layers:

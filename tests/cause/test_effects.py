@@ -8,7 +8,7 @@ import torch
 
 from qkscope.capture.corpus import Corpus
 from qkscope.cause import ablation, cuts, intervene
-from qkscope.cause.ablation import MEASURES, costs, octaves, predictions
+from qkscope.cause.ablation import MEASURES, NextTokens, costs, octaves
 from qkscope.cause.effects import EffectOptions, EffectsJob
 from qkscope.cause.fisher import check_differentiable, fisher_draws
 from qkscope.cause.lockedmodel import LockedModel
@@ -55,6 +55,32 @@ def test_batches_give_each_document_its_own_draws_and_weights_stay_trainable(loc
     assert all(parameter.requires_grad for parameter in locked.model.parameters())
 
 
+def predictions(locked: LockedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Log probabilities of the token after each, by the model's own logits."""
+    with torch.no_grad():
+        return locked.model(ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["from hidden states", "from the model's own logits"])
+def test_predictions_a_few_tokens_at_a_time_are_those_of_all_at_once(locked, monkeypatch, known):
+    document = tokens(1, 40)[0]
+    changes = {
+        "window": lambda: intervene.windowed(locked.model, {(0, 0): 1}, sinks=0),
+        "other": lambda: intervene.windowed(locked.model, {(1, 0): 2}, sinks=0),
+    }
+    whole = costs(locked.model, document, changes)
+    draws = fisher_draws(locked, [HEAD], document[None], 3, 0)
+    assert NextTokens.of(locked.model, document).losses(document).numpy() == pytest.approx(
+        -predictions(locked, document).gather(-1, document[1:, None])[:, 0].numpy(), rel=1e-5
+    )
+    monkeypatch.setattr(ablation, "_LOGITS", 7 * 96)  # seven tokens of a vocabulary of 96
+    if not known:
+        monkeypatch.setattr(ablation, "output_head", lambda *_: None)
+    in_parts = costs(locked.model, document, changes)
+    assert all(in_parts[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-7) for name in changes)
+    assert fisher_draws(locked, [HEAD], document[None], 3, 0) == pytest.approx(draws, rel=1e-3)
+
+
 def test_costs_are_zero_for_no_change_and_add_up_over_octaves(locked):
     document = tokens(1, 40)[0]
     sums = costs(locked.model, document, {
@@ -63,9 +89,9 @@ def test_costs_are_zero_for_no_change_and_add_up_over_octaves(locked):
     })  # fmt: skip
     assert sums["nothing"].shape == (6, len(MEASURES))
     assert np.allclose(sums["nothing"][:, :2], 0.0)
-    plain = predictions(locked.model, document)
+    plain = predictions(locked, document)
     with intervene.windowed(locked.model, {(0, 0): 1}, sinks=0):
-        changed = predictions(locked.model, document)
+        changed = predictions(locked, document)
     kl = (plain.exp() * (plain - changed)).sum(-1)
     assert sums["window"][:, 0].sum() == pytest.approx(float(kl.sum()), rel=1e-4)
     assert sums["window"][2, 0] == pytest.approx(float(kl[4:8].sum()), rel=1e-4)
@@ -98,10 +124,11 @@ def test_a_killed_job_resumes_and_gives_the_same(locked, tmp_path, monkeypatch):
     found = resumed.run()
     assert len(calls) == 5, "two documents were kept"
     assert np.array_equal(found.fisher, whole.fisher)
-    assert all(np.array_equal(found.together[name], whole.together[name]) for name in whole.together)
+    assert all(np.array_equal(found.together[name][1], whole.together[name][1]) for name in whole.together)
     assert found.single.keys() == whole.single.keys()
     assert told[-1][0] == pytest.approx(told[-1][1])
-    assert len(found.strongest) == 1
+    assert set(found.chosen.values()) == {"named"}
+    assert set(found.chosen) == set(locked.heads[:4])
 
 
 def test_what_cannot_be_had_is_refused(locked):
@@ -127,6 +154,6 @@ def test_a_second_copy_costs_what_cut_heads_cannot_see(locked):
     assert losses["none", "plain"][0, 1] == 79
     assert losses["none", "copy"][0, 1] == 39, "the tokens that follow the first of the second copy"
     copy = torch.cat([ids[:40], ids[:40]])
-    nll = -predictions(locked.model, copy).gather(-1, copy[1:, None])[40:].sum()
+    nll = -predictions(locked, copy).gather(-1, copy[1:, None])[40:].sum()
     assert losses["none", "copy"][0, 0] == pytest.approx(float(nll), rel=1e-5)
     assert losses["all", "plain"][0, 0] != losses["none", "plain"][0, 0]

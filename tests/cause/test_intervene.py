@@ -96,7 +96,7 @@ def test_terms_sum_to_the_score_and_are_scaled_as_they_say(name):
     with intervene.scaled(model, folder, factors), watching(model, lambda _: None, keep):
         logits(model, ids)
     (call,) = (a for a in seen if a.layer == layer)
-    plain = attention_weights(call, 0, torch.arange(LENGTH))
+    plain = attention_weights(call, torch.arange(LENGTH)[None])
     _, query, key, value = call.call[0][:4]
     heads = run.source.load([h for h in run.heads if h.layer == layer], LoadSpec(rotary=True, sample=64))[0]
     at, skip = np.arange(LENGTH), locked.skip_first
@@ -110,7 +110,7 @@ def test_terms_sum_to_the_score_and_are_scaled_as_they_say(name):
             continue
         changed = np.einsum("t,tij->ij", chosen, four)
         changed[:, :skip] = score[:, :skip]
-        hidden = plain.scores[i].numpy() < -1e30
+        hidden = plain.scores[0, i].numpy() < -1e30
         weights = torch.from_numpy(np.where(hidden, -np.inf, changed)).softmax(-1)
         expected = weights @ value[0, head.key_head.head].double()
         found = got[layer].reshape(LENGTH, len(heads), -1)[:, i].double()
@@ -150,12 +150,12 @@ def test_a_window_is_what_attention_by_hand_says():
     with intervene.windowed(model, {(0, 1): 6}, sinks=3), watching(model, lambda _: None, keep):
         logits(model, tokens())
     call = calls[0]
-    plain = attention_weights(call, 0, torch.arange(LENGTH))
+    plain = attention_weights(call, torch.arange(LENGTH)[None])
     distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
     hidden = (distance >= 6) & (torch.arange(LENGTH) >= 3)
     value = call.call[0][3][0]
     for head in range(4):
-        scores = plain.scores[head].masked_fill(hidden & (head >= 2), -torch.inf)
+        scores = plain.scores[0, head].masked_fill(hidden & (head >= 2), -torch.inf)
         expected = scores.softmax(-1) @ value[head // 2]
         assert torch.allclose(outputs[0].reshape(LENGTH, 4, -1)[:, head], expected, atol=1e-5)
 

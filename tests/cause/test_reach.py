@@ -11,7 +11,7 @@ import pytest
 import qkscope
 from qkscope.analyses.distancecurve import bin_edges
 from qkscope.files.dataset import Dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.capture.conftest import captured_with_vectors
 from tests.capture.families import families
 

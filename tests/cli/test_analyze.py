@@ -1,6 +1,7 @@
 """The commands as a user runs them: exit codes, messages, files."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ from qkscope.cli.main import app
 from qkscope.cli.published import pca_analyze_app, rotate_analyze_app
 from qkscope.core.rows import Rows
 from qkscope.files.vectors import read_rows, write_rows
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.results import schema
+from qkscope.results.reader import read_folder
 from tests.helpers import small_dataset
 
 TABLES = tuple(
@@ -92,7 +94,8 @@ def test_a_head_has_the_same_row_alone_and_among_others(tmp_path):
     run("analyze", dataset, "-o", tmp_path / "all")
     run("analyze", dataset, "-o", tmp_path / "one", "--layers", "1", "--heads", "3")
     both = [pd.read_csv(tmp_path / name / "rotated.csv").query("layer == 1 and head == 3") for name in ("all", "one")]
-    pd.testing.assert_frame_equal(both[0].reset_index(drop=True), both[1].reset_index(drop=True), rtol=1e-12)
+    alone, among_others = (rows.reset_index(drop=True) for rows in both)
+    pd.testing.assert_frame_equal(alone, among_others, rtol=1e-12, check_dtype=False)  # a csv has 0.0 as 0
 
 
 def test_sample_heads_is_the_published_choice(tmp_path):
@@ -161,12 +164,28 @@ def test_published_commands_write_their_tables_into_the_configs_folder(tmp_path)
     side = {"axes.parquet", "replicates.parquet", "summary.json"}
     assert {p.name for p in (tmp_path / "results").iterdir()} == published | side
     run("analyze", dataset, "-o", tmp_path / "both", "--model", "tiny", "--family", "Tiny", "--only", "pca,rotation")
-    for name in published:
+    for name in published - {"qk.csv"}:
         assert (tmp_path / "results" / name).read_bytes() == (tmp_path / "both" / name).read_bytes()
+    published_qk, own_qk = ((tmp_path / name / "qk.csv").read_text() for name in ("results", "both"))
+    assert published_qk == own_qk.replace(",taxonomy_published,", ",taxonomy,", 1) != own_qk
+    assert "taxonomy" in pd.read_csv(tmp_path / "results" / "qk.csv")
+    (tmp_path / "results" / "qk.parquet").unlink()
+    assert read_folder(tmp_path / "results").tables["qk"]["taxonomy_published"].notna().all()
     summary = json.loads((tmp_path / "results" / "summary.json").read_text())["models"]["tiny"]
     assert summary["pca"]["config"]["data"]["dataset"] == str(dataset)
     assert "r_q" in summary["pca"]["headline"]
     assert "r_k_a" in summary["rotation"]["headline"]
+
+
+def test_rotate_analyze_names_heads_whose_omega_is_at_the_edge(tmp_path):
+    path = config(tmp_path / "tiny.yaml", small_dataset(tmp_path / "data", n=2400))
+    done = run("--config", path, on=rotate_analyze_app)
+    rotated = pd.read_csv(tmp_path / "results" / "rotated.csv")
+    at_edge = rotated[rotated["omega_at_edge"].eq(True)]
+    line = f"omega is the lowest frequency searched in {len(at_edge)} of {len(rotated)} heads"
+    named = ", ".join(f"l{row.layer:02d}h{row.head:02d}" for row in at_edge.itertuples())
+    assert len(at_edge)
+    assert f"{line}, a drift rather than a rotation (omega_at_edge): {named}\n" in done.output
 
 
 def test_several_configs_make_one_table_and_a_model_can_be_done_again(tmp_path):
@@ -358,6 +377,55 @@ def test_columns_are_described():
     text = run("analyze", "--columns").output
     assert "bias_strength" in text
     assert "positive: later keys score higher" in text
+    assert "  bias_strength_low" not in text, "ends of intervals stand with their column"
+    heads = text[text.index("heads.csv") :].split("\n\n")[0]
+    assert re.findall(r"^ (\w+)$", heads, re.M) == [
+        "Position",
+        "Bias",
+        "Cause",
+        "Reach",
+        "Plasticity",
+        "Class",
+        "Rotation",
+    ]
+
+
+def test_columns_are_found_by_a_word():
+    lines = run("analyze", "--columns", "decay").output.splitlines()
+    described = [line for line in lines if line.startswith("  ")]
+    assert any(line.startswith("  decay ") and line.endswith("also _se, _low, _high)") for line in described)
+    assert all("decay" in line for line in described)
+    done = run("analyze", "--columns", "dekay")
+    assert done.exit_code == 2
+    assert done.output == "error: no column has 'dekay' in its name or meaning; did you mean decay or decay_r2?\n"
+
+
+def test_the_columns_about_position_say_which_one_to_use():
+    tables = run("analyze", "--columns", "position").output.split("\n\n")
+    (heads,) = (text for text in tables if text.startswith("heads.csv"))
+    described = {line.split()[0]: line for line in heads.splitlines() if line.startswith("  ")}
+    assert "the column to use for how positional a head is" in described["part_position"]
+    for name, instead in {
+        "position_share": "vectors, not scores", "position_share_q": "vectors, not scores",
+        "posvar_q": "vectors, not scores", "positional": "one query", "score_position": "without what it shares",
+        "position_share_of_score": "part_position",
+    }.items():  # fmt: skip
+        assert instead in described[name], name
+        assert "column to use" not in described[name]
+
+
+def test_ap_overall_says_what_it_counts():
+    text = run("analyze", "--columns", "ap_overall").output
+    (line,) = (line for line in text.split("\n\n")[0].splitlines() if line.startswith("  ap_overall "))
+    assert "counts RoPE's turning inside a bucket as freedom of the query" in line
+    assert "ap_fixed_overall" in line
+
+
+def test_the_list_of_commands_is_not_cut(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    commands = run("--help").output.split("Commands:")[1]
+    assert "..." not in commands
+    assert len(re.findall(r"^  \w+ +\S.*\.$", commands, re.M)) == 18
 
 
 def test_quiet_says_nothing_and_verbose_no_less_than_usual(tmp_path):

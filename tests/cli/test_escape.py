@@ -80,7 +80,7 @@ def test_labels_in_a_report_stay_in_its_folder_and_out_of_its_code(tables, tmp_p
     "name", ["..", "../l00h00q", "l00h00q\n", "l00h00q/../../x", "L00h00q", "l٠٠h٠٠q", "l00000h00q"]
 )
 def test_what_is_no_head_is_not_read_as_one(name):
-    from qkscope.heads import HeadId
+    from qkscope.headids import HeadId
 
     assert HeadId.match(name) is None
 

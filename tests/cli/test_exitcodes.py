@@ -25,7 +25,7 @@ FIRST_STEP = {
     "plan": (["./nowhere"], "qkscope.capture.plan.estimate"),
     "merge": (["nowhere", "-o", "out"], "qkscope.capture.assemble.merge"),
     "top": (["nowhere"], "qkscope.results.analyze.tables_of"),
-    "compare": (["nowhere", "nowhere", "-o", "out"], "qkscope.results.analyze.tables_of"),
+    "compare": (["nowhere", "nowhere", "-o", "out"], "qkscope.results.runtables.compared"),
     "report": (["nowhere", "-o", "out"], "qkscope.report.gather.study_config"),
     "view": (["nowhere", "-o", "out.html"], "qkscope.report.gather.study_config"),
     "card": (["nowhere", "l00h00", "-o", "card.png"], "qkscope.runs.run.open_run"),

@@ -8,15 +8,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import qkscope
 from qkscope._version import __version__
 from qkscope.cli.main import app
 from qkscope.cli.visualize import pca_visualize_app, rotate_visualize_app
 from qkscope.core.planted import Ring, plant
 from qkscope.files.dataset import write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.capture.families import build, families
 from tests.capture.test_run import do
-from tests.helpers import small_dataset
+from tests.helpers import explorer_runs, small_dataset
 from tests.report.test_truth import checked_changes, read
 
 runner = CliRunner()
@@ -65,7 +66,7 @@ def test_a_report_of_a_dataset_holds_tables_figures_and_two_pages(dataset, tmp_p
         "runs.csv",
     }
     assert run("report", dataset, "-o", tmp_path / "report").exit_code == 0, "a report can be written again"
-    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 17
+    assert len(list((tmp_path / "report" / "figures").glob("*/*/figure.png"))) == 14
     points = pd.read_parquet(next((tmp_path / "report" / "tables").glob("*/points.parquet")))
     assert points.groupby(["layer", "head"]).ngroups == 8
     full = points.groupby(["layer", "head"])["svd_5"].count()
@@ -96,8 +97,49 @@ def test_tables_of_a_run_are_used_again(captured, tmp_path):
         found = pd.read_parquet(again / path.relative_to(twice))
         pd.testing.assert_frame_equal(found, pd.read_parquet(path))
     assert (again / "explorer.html").read_bytes() == (twice / "explorer.html").read_bytes()
+    done = run("view", other / "mine", "-o", tmp_path / "page.html", "--no-open")
+    assert f"mine is analysed already, in {other / 'mine' / 'tables'}" in done.output, "report left them there"
+    assert not (other / "mine" / "tables" / "points.parquet").exists(), "texts stay in the report"
+    shutil.rmtree(other / "mine" / "tables")
     done = run("report", other / "mine", "-o", twice)
     assert f"mine is analysed already, in {twice / 'tables' / '00-mine'}" in done.output
+
+
+@pytest.mark.usefixtures("few_figures")
+def test_a_report_can_be_given_instead_of_its_runs(captured, tmp_path):
+    shutil.copytree(captured, tmp_path / "other")
+    assert run("report", captured, tmp_path / "other", "-o", tmp_path / "both", "--no-points").exit_code == 0
+    done = run("view", tmp_path / "both", "-o", tmp_path / "page.html", "--no-open")
+    assert done.exit_code == 0, done.output
+    assert explorer_runs((tmp_path / "page.html").read_text()) == ["mine", "other"]
+    assert run("verify", captured, "--tables", tmp_path / "both").exit_code == 2, "two runs of the same weights"
+    done = run("top", tmp_path / "both")
+    assert "has tables of several runs; give one of" in done.output
+    assert run("report", captured, "-o", tmp_path / "one", "--no-points").exit_code == 0
+    assert "l0" in run("top", tmp_path / "one", "-n", 1).output
+    done = run("verify", captured, "--tables", tmp_path / "one")
+    assert "0 differences" in done.output
+
+
+def test_tables_are_verified_with_the_options_they_were_made_with(captured, tmp_path):
+    assert run("analyze", captured, "-o", tmp_path, "-q", "--decay-range", 16, "--no-intervals").exit_code == 0
+    done = run("verify", captured, "--tables", tmp_path)
+    assert "0 differences" in done.output, done.output
+
+
+def test_a_card_has_the_numbers_of_the_tables(captured, tmp_path):
+    place = Path(shutil.copytree(captured, tmp_path / "mine"))
+    head = qkscope.open(place), (1, 2)
+    heads = pd.read_parquet(place / "tables" / "scores.parquet")
+    text = lambda figure: " ".join(text.get_text() for text in figure.texts)  # noqa: E731
+    before = text(qkscope.plot.card(*head))
+    for name in ("position", "query", "key", "content"):
+        heads[f"part_{name}"] = 1.0 if name == "query" else 0.0
+        heads[f"part_{name}_low"] = heads[f"part_{name}_high"] = heads[f"part_{name}"]
+    heads.assign(head_class="query").to_parquet(place / "tables" / "scores.parquet")
+    assert "Most of what varies in its scores is query (100%" in text(qkscope.plot.card(*head))
+    shutil.rmtree(place / "tables")
+    assert text(qkscope.plot.card(*head)) == before
 
 
 @pytest.mark.parametrize("why", ["another run", "some heads", "no intervals", "another version", "another label"])
@@ -131,9 +173,10 @@ def test_a_study_file_orders_labels_and_phases(results, tmp_path):
     done = run("report", tmp_path / "study.yaml", "-o", tmp_path / "report")
     assert done.exit_code == 0, done.output
     left_out = {line.split()[2] for line in done.output.splitlines() if line.startswith("left out qk-")}
-    assert left_out == {"qk-pca/03_layer_heatmap_rq:", "qk-pca/04_layer_heatmap_rk:"}, "those of training show them"
+    of_models = {"qk-pca/03_layer_heatmap_rq:", "qk-pca/04_layer_heatmap_rk:", "qk-rotation/07_bias_vs_separation:"}
+    assert left_out == of_models, "there is one model; the figures of training show its checkpoints"
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "<span>Two of one</span>" in page
+    assert '<p class="study">Two of one</p>' in page
     assert "From early to late" in page
     data = pd.read_csv(tmp_path / "report" / "figures" / "qk-pca" / "07_position_signal" / "data.csv")
     assert data["model"].tolist() == ["early", "late"]
@@ -200,7 +243,7 @@ def test_view_writes_the_explorer_and_opens_it(dataset, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert opened == [(tmp_path / "x.html").as_uri()]
     page = (tmp_path / "x.html").read_text()
-    assert page.count('type="application/octet-stream"') == 8
+    assert page.count('type="application/octet-stream" id="points-') == 8
     run("view", dataset, "-o", tmp_path / "x.html", "-q", "--no-open")
     assert len(opened) == 1
 
@@ -335,7 +378,7 @@ def test_pictures_need_to_know_which_head(dataset, tmp_path):
     assert "ends in .png, .svg or .pdf" in done.output
 
 
-@pytest.mark.parametrize("planted", [True, False])
+@pytest.mark.parametrize("planted", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
     from dataclasses import replace
 
@@ -347,16 +390,16 @@ def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
     chosen = zip((*family.CHECKPOINTS[:2], family.CHECKPOINTS[-1]), (64, 64, 128), strict=True)
     small = tuple(replace(one, window=window, documents=8) for one, window in chosen)
     monkeypatch.setattr(family, "CHECKPOINTS", small)
-    done = run("demo", "-o", tmp_path / "demo", *(["--planted"] if planted else []))
+    done = run("demo", "-o", tmp_path / "demo", "--planted" if planted else "--all")
     assert done.exit_code == 0, done.output
     said = "queries follow position with a correlation" if planted else "Extending the context from 64 to 128 tokens"
     assert said in done.output
-    assert ("nats of loss without position" in done.output) is not planted
+    assert ("more loss without position" in done.output) is not planted
     assert f"report: {tmp_path / 'demo' / 'report' / 'report.html'}" in done.output.replace("\n", "")
     page = (tmp_path / "demo" / "report" / "report.html").read_text()
     assert ("Demonstration" if planted else "pretrain-step-0001") in page
     assert ("pretrain-step-0020" in page) is not planted
-    assert ("What is compared between them is at 64" in read(page)) is not planted
+    assert ("All numbers here are at 64" in read(page)) is not planted
     assert (checked_changes(read(page)) > 15) is not planted
 
 

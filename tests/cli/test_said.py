@@ -16,7 +16,7 @@ from qkscope.cli.ending import clickable, print_findings
 from qkscope.cli.main import app
 from qkscope.config import StudyRunConfig
 from qkscope.errors import QkscopeError
-from qkscope.progress import in_view, progress
+from qkscope.progress import duration, in_view, progress
 from qkscope.results.study import build
 from tests.studies import write_model
 
@@ -115,6 +115,25 @@ def test_the_end_is_two_lines_and_paths_are_links_on_a_terminal(tmp_path, capsys
     assert clickable(page) == str(page)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert clickable(page) == f"\x1b]8;;{page.as_uri()}\x1b\\{page}\x1b]8;;\x1b\\"
+
+
+def test_no_time_is_zero_seconds():
+    assert duration(0.04) == "1 second"
+
+
+def test_the_help_of_export_says_what_its_formats_need():
+    shown = CliRunner().invoke(app, ["export", "--help"]).output
+    assert "kvpress-stats (of a capture --keep undone-cov)" in " ".join(shown.replace("│", " ").split())
+
+
+def test_without_gguf_the_message_names_the_extra(tmp_path, monkeypatch):
+    models = pytest.importorskip("qkscope.capture.model")
+    from qkscope.capture.options import ModelOptions
+
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(models, "find_spec", lambda _: None)
+    with pytest.raises(QkscopeError, match=r"tiny.gguf needs the package gguf; .* pip install 'qkscope\[gguf\]'"):
+        models.load_model(ModelOptions(str(tmp_path / "tiny.gguf")))
 
 
 # ---- what nobody foresaw ---------------------------------------------------------------------------

@@ -46,13 +46,12 @@ def test_every_run_is_captured_at_its_window_and_at_that_of_the_comparison(study
     assert "is captured already" in capture(study).output
     found = gather(study_config([str(study)]), study.parent / "tables", points=False, workers=1)
     assert found.labels == ["short", "long"]
-    assert found.compare_at == 64
-    assert not found.uncompared
+    assert [run.window for run in found.runs] == [64, 64]
+    assert [run.window for run in found.as_captured.runs] == [64, 128]
     assert {window: there.labels for window, there in found.at.items()} == {64: ["short", "long"], 128: ["long"]}
-    assert found.compared.run("long").window == 64
     assert set(found.tables["heads"]["decay_range"]) == {32}, "the range common to all runs"
     # The same weights on the same tokens: the two runs at 64 are one.
-    both = found.compared.tables["rotated"].groupby("model")["bias_strength"].apply(list)
+    both = found.tables["rotated"].groupby("model")["bias_strength"].apply(list)
     np.testing.assert_allclose(both["short"], both["long"])
 
 

@@ -28,6 +28,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_idle_actors_that_died_together_are_not_held_against_the_next_item():
     with pool(process_number, ExecutionTarget(3, "ray"), 3) as actors:
         processes: set[int] = set()

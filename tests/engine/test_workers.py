@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from qkscope.engine import IN_PROCESS, ExecutionTarget, for_each, pool
+from qkscope.engine import workers as workers_module
 from qkscope.errors import ConfigError
 from tests.engine.works import Dies, fails, number_of_worker
 
@@ -91,3 +93,43 @@ def test_an_error_that_cannot_travel_says_where_it_was_raised():
 def test_results_may_be_large():
     (ones,) = (value for _, value in for_each(np.ones, [3_000_000], ExecutionTarget(2)))
     assert ones.sum() == 3_000_000
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.fixture
+def sigint_raises():
+    def stop(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGINT, stop)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint_raises")
+def test_an_interrupt_while_a_worker_starts_waits_and_leaves_no_process(monkeypatch):
+    started = []
+
+    class Worker(workers_module._Worker):
+        def __init__(self, *arguments):
+            os.kill(os.getpid(), signal.SIGINT)
+            super().__init__(*arguments)
+            started.append(self)
+
+    monkeypatch.setattr(workers_module, "_Worker", Worker)
+    with pytest.raises(Interrupted), pool(number_of_worker, ExecutionTarget(2), 8):
+        pass
+    assert len(started) == 1, "the interrupt came after the first worker had started"
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_is_born_deaf_to_signals():
+    asks = [sys.executable, "-c", "print(open('/proc/self/status').read())"]
+    with workers_module._signals_later():
+        status = subprocess.run(asks, capture_output=True, text=True, check=True).stdout
+    blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk:")).split()[1], 16)
+    assert [blocked >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM)] == [1, 1]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}

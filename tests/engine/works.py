@@ -13,7 +13,7 @@ import numpy as np
 
 from qkscope.engine.workers import worker_number
 from qkscope.errors import HeadError
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 
 def square(item: int) -> int:

@@ -14,7 +14,7 @@ from qkscope.cli.main import app
 from qkscope.figures import card
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.style import house_style
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 from qkscope.report.report import png_size
 from qkscope.results.study import Study, StudyRun
 from tests.helpers import small_dataset
@@ -48,6 +48,72 @@ def study(shares=(0.6, 0.2, 0.1, 0.1), width=0.05, decay=(1.5, 1.2, 1.8)) -> Stu
 )  # fmt: skip
 def test_the_sentence_turns_with_the_numbers(given, said):
     assert said in card.say(study(**given), HEAD)
+
+
+def test_a_flat_head_is_flat_whatever_its_parts_are():
+    flat = study(shares=(0.0, 0.02, 0.02, 0.96), decay=(1e-5, -1e-3, 1e-3))
+    flat.tables["scores"] = flat.tables["scores"].assign(head_class="flat", logit_sd=0.012)
+    said = card.say(flat, HEAD)
+    assert said.startswith("It is flat: its scores vary by 0.012 logits, less than 0.1, so it attends almost evenly")
+    assert "96%" not in said
+    assert "content (104%; position under 1%)" in card.say(study(shares=(-0.02, -0.03, -0.04, 1.04)), HEAD)
+
+
+def with_text() -> Study:
+    """A head that scores the token after the earlier occurrence of a token highest, and a passage of three words."""
+    tokens = [" one", " two", " th", "ree"] * 8
+    query, key = np.tril_indices(len(tokens))
+    copies = (key > 0) & np.array([tokens[k - 1] == tokens[q] for q, k in zip(query, key, strict=True)])
+    rows = pd.DataFrame({"q_token": query, "k_token": key, "text": [tokens[k] for k in key], "unit": 0.5})
+    rows = rows.assign(position=0, key=0, query=0, content=np.where(copies, 100 + query, -20))
+    known = study()
+    known.tables["passage"] = rows.assign(model="m", layer=2, head=1)
+    return known
+
+
+def test_two_tokens_of_the_passage_stand_on_their_scores():
+    data = card.prepare_card(with_text(), HEAD)
+    text = data[data["part"] == "text"]
+    assert text["q_token"].nunique() == 2
+    assert (text["k_token"] < text["q_token"]).all()
+    np.testing.assert_allclose(text.groupby("q_token")["score"].mean(), 0, atol=1e-9)
+    for _, of_query in text.groupby("q_token"):
+        best = of_query.loc[of_query["score"].idxmax()]
+        before = of_query.loc[of_query["k_token"] == best["k_token"] - 1, "text"].iloc[0]
+        assert before == best["q_text"], "the key after the earlier occurrence of the query's token"
+        assert best["rest"] == ("ree" if best["q_text"] == " th" else "")
+    with house_style():
+        drawn = card.draw_card(data)
+    bold = [words.get_text() for words in drawn.texts if words.get_weight() == "bold"]
+    assert bold == ["layer 2, head 1", *text.drop_duplicates("q_token").sort_values("q_token")["q_text"]]
+
+
+def test_a_passage_of_few_tokens_is_left_out():
+    few = with_text()
+    few.tables["passage"] = few.tables["passage"].query("q_token < 8")
+    assert "text" not in set(card.prepare_card(few, HEAD)["part"])
+
+
+def test_names_of_the_clouds_stand_outside_them(tmp_path):
+    run = qkscope.open(small_dataset(tmp_path / "set", layers=1), window=512)
+    drawn = qkscope.plot.card(run, (0, 1))
+    drawn.draw_without_rendering()
+    cell = drawn.axes[0]
+    names = {text.get_text(): text.get_window_extent() for text in cell.texts}
+    assert {"queries", "keys"} <= set(names)
+    assert all(box.y0 >= cell.get_window_extent().y1 for box in names.values())
+
+
+def test_the_fall_says_up_to_which_distance_it_holds():
+    known = study()
+    known.tables["position"] = known.tables["position"].assign(decay_range=512)
+    assert "falls by 1.5 logits with every doubling of the distance, up to 512 tokens." in card.say(known, HEAD)
+
+
+def test_the_window_stands_beside_the_parts():
+    with house_style():
+        drawn = card.draw_card(card.prepare_card(study(), HEAD))
+    assert "share of their variance, window 128" in [cell.get_xlabel() for cell in drawn.axes]
 
 
 def test_the_parts_there_are_are_drawn_at_the_size_of_a_card():
@@ -84,6 +150,6 @@ def test_the_command_draws_and_refuses(tmp_path):
     ran(dataset, "l00h01", "-o", tmp_path / "card.svg")
     assert b"<svg" in (tmp_path / "card.svg").read_bytes()[:500]
     assert "has no head l09h00" in ran(dataset, "l09h00", "-o", tmp_path / "x.png", code=2)
-    assert "expected a head such as l07h00, got 'seven'" in ran(dataset, "seven", code=2)
+    assert "expected query heads such as l04h01 or (4, 1), got 'seven'" in ran(dataset, "seven", code=2)
     assert "ends with .png or .svg" in ran(dataset, "l00h01", "-o", tmp_path / "x.gif", code=2)
     assert not (tmp_path / "x.png").exists()

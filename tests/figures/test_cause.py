@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from qkscope.figures import attentionreach, effects, scoreterms
-from qkscope.figures.figure import NotApplicable
+from qkscope.figures.figure import NotApplicable, window_of
 from qkscope.figures.style import house_style
 from qkscope.results.study import Study, StudyRun
 
@@ -36,7 +36,8 @@ def of_effects(rise: float) -> pd.DataFrame:
         size = np.exp(rise * np.arange(24) / 8)
         part = heads()[["model", "family", "layer", "head", "k_head"]].assign(term=term, gamma=1.0, kl_predicted=size)
         measured = np.where(np.arange(24) % 4 == 0, 2 * size, np.nan)
-        parts.append(part.assign(kl=measured, kl_low=measured, kl_high=measured))
+        chosen = np.where(np.isnan(measured), "", np.where(np.arange(24) < 12, "random", "strongest"))
+        parts.append(part.assign(kl=measured, kl_low=measured, kl_high=measured, chosen=chosen))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -63,32 +64,91 @@ def drawn(figure, data: pd.DataFrame) -> None:
 
 def test_terms_are_means_over_the_heads_of_a_layer():
     data = scoreterms.prepare_terms(study(scores=of_terms("key")))
-    assert len(data) == 6
-    assert np.allclose(data["part_key"], 0.7)
+    layers = data.dropna(subset=["layer"])
+    assert len(layers) == 6
+    assert np.allclose(layers["part_key"], 0.7)
     drawn(scoreterms.SCORE_TERMS, data)
-    assert "the largest part of the variance of scores is key (position 10%, key 70%" in scoreterms.say_terms(data)[0]
+    claim, parts = scoreterms.say_terms(data)
+    assert claim == "In m most of what varies in scores is the term key."
+    assert parts == "m: position 10%, key 70%, query 10%, content 10% (means over 24 heads)."
     other = scoreterms.prepare_terms(study(scores=of_terms("content")))
-    assert "scores is content" in scoreterms.say_terms(other)[0]
+    assert "is the term content" in scoreterms.say_terms(other)[0]
     assert scoreterms.chosen_runs([str(n) for n in range(11)]) == ["0", "2", "4", "6", "8", "10"]
+
+
+def test_parts_whose_intervals_overlap_are_about_equal():
+    scores = of_terms("key").assign(part_query=0.6, part_key=np.where(np.arange(24) < 12, 1.1, 0.2))
+    claim = scoreterms.say_terms(scoreterms.prepare_terms(study(scores=scores)))[0]
+    assert claim == "In m the terms key and query have about equal parts in what varies in scores."
 
 
 def test_effects_say_how_far_estimate_and_measurement_agree():
     data = effects.prepare_effects(study(effects=of_effects(1.0)))
     drawn(effects.EFFECTS_FIGURE, data)
     said = effects.say_effects(data)
-    assert len(said) == 4
-    assert "first is layer 5, head 3." in said[0]
-    assert "On 6 heads where it was measured the ranks agree at ρ = 1.00" in said[0]
-    assert effects.say_effects(data.assign(gamma=0.1))[0].startswith("With 10% of position taken away, ")
+    assert len(said) == 5
+    assert "the first is l05h00." in said[1], "where it was measured, the measurement counts: twice the estimate"
+    estimated = effects.say_effects(data.assign(kl=np.nan))[1]
+    assert "the first is l05h03, whose effect is estimated; such estimates are often too large." in estimated
+    for choice in ("random", "strongest"):
+        assert f"On 3 {choice} heads that were measured the ranks agree at ρ = +1.00 (3 heads only)" in said[1]
+    assert said[1].endswith(", and the median estimate is 0.5 times the measurement.")
+    assert effects.say_effects(data.assign(gamma=0.1))[1].startswith("With 10% of position taken away, ")
     other = effects.say_effects(effects.prepare_effects(study(effects=of_effects(-1.0))))
-    assert "first is layer 0, head 0." in other[0]
+    assert "the first is l00h00." in other[1]
+
+
+@pytest.mark.parametrize("largest", ["content", "key"])
+def test_the_term_that_matters_most_is_that_of_the_data(largest):
+    table = of_effects(1.0)
+    scaled = table.assign(kl_predicted=table["kl_predicted"] * np.where(table["term"] == largest, 5, 1), kl=np.nan)
+    said = effects.say_effects(effects.prepare_effects(study(effects=scaled)))
+    assert said[0].startswith(f"m: of the four terms of one head, {largest} matters most to the prediction")
+
+
+def test_captions_promise_what_is_drawn():
+    data = effects.prepare_effects(study(effects=of_effects(1.0)))
+    assert "rings are measured" in effects.EFFECTS_FIGURE.caption(data)
+    estimated = effects.prepare_effects(study(effects=of_effects(1.0).assign(kl=np.nan)))
+    assert "rings" not in effects.EFFECTS_FIGURE.caption(estimated)
+    assert "dots" not in effects.EFFECTS_FIGURE.caption(data.assign(kl_predicted=np.nan))
+    cuts = attentionreach.prepare_cuts(study(cuts=of_cuts(LOSSES, LOSSES)))
+    assert "second copy" in attentionreach.CUTS_FIGURE.caption(cuts)
+    without = {order: loss for order, loss in LOSSES.items() if order != "random"}
+    plain = attentionreach.prepare_cuts(study(cuts=of_cuts(without, {})))
+    assert "copy" not in attentionreach.CUTS_FIGURE.caption(plain)
+    assert "random" not in attentionreach.CUTS_FIGURE.caption(plain)
+    assert len(attentionreach.say_cuts(plain)) == 1
+    drawn(attentionreach.CUTS_FIGURE, plain)
+
+
+def test_effects_stand_at_the_window_of_the_texts_on_which_they_were_measured():
+    run = Study((StudyRun("m", window=768),), {"effects": of_effects(1.0).assign(window=256)})
+    assert window_of(effects.EFFECTS_FIGURE.prepared(run)) == "window of 256 tokens"
+    unknown = Study((StudyRun("m", window=768),), {"effects": of_effects(1.0)})
+    assert window_of(effects.EFFECTS_FIGURE.prepared(unknown)) == ""
 
 
 def test_descriptions_turn_round_with_the_effects():
-    for rise, sign in ((1.0, "+1.00"), (-1.0, "-1.00")):
+    for rise, sign, word in ((1.0, "+1.00", "larger"), (-1.0, "-1.00", "smaller")):
         data = effects.prepare_descriptions(study(effects=of_effects(rise), heads=heads()))
         drawn(effects.DESCRIPTIONS_FIGURE, data)
-        assert f"curve_range (ρ = {sign}" in effects.say_descriptions(data)[0]
+        said = effects.say_descriptions(data)
+        assert said[1].startswith(
+            f"The {word} the range of the distance curve, the larger the effect of position: ρ = {sign}"
+        )
+
+
+def test_descriptions_of_few_heads_or_without_a_clear_sign_foretell_nothing():
+    few = heads().head(4)
+    data = effects.prepare_descriptions(study(effects=of_effects(1.0), heads=few))
+    assert data["rho_low"].isna().all()
+    said = effects.say_descriptions(data)
+    assert said[0] == "m: over 4 heads, no description goes with the estimated effect of any term."
+    assert "[" not in " ".join(said)
+    noise = heads().assign(curve_range=np.random.default_rng(0).permutation(24), decay=0.0)
+    unclear = effects.say_descriptions(effects.prepare_descriptions(study(effects=of_effects(1.0), heads=noise)))
+    assert "The effect of key goes with no description beyond its interval." in unclear
 
 
 def test_reach_is_the_median_over_heads():

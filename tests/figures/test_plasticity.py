@@ -40,7 +40,12 @@ def test_a_profile_is_the_mean_over_heads_at_each_place():
     assert means["n_heads"].tolist() == [2, 2]
     assert sorted(data.loc[data["head"].notna(), "ap"]) == pytest.approx([0.5, 0.5, 0.6, 0.6])
     assert data["ap_fixed"].isna().all()
-    assert "published model 0.40" in plasticity.say_profile(data)[0]
+    course, means = plasticity.say_profile(data)
+    assert course == "Plasticity hardly changes along the window: 0.55 → 0.55."
+    assert "published model 0.40" in means
+    assert "queries of a bucket turned" not in plasticity.PROFILE_FIGURE.caption(data), "there are none"
+    falling = data.assign(ap=data["ap"] - 0.28 * data["place"])
+    assert plasticity.say_profile(falling)[0] == "Plasticity falls along the window: 0.48 → 0.41."
     plasticity.draw_profile(data)
 
 
@@ -66,8 +71,8 @@ def test_ranks_are_told_model_by_model():
             "model": model,
             "head": i,
             "k_head": i,
-            "taxonomy_published": "mixed",
-            "ap_overall": base - 0.01 * i,
+            "head_class": "mixed",
+            "ap_fixed_overall": base - 0.01 * i,
             "posvar_q": base + 0.02 * i,
         }
         for model, base in (("a", 0.2), ("b", 0.7))
@@ -84,13 +89,14 @@ def test_over_training_the_window_is_told_where_it_changes():
     runs = [StudyRun("one", phase="x", step=1, window=1024), StudyRun("two", phase="y", step=2, window=4096)]
     rows = [
         {"model": run.label, "head": i, "ap_first20": 0.8, "ap_overall": 0.7 - 0.1 * n, "ap_last20": 0.6}
+        | {"ap_fixed_overall": 0.3}
         for n, run in enumerate(runs)
         for i in range(3)
     ]
     data = plasticity.prepare_training(study(runs, heads=rows))
     assert data["ap_overall"].tolist() == pytest.approx([0.7, 0.6])
     said = plasticity.say_training(data)
-    assert "whole window 0.70 → 0.60" in said[0]
+    assert "queries turned to one place 0.30 → 0.30; published, first fifth 0.80 → 0.80" in said[0]
     assert "from 1,024 to 4,096 tokens" in said[1]
     plasticity.draw_training(data)
 
@@ -107,7 +113,9 @@ def test_curves_of_heads_with_windows_of_their_own_meet_on_one_grid():
     assert data["distance_low"].tolist() == [1, 2, 5, 17]
     assert data["n_heads"].tolist() == [2, 2, 2, 1]
     np.testing.assert_allclose(data["measured"], -np.log(data["distance_low"] * data["distance_high"]) / 2, atol=1e-12)
-    assert "R² of the mean curve 1.000" in distance.say_depth_curves(data)[0]
+    claim, layers = distance.say_depth_curves(data)
+    assert claim == "m: the mean score changes with distance by 3.50 logits in layer 0."
+    assert "R² of the mean curve 1.000" in layers
 
 
 def test_the_last_pc0_is_followed_back_by_direction():
@@ -132,7 +140,7 @@ def test_the_last_pc0_is_followed_back_by_direction():
 
 
 def test_without_both_ends_of_the_window_there_is_no_map_of_the_drop():
-    rows = [{"head": i, "ap_overall": 0.5, "ap_drop": np.nan} for i in range(3)]
+    rows = [{"head": i, "ap_fixed_overall": 0.5, "ap_drop": np.nan} for i in range(3)]
     with pytest.raises(NotApplicable, match="more buckets"):
         plasticityheads.prepare_drop(study(heads=rows))
     data = plasticityheads.prepare_drop(study(heads=[row | {"ap_drop": 0.1} for row in rows]))

@@ -16,6 +16,8 @@ from qkscope.figures import (
     distance,
     drift,
     formulas,
+    headmap,
+    hero,
     ropeplanes,
     scatter,
     training,
@@ -24,7 +26,7 @@ from qkscope.figures import (
 from qkscope.figures.figure import NotApplicable, models
 from qkscope.figures.style import house_style
 from qkscope.figures.write import rendered
-from qkscope.heads import choose_heads
+from qkscope.headids import choose_heads
 from qkscope.results.study import Study, StudyRun
 from tests.studies import CHECKPOINTS, MODELS, published_shape
 
@@ -50,7 +52,35 @@ def test_roles_are_means_over_heads_and_signed_means_have_their_absolute_beside_
     np.testing.assert_allclose(data["r_q"], [0.8, 0.3])
     np.testing.assert_allclose(data["r_k"], 0, atol=1e-12)
     np.testing.assert_allclose(data["abs_r_k"], 0.6)
-    assert "r_q is 0.80" in components.say_roles(data)[0]
+    first, numbers = components.say_roles(data)
+    assert first == (
+        "Queries follow position on PC0 more closely than on any other component: r_q 0.80 on PC0, 0.30 on component 1."
+    )
+    assert "r_q is 0.80, the mean r_k +0.00 and the mean |r_k| 0.60, over 4 heads" in numbers
+
+
+def test_a_component_that_follows_position_more_than_pc0_is_named_and_intervals_are_respected():
+    rows = [{"head": h, "k_head": h, "pc": pc, "r_q": 0.2 + 0.5 * (pc == 2) + 0.01 * h, "r_k": 0.1}
+            for h in range(6) for pc in range(3)]  # fmt: skip
+    data = components.prepare_roles(study(rows))
+    assert (
+        "on another component more closely than on PC0: r_q 0.23 on PC0, 0.72 on component 2"
+        in components.say_roles(data)[0]
+    )
+    wide = data.assign(r_q_low=data["r_q"] - 0.6, r_q_high=data["r_q"] + 0.6)
+    assert (
+        "on PC0 and on another component about equally, as far as the intervals tell" in components.say_roles(wide)[0]
+    )
+
+
+def test_shares_add_up_along_the_line():
+    rows = [{"pc": pc, "explained_variance": share, "r_q": 0, "r_k": 0} for pc, share in enumerate((0.4, 0.15, 0.1))]
+    data = components.prepare_shares(study(rows))
+    assert data["cumulative"].tolist() == pytest.approx([0.4, 0.55, 0.65])
+    assert components.say_shares(data)[0].startswith("PC0 alone holds 40.0%")
+    assert components.say_shares(data)[0].endswith("; 2 components hold half of it.")
+    few = components.prepare_shares(study(rows[1:]))
+    assert components.say_shares(few)[0].endswith("; the 2 components shown hold 25.0%.")
 
 
 def test_components_beyond_the_tenth_are_not_drawn():
@@ -75,7 +105,23 @@ def test_a_shallow_model_has_a_bin_for_each_layer():
     assert data["bin"].tolist() == ["0", "1", "2", "3"]
     assert data["n_heads"].tolist() == [2, 2, 2, 2]
     np.testing.assert_allclose(data["r_q"], [0, 0.1, 0.2, 0.3])
-    assert "0.30 in m at layer 3" in " ".join(depth.R_Q.says(data))
+    assert "most closely in m, layer 3 (mean r_q 0.30), and least in m, layer 0 (0.00)" in depth.R_Q.says(data)[0]
+
+
+def test_chosen_layers_have_a_column_each_under_their_own_numbers():
+    chosen = (0, 5, 11, 17, 23)
+    rows = [{"layer": layer, "head": h, "r_q": 0.01 * layer, "r_k": 0} for layer in chosen for h in range(2)]
+    data = depth.R_Q.prepare(study(rows))
+    assert data["bin"].tolist() == ["0", "5", "11", "17", "23"]
+    assert (data["n_heads"] == 2).all(), "no column without heads"
+    with house_style():
+        drawn = depth.R_Q.draw(data)
+    assert [tick.get_text() for tick in drawn.axes[0].get_xticklabels()] == ["0", "5", "11", "17", "23"]
+    many = depth.R_Q.prepare(study([{"layer": layer, "r_q": 0.01 * layer, "r_k": 0} for layer in range(24)]))
+    with house_style():
+        drawn = depth.R_Q.draw(many)
+    assert drawn.axes[0].get_xticklabels()[0].get_text() == "0–2"
+    assert "most closely in m, layers 21 to 23 (mean r_q 0.22)" in depth.R_Q.says(many)[0]
 
 
 def test_a_shallow_model_beside_a_deep_one_leaves_bins_empty_and_they_stay_in_the_table():
@@ -104,8 +150,9 @@ def test_layers_without_rotary_encoding_are_split_out_and_only_where_there_are_a
 
 def test_a_depth_means_the_same_in_every_table_of_a_run():
     heads = pd.DataFrame({"model": "m", "family": "", "layer": [0, 19], "head": 0})
-    data = depth.R_Q.prepare(study([{"layer": 9, "r_q": 0.5, "r_k": 0}], heads=heads))
-    assert data.loc[data["n_heads"] > 0, "bin"].tolist() == ["4"]
+    rows = [{"layer": layer, "r_q": 0.5, "r_k": 0} for layer in range(11)]
+    data = depth.R_Q.prepare(study(rows, heads=heads))
+    assert data.loc[data["n_heads"] > 0, "bin"].tolist() == ["0", "1", "2", "3", "4", "5"]
 
 
 def test_bias_by_depth_uses_the_window_of_the_head_or_of_the_study():
@@ -127,7 +174,7 @@ def test_the_scatter_holds_every_head_of_the_models_and_classes_are_recomputed_w
         {"head": 2, "r_q": 0.9, "r_k": 0.1, "pc": 1},
     ]
     data = scatter.prepare_scatter(study(rows))
-    assert data["taxonomy"].tolist() == ["position-dominated", "q-positional"]
+    assert data["taxonomy_published"].tolist() == ["position-dominated", "q-positional"]
     assert "In 50.0% of the heads whose r_q is strong enough" in " ".join(scatter.say_scatter(data))
 
 
@@ -195,8 +242,15 @@ def test_the_trajectory_has_the_bias_per_token_and_per_window():
     assert data["alpha_k_window"].tolist() == pytest.approx([20, 20])
     assert data["bias_strength_q1"].tolist() == [2.0, 1.0]
     said = " ".join(trajectory.say_decomposition(data))
-    assert "alpha_k per token changes by -50% and per window by +0%" in said
-    assert "bias per token changes by -50% and per window by +0%" in said
+    assert said.startswith("From c0 to c1 the median bias per token changes by -50%; of its factors the mean query")
+    assert "(mu_q_a) changes by +0%, the keys' drift (alpha_k) by -50%" in said
+    assert "The window goes from 1,000 to 2,000 tokens" in said
+    at_one = trajectory.prepare_decomposition(study(rows, "rotated", checkpoints_of("A", "B")))
+    assert "The window" not in " ".join(trajectory.say_decomposition(at_one))
+    with house_style():
+        panels = [cell.get_title("left") for cell in trajectory.draw_decomposition(at_one).axes if cell.axison]
+        assert panels == ["mu_q_a (vector units)", "alpha_k per token", "bias per token (score)"], "none of them twice"
+        assert len([cell for cell in trajectory.draw_decomposition(data).axes if cell.axison]) == 5
     # A column that the tables lack is empty, and does not stop the others.
     assert trajectory.prepare_trajectory(study(rows, "rotated", runs))["separation_strength"].isna().all()
 
@@ -235,6 +289,24 @@ def test_slope_ratios_are_medians_of_absolute_values_and_leave_out_what_does_not
     assert data.loc[0, "n_heads"] == 3
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(0.3, "more closely (median r_k_a 0.5 → 0.8)"), (-0.3, "less closely (median r_k_a 0.5 → 0.2)"),
+     (0.02, "about as closely (median r_k_a 0.5 → 0.52)")],
+)  # fmt: skip
+def test_the_takeaway_of_the_trajectory_turns_round_with_the_data(change, said):
+    rows = [
+        {"model": f"c{c}", "head": h, "alpha_k": 0.01, "bias_strength": 1.0, "r_k_a": 0.46 + 0.02 * h + change * c,
+         "plane_var_fraction": 0.2 + 0.01 * h}
+        for c in range(2)
+        for h in range(5)
+    ]  # fmt: skip
+    data = trajectory.prepare_trajectory(study(rows, "rotated", checkpoints_of("A", "B")))
+    takeaway = trajectory.say_trajectory(data)[0]
+    assert f"keys follow position on the drift axis {said}" in takeaway
+    assert "the plane of a and b holds about as much variance (median plane_var_fraction 0.22 → 0.22)." in takeaway
+
+
 def test_of_one_model_its_checkpoints_stand_side_by_side():
     rows = [
         {
@@ -252,7 +324,14 @@ def test_of_one_model_its_checkpoints_stand_side_by_side():
     trained = study(rows, "rotated", runs=[StudyRun(f"c{i}", phase="p", step=float(i)) for i in range(3)])
     data = drift.prepare_bars(trained)
     assert data["model"].tolist() == ["c0", "c1", "c2"]
-    assert "in 3 of 3 checkpoints, queries in 0: in the last one r_q_a 0.400, r_k_a 0.900" in drift.say_bars(data)[0]
+    assert (
+        "beyond the intervals, in 3 of 3 checkpoints; queries more closely than keys in 0." in drift.say_bars(data)[0]
+    )
+    assert drift.say_bars(data)[1] == "The means are in the last one: r_q_a 0.40, r_k_a 0.90."
+    unsure = data.assign(r_q_a_high=0.95)
+    assert "about equally, as far as the intervals tell, in all 3 checkpoints" in drift.say_bars(unsure)[0]
+    turned = data.rename(columns=lambda name: name.translate(str.maketrans("qk", "kq")) if "_a" in name else name)
+    assert "in 0 of 3 checkpoints; queries more closely than keys in 3." in drift.say_bars(turned)[0]
     assert depth.ROTATION_BY_DEPTH.prepare(trained)["model"].unique().tolist() == ["c0", "c1", "c2"]
     components = study([{"r_q": 0.5, "r_k": 0.5, "model": f"c{i}"} for i in range(3)], runs=list(trained.runs))
     with pytest.raises(NotApplicable, match="the figures of training show its checkpoints"):
@@ -260,31 +339,44 @@ def test_of_one_model_its_checkpoints_stand_side_by_side():
 
 
 def test_simpsons_paradox_is_visible_and_said():
-    falling = [(0.0, 0.1), (0.05, 0.05), (0.1, 0.0)]
+    falling = [(0.02 * i, 0.1 - 0.02 * i) for i in range(6)]
     rows = [
-        {"model": f, "family": f, "head": i, "separation_strength": x + shift, "bias_strength": y + shift}
+        {"model": f, "family": f, "head": i, "k_head": i, "separation_strength": x + shift, "bias_strength": y + shift}
         for f, shift in (("low", 0.0), ("high", 0.5))
         for i, (x, y) in enumerate(falling)
     ]
     data = bias.prepare_separation(study(rows, "rotated"))
     said = " ".join(bias.say_separation(data))
-    assert "low -1.00, high -1.00" in said
-    assert "The sign is the opposite within low, high" in said
+    assert "low r = -1.00, high r = -1.00" in said
+    assert "bias (per token) and separation go together, within low, high the other way" in said
     assert data["bias_window"].isna().all()
+    alike = data.assign(bias_strength=data["separation_strength"])
+    assert "go together, within each of the runs as over all heads" in bias.say_separation(alike)[0]
+    few = data.groupby("family").head(2)
+    assert "not clear" in bias.say_separation(few)[0]
 
 
-def test_a_family_of_one_head_is_drawn_without_a_line():
-    rows = [{"model": "a", "family": "one", "separation_strength": 0.1, "bias_strength": 1.0}]
+def test_a_family_of_one_head_is_drawn_without_a_line_and_one_model_not_at_all():
+    rows = [{"model": m, "family": m, "separation_strength": 0.1, "bias_strength": 1.0} for m in "ab"]
     data = bias.prepare_separation(study(rows, "rotated"))
-    assert "r of bias (per token) and separation is +nan" in bias.say_separation(data)[0]
+    said = bias.say_separation(data)
+    assert "within runs: a too few heads (1) for r, b too few heads (1) for r" in said[1]
+    assert "nan" not in " ".join(said)
     bias.draw_separation(data)
+    with pytest.raises(NotApplicable, match="one model"):
+        bias.prepare_separation(study(rows[:1], "rotated"))
 
 
 def test_negative_and_positive_biases_are_counted():
     rows = [{"head": h, "bias_strength": b, "window": 100.0} for h, b in enumerate([-1, 1, 2, 3])]
     data = bias.prepare_histograms(study(rows, "rotated"))
     assert data["bias_window"].tolist() == [-100, 100, 200, 300]
-    assert "75.0% of 4 heads" in bias.say_histograms(data)[0]
+    assert bias.say_histograms(data)[0].startswith("In 75.0% of 4 heads the average query favours later keys")
+    assert bias.say_histograms(data.tail(1))[0].startswith("In 100.0% of 1 head")
+    assert bias.say_histograms(data.head(1))[0].startswith("In none of 1 head does the average query favour later")
+    with house_style():
+        assert len(bias.draw_histograms(data).axes) == 1, "per token and over one window are the same picture"
+        assert len(bias.draw_histograms(data.assign(bias_window=[-1, 1, 5, 9])).axes) == 2
 
 
 # ---- collages ------------------------------------------------------------------------------------
@@ -340,7 +432,10 @@ def test_the_complement_is_drawn_plane_by_plane_as_far_as_there_are_coordinates(
     )
     data = collagedata.prepare_complement(study([{"r_q": 0, "r_k": 0}], points=points(), planes=planes))
     assert data["plane"].unique().tolist() == [0, 1]
-    assert "1 of 2 planes turn with position beyond chance" in collages.say_complement(data)[0]
+    assert "1 of 2 planes turns beyond chance, 1 of them closely" in collages.say_complement(data)[0]
+    assert collagedata.by_strength(data) == [0, 1]
+    swapped = data.assign(angle_r=data["plane"].map({0: 0.1, 1: 0.9}))
+    assert collagedata.by_strength(swapped) == [1, 0]
     with pytest.raises(NotApplicable, match="no coordinates of the complement"):
         collagedata.prepare_complement(
             study([{"r_q": 0, "r_k": 0}], points=points().drop(columns=[f"svd_{i}" for i in range(4)]))
@@ -404,6 +499,54 @@ def test_a_model_without_any_rotary_encoding_is_drawn_and_described():
     depth.R_K.draw(data)
 
 
+def test_ticks_of_maps_are_heads_and_layers_and_those_of_colours_have_no_common_factor():
+    index = [{"layer": layer, "head": h, "decay": 1e-5 * h} for layer in (3, 11) for h in range(4)]
+    with house_style():
+        drawn = headmap.draw_map(headmap.prepare_map(study(index, "heads"), "decay"))
+        drawn.draw_without_rendering()
+    cell, bar = drawn.axes
+    assert [tick.get_text() for tick in cell.get_yticklabels()] == ["3", "11"]
+    assert [tick.get_text() for tick in cell.get_xticklabels()] == ["0", "1", "2", "3"]
+    assert bar.xaxis.get_offset_text().get_text() == ""
+    assert "1.6e-05" in [tick.get_text() for tick in bar.get_xticklabels()]
+
+
+def curve(model: str, head: int, fall: float, offset: float) -> pd.DataFrame:
+    """A head's curve that falls by so much per doubling, and lies above its prediction by a constant."""
+    low = 2.0 ** np.arange(6)
+    score = 3 - fall * np.arange(6)
+    return pd.DataFrame({"model": model, "family": "", "layer": 0, "head": head, "distance_low": low,
+                         "distance_high": 2 * low, "measured": score + offset, "predicted": score})  # fmt: skip
+
+
+def test_the_curve_of_the_first_screen_is_the_mean_over_heads_apart_from_constants():
+    curves = pd.concat([curve(m, h, fall + h, 5 * h) for m, fall in (("a", 0.5), ("b", -1.5)) for h in (0, 1)])
+    drawn = hero.HERO.prepare(Study((StudyRun("a"), StudyRun("b")), {"distance": curves}))
+    for name, fall in (("a", 1.0), ("b", -1.0)):
+        of_run = drawn[drawn["series"] == name]
+        np.testing.assert_allclose(np.diff(of_run["measured"]), -fall)
+        np.testing.assert_allclose(of_run["measured"], of_run["predicted"], atol=1e-12)
+        assert of_run["measured"].mean() == pytest.approx(0)
+        assert (of_run["low"] <= of_run["measured"] + 1e-12).all()
+    said = hero.HERO.says(drawn)
+    assert [" falls " in said[0], " rises " in said[1]] == [True, True]
+    hero.HERO.draw(drawn)
+
+
+def test_a_single_run_shows_the_heads_with_most_position_and_most_content():
+    parts = {"part_key": 0.1, "part_query": 0.1}
+    rows = [
+        {"head": h, "part_position": p, "part_content": 0.8 - p, "head_class": kind} | parts
+        for h, (p, kind) in enumerate([(0.2, "content"), (0.6, "position"), (0.8, "flat"), (0.3, "mixed")])
+    ]
+    curves = pd.concat([curve("m", h, 1.0, 0.0) for h in range(4)])  # fmt: skip
+    one = study(rows, "heads", distance=curves)
+    assert hero.heads_of_interest(one) == {"position": (0, 1), "content": (0, 0)}
+    drawn = hero.HERO.prepare(one)
+    assert list(drawn["series"].unique()) == ["layer 0, head 1: most position", "layer 0, head 0: most content"]
+    hero.HERO.draw(drawn)
+
+
 # ---- beyond the published set --------------------------------------------------------------------
 
 
@@ -416,7 +559,7 @@ def test_the_spectrum_says_which_planes_carry_half_of_the_bias():
     rows += [{"view": "svd", "plane": 0, "var_share": 1.0}]
     data = ropeplanes.prepare_spectrum(study(rows, "planes"))
     assert len(data) == 4
-    assert "1 of 4 planes carry half of the bias; they make 1 to 1 turns" in ropeplanes.say_spectrum(data)[0]
+    assert "1 of 4 planes carries half of the bias, at 1 turns over the window" in ropeplanes.say_spectrum(data)[0]
     ropeplanes.draw_spectrum(data)
 
 
@@ -437,10 +580,13 @@ def test_distance_curves_show_heads_from_the_worst_to_the_best_and_all_of_them_i
 def test_the_audit_compares_formulas_head_by_head():
     heads = pd.DataFrame({"model": "m", "family": "", "layer": 0, "head": [0, 1], "posvar_q": [0.1, 0.2]})
     heads = heads.assign(posvar_q_published=heads["posvar_q"] * 3, posvar_k=0.1, posvar_k_published=0.1)
-    data = formulas.prepare_audit(study([{"head": 0, "bias_strength": 0.1, "window": 10.0}], "rotated", heads=heads))
-    assert len(data) == 1
-    assert data["bias_window"].tolist() == [1.0]
-    assert "3 times the exact linear share in the median head of m" in formulas.say_audit(data)[0]
+    data = formulas.prepare_audit(study([{"head": 0, "r_q": 0, "r_k": 0}], heads=heads))
+    assert data["posvar_q_published"].tolist() == pytest.approx([0.3, 0.6])
+    said = formulas.AUDIT.says(data)
+    assert "For queries the published formula gives 3 times the exact linear share in the median head" in said[0]
+    assert said[0].endswith("is the larger in 0 of 2 heads.")
+    other = data.assign(posvar_q_published=data["posvar_q"] / 2)
+    assert formulas.AUDIT.says(other)[0].endswith("is the larger in 2 of 2 heads.")
     formulas.draw_audit(data)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from qkscope.core.rows import Rows
 from qkscope.errors import DatasetError, HeadError
 from qkscope.files.dataset import Dataset, derive_q_per_kv, write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.helpers import small_dataset
 
 

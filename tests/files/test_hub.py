@@ -15,7 +15,7 @@ import pytest
 
 from qkscope.core.rows import Rows
 from qkscope.files.dataset import write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from tests.files.hub_server import FakeHub
 from tests.helpers import small_dataset
 
@@ -52,6 +52,7 @@ def analyze(hub: FakeHub, tmp_path: Path, *more: str, **environment: str) -> sub
     return client(hub.url, tmp_path / "cache", *arguments, **environment)
 
 
+@pytest.mark.slow
 def test_a_hub_dataset_gives_the_same_tables_as_its_folder(hub, tmp_path):
     assert analyze(hub, tmp_path).returncode == 0
     local = tmp_path / "served" / "deep" / "prefix"
@@ -118,6 +119,7 @@ def test_no_network_is_one_line_that_says_what_to_do(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_cache_serves_offline(hub, tmp_path):
     assert analyze(hub, tmp_path).returncode == 0
     online = (tmp_path / "out" / "qk.csv").read_bytes()

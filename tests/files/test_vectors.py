@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from qkscope.core.rows import Rows
 from qkscope.errors import HeadError
 from qkscope.files.vectors import read_rows, write_rows
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 HEAD = HeadId(5, 13, "q")
 

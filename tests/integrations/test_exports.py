@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +22,9 @@ from qkscope.capture.options import CaptureOptions
 from qkscope.capture.watch import self_attentions
 from qkscope.cause.choice import key_head_scores, query_head_table
 from qkscope.cli.main import app
+from qkscope.core.rope import base_of
 from qkscope.errors import ConfigError, DatasetError
 from qkscope.files.checksums import write_checksums
-from qkscope.integrations.exports.about import base_of
 from qkscope.integrations.exports.mha2mla import NOT_ROTATED
 from tests.capture.families import build, families
 
@@ -284,7 +285,13 @@ def test_layers_are_in_order_however_a_manifest_lists_them(qwen3, tmp_path):
 
 # ---- what is refused ------------------------------------------------------------------------------
 
-OUTPUTS = {"triattention": "stats.pt", "duo-attention": "duo", "kvpress-stats": "stats", "mha2mla": "ranks.pth"}
+OUTPUTS = {
+    "triattention": "stats.pt",
+    "triattention-flat": "flat.pt",
+    "duo-attention": "duo",
+    "kvpress-stats": "stats",
+    "mha2mla": "ranks.pth",
+}
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +380,12 @@ def test_the_command_writes_or_refuses_in_one_line(qwen3, tmp_path):
     refused = {
         ("--to", "kvpress-stats", "-o", out / "kv"): f"error: {run} has no covariance of queries before the rotation; "
         "capture it with --keep undone-cov",
-        ("--to", "sparse", "-o", out / "x"): "error: unknown format 'sparse'; choose from triattention, duo-attention, "
+        (
+            "--to",
+            "sparse",
+            "-o",
+            out / "x",
+        ): "error: unknown format 'sparse'; choose from triattention, triattention-flat, duo-attention, "
         "kvpress-stats, mha2mla",
         (
             "--to",
@@ -434,3 +446,113 @@ def test_runs_of_earlier_versions_lack_lengths(qwen3, tmp_path):
     write_checksums(tmp_path / "old")
     with pytest.raises(ConfigError, match="has no lengths in planes, since an earlier version captured it; capture"):
         qkscope.export_run(tmp_path / "old", "triattention", tmp_path / "stats.pt")
+
+
+# ---- the flat form, and somebody's calibration ------------------------------------------------------
+
+
+def test_the_flat_form_has_the_same_numbers_and_the_frequencies(measured, tmp_path):
+    full = measured.layers[0]["rope"]["layout"] == "half"
+    full &= 2 * len(measured.layers[0]["rope"]["frequencies"]) == measured.layers[0]["d"]
+    same = len({json.dumps(layer["rope"]["frequencies"]) for layer in measured.layers}) == 1
+    if not (full and same):
+        with pytest.raises(ConfigError, match=r"one omega for all|rotate all coordinates in two halves"):
+            qkscope.export_run(measured.run, "triattention-flat", tmp_path / "flat.pt")
+        return
+    qkscope.export_run(measured.run, "triattention-flat", tmp_path / "flat.pt")
+    content = torch.load(tmp_path / "flat.pt", weights_only=True)
+    assert set(content) == {"E_q", "E_q_norm", "omega", "freq_scale_sq"}
+    assert (content["E_q"].dtype, content["E_q_norm"].dtype) == (torch.complex64, torch.float32)
+    for layer in range(4):
+        planes = measured.planes(measured.q, layer)
+        assert_close(content["E_q"][layer], planes.mean(0))
+        assert_close(content["E_q_norm"][layer], np.abs(planes).mean(0))
+    rotary = measured.model.model.rotary_emb
+    torch.testing.assert_close(content["omega"], rotary.inv_freq)
+    torch.testing.assert_close(content["freq_scale_sq"], torch.full_like(content["omega"], rotary.attention_scaling**2))
+    read = qkscope.read_export(measured.run, "triattention-flat", tmp_path / "flat.pt")
+    assert_close(read[3, 1].length, content["E_q_norm"][3, 1])
+
+
+def changed(path: Path, change: Any) -> Path:
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+    return path
+
+
+def test_a_calibration_is_compared_with_a_run(qwen3, tmp_path):
+    run, path = qwen3.folder, tmp_path / "stats.pt"
+
+    def written(change: Any = dict, to: str = "triattention") -> Path:
+        qkscope.export_run(qwen3.run, to, path)
+        return changed(path, change)
+
+    assert said(run, "--check", written(), code=0).startswith(f"{path}: 16 of 16 heads agree; median cosine")
+    assert "16 of 16 heads agree" in said(run, "--check", written(to="triattention-flat"), code=0)
+
+    def mirror(content):
+        for head in content["stats"].values():
+            head["q_mean_imag"] = -head["q_mean_imag"]
+
+    def another(content):
+        content["metadata"] |= {"weights": "0", "rope_style": "interleaved"}
+        content["metadata"] = {key: value for key, value in content["metadata"].items() if key != "inv_freq"}
+        content["metadata"]["rope_theta"] = 500_000.0
+        del content["stats"]["layer02_head03"]
+
+    def shorten(content):
+        for head in content["stats"].values():
+            head["q_mean_real"] *= 0.2
+            head["q_mean_imag"] *= 0.0
+
+    def turns(content):
+        content["omega"] /= 2 * torch.pi
+
+    assert "centres are mirrored" in said(run, "--check", written(mirror), code=1)
+    found = said(run, "--check", written(another), code=1)
+    for line in (
+        "weights: 0 (",
+        "rope_style: interleaved in the file, half in the run",
+        "heads not in the file: 1, such as l02h03",
+        "rotary base: 500000 in the file, 10000 in the run", "15 of 15 heads agree",
+    ):  # fmt: skip
+        assert line in found
+    assert "rotary frequencies are in turns per token" in said(
+        run, "--check", written(turns, "triattention-flat"), code=1
+    )
+    written(shorten)
+    found = said(run, "--check", path, "-o", tmp_path / "heads.csv", code=1)
+    assert re.search(r"16 of 16 heads disagree, most l\d\dh\d\d \(cosine", found)
+    assert "the mean was probably taken after the rotation" in found
+    assert len((tmp_path / "heads.csv").read_text().splitlines()) == 17
+
+
+def test_a_calibration_without_the_norm_is_recognised(qwen3, tmp_path):
+    qkscope.export_run(qwen3.run, "triattention", tmp_path / "stats.pt")
+    without = by_hooks(qwen3.model, with_norm=False)
+
+    def skip_norm(content):
+        for layer in range(4):
+            planes = qwen3.planes(without, layer)
+            for head in range(4):
+                content["stats"][f"layer{layer:02d}_head{head:02d}"] = {
+                    "q_mean_real": torch.from_numpy(planes[:, head].mean(0).real),
+                    "q_mean_imag": torch.from_numpy(planes[:, head].mean(0).imag),
+                    "q_abs_mean": torch.from_numpy(np.abs(planes[:, head]).mean(0)),
+                }
+
+    found = said(qwen3.folder, "--check", changed(tmp_path / "stats.pt", skip_norm), code=1)
+    assert "a norm on queries, or the encoding's factor, was probably left out" in found
+
+
+def test_calibrations_of_other_shapes_and_other_files_are_refused_in_one_line(qwen3, exports, tmp_path):
+    path = exports / OUTPUTS["triattention"]
+    assert "planes in layer 0, head 0" in said(exports / "llama", "--check", path, code=2)
+    other = tmp_path / "other.pt"
+    torch.save({"a": 1}, other)
+    assert "is not a calibration of TriAttention" in said(qwen3.folder, "--check", other, code=2)
+    torch.save({"stats": {"layer77_head00": {}}}, other)
+    assert "is not a calibration of TriAttention" in said(qwen3.folder, "--check", other, code=2)
+    assert "give --to and --output" in said(qwen3.folder, code=2)
+    assert "leave out --to, --by and --recent" in said(qwen3.folder, "--check", path, "--to", "mha2mla", code=2)

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +25,11 @@ import yaml
 from qkscope.files.checksums import compare, write_checksums
 from qkscope.files.hub import one_line
 from qkscope.files.pushed import HUB_MARK, HubMark
+from qkscope.files.runfolder import write_passage
+from qkscope.headids import TERMS
+from qkscope.report.values import in_text
 from qkscope.results.reader import read_folder
+from qkscope.results.side import PASSAGES
 from tests.capture.families import build, families
 from tests.capture.test_run import do
 from tests.files.hub_client import Starter
@@ -163,6 +169,7 @@ def test_pushing_the_same_again_changes_nothing(pushed, client, run):
     assert not [line for line in pushed.asked[asked:] if line.startswith(("PUT", "POST"))]
 
 
+@pytest.mark.slow
 def test_a_pulled_run_is_pushed_as_it_is(pushed, client, tmp_path):
     client.works("pull", REPO, "-o", tmp_path / "pulled")
     client.works("push", tmp_path / "pulled", "ann/second")
@@ -224,6 +231,33 @@ def test_neither_names_nor_paths_nor_other_files_are_sent(hub, client, run, tmp_
     assert [word for word in ("hidden", "/home", str(tmp_path)) if word in sent] == []
 
 
+def test_a_passage_of_ones_own_is_sent_only_if_asked(hub, client, run, tmp_path):
+    """The bundled passage is sent; a text of the user's own is as private as the documents."""
+    tokens = ["submarine", " of", " mine"]
+    manifest = json.loads((run / "run.json").read_text())
+    layer = manifest["layers"][0]
+    shapes = {"q": len(layer["query_heads"]), "k": len(layer["key_heads"])}
+    d = pq.read_table(run / "sample" / "l00h00q" / "data.parquet", partitioning=None)["vector"][0]
+    write_passage(run, {0: tuple(np.ones((3, heads, len(d.as_py())), np.float32) for heads in shapes.values())})
+    scores = pd.DataFrame({"q_token": [0], "k_token": 0, "unit": 1.0} | dict.fromkeys(TERMS, 0))
+    for text, sent in ((tokens, False), (["In", " the", " light"], True)):
+        (run / "run.json").write_text(json.dumps(manifest | {"passage": {"tokens": text}}))
+        PASSAGES.write(run / "tables", scores.assign(model="run", layer=0, head=0, text=text[0]))
+        write_checksums(run)
+        client.works("push", run, f"ann/{sent}")
+        files = hub.files(f"ann/{sent}")
+        pushed = json.loads(files["run.json"])
+        assert {"passage.safetensors" in files, "tables/passage.parquet" in files, "passage" in pushed} == {sent}
+        assert ("a passage of one's own" in pushed["pushed"]["left_out"]) is not sent
+        client.works("pull", f"ann/{sent}", "-o", tmp_path / f"{sent}")
+        assert compare(tmp_path / f"{sent}") == []
+    (run / "run.json").write_text(json.dumps(manifest | {"passage": {"tokens": tokens}}))
+    write_checksums(run)
+    client.works("push", run, "ann/asked", "--with-tokens")
+    assert "passage.safetensors" in hub.files("ann/asked")
+
+
+@pytest.mark.slow
 def test_the_text_of_tokens_is_sent_only_if_asked(hub, client, run, tmp_path):
     path = run / "sample" / "l00h00q" / "data.parquet"
     table = pq.read_table(path, partitioning=None)
@@ -258,7 +292,9 @@ def test_the_card_is_of_this_data(hub, client, run):
     heads = pq.read_table(run / "tables" / "heads.parquet").to_pandas()
     share = f"{(heads['decay'] > 0).mean():.0%} of heads score near keys higher"
     assert share in body
-    assert f"| attention plasticity | {heads['ap_overall'].mean():.3g} " in body
+    assert f"| attention plasticity, queries turned to one place | {in_text(heads['ap_fixed_overall'].mean())} " in body
+    assert "| flat heads, by the parts of their scores | 100% " in body, "random weights"
+    assert re.search(r"\| mean over heads \| \w+, window \d+ \|", body), body
     assert "no text, no token and no token id of theirs" in body
     assert f'import datasets, qkscope\n\nheads = datasets.load_dataset("{REPO}", "heads")["train"]' in body
     assert hub.files(REPO)["heads.png"].startswith(b"\x89PNG")
@@ -290,6 +326,7 @@ def test_a_push_that_was_killed_resumes_without_sending_again_what_arrived(hub, 
     assert HUB_MARK in hub.files(REPO)
 
 
+@pytest.mark.slow
 def test_a_commit_that_was_cut_is_repeated_without_the_files(hub, client, run):
     hub.before = lambda _, path: "/commit/" not in path
     said = client.fails("push", run, REPO)
@@ -318,6 +355,7 @@ def test_one_cut_connection_is_no_interruption(hub, client, run):
 FEW = "import qkscope.integrations.hub.upload as upload; upload._FILES_PER_COMMIT = 20"
 
 
+@pytest.mark.slow
 def test_a_large_run_that_is_half_there_is_unfinished_and_resumes(hub, client, run, tmp_path):
     def second(_: str, path: str) -> bool:
         return not ("/commit/" in path and sum("/commit/" in line for line in hub.asked) == 2)
@@ -360,6 +398,7 @@ def test_a_pull_that_was_killed_resumes_and_leaves_no_half_folder(pushed, client
     assert names == set(pushed.files(REPO))
 
 
+@pytest.mark.slow
 def test_a_file_with_another_digest_is_refused_and_fetched_again(pushed, client, run, tmp_path):
     name = "moments/layer-000.safetensors"
     pushed.damaged.add(name)
@@ -375,6 +414,7 @@ def test_a_file_with_another_digest_is_refused_and_fetched_again(pushed, client,
 # ---- what is there already -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_something_else_is_replaced_only_if_asked(hub, client, run, made):
     hub.holds(REPO, {"data/train.csv": b"a,b\n"})
     said = client.fails("push", run, REPO)
@@ -396,6 +436,7 @@ def test_something_else_is_replaced_only_if_asked(hub, client, run, made):
     assert "holds something else (run of " in said
 
 
+@pytest.mark.slow
 def test_repositories_are_private_unless_asked(pushed, client, tmp_path):
     assert (pushed.repositories[REPO].private, pushed.repositories[OPEN].private) == (True, False)
     for token in (OTHER, None):
@@ -424,6 +465,7 @@ def test_a_pull_replaces_nothing(pushed, client, tmp_path):
 # ---- errors ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pushed")
 def test_tokens_that_do_not_work(client, run, tmp_path):
     login = "run 'hf auth login'"
@@ -506,6 +548,7 @@ print(datasets.get_dataset_config_names(sys.argv[1]), len(heads))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pushed")
 @pytest.mark.parametrize("kind", ["hub", "pulled"])
 def test_the_datasets_package_loads_every_table_by_name(client, run, tmp_path, kind):

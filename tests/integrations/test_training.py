@@ -72,7 +72,7 @@ def plain(tmp_path_factory) -> Trainer:
 def watched(tmp_path_factory, monkeypatch_module) -> tuple[Trainer, Path]:
     place = tmp_path_factory.mktemp("watched")
     monkeypatch_module.setenv("TENSORBOARD_LOGGING_DIR", str(place / "board"))
-    callback = QkScopeCallback(TEXTS, every=EVERY, max_share=None, window=64)
+    callback = QkScopeCallback(TEXTS, every=EVERY, max_share=None, window=64, ends=False)
     return trained(place, callback, report_to="tensorboard"), place
 
 
@@ -90,6 +90,7 @@ def test_the_loss_is_bit_identical_with_and_without_measurements(plain, watched)
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_runs_and_a_study_file_are_there_and_a_report_draws_them(watched, tmp_path):
     study = watched[1] / "qkscope"
     listed = yaml.safe_load((study / "study.yaml").read_text())["runs"]
@@ -99,7 +100,7 @@ def test_runs_and_a_study_file_are_there_and_a_report_draws_them(watched, tmp_pa
     done = CliRunner().invoke(app, ["report", str(study / "study.yaml"), "-o", str(tmp_path / "report"), "-q"])
     assert done.exit_code == 0, done.output
     drawn = {str(path.parent.relative_to(tmp_path / "report")) for path in (tmp_path / "report").rglob("*.png")}
-    assert any("evolution" in name or "training" in name for name in drawn), drawn
+    assert any(name.endswith("07_position_signal") for name in drawn), drawn
 
 
 def test_a_handful_of_numbers_are_logged_where_the_trainer_reports(watched):
@@ -146,7 +147,7 @@ def timed_study(tmp_path, monkeypatch):
     monkeypatch.setattr("qkscope.integrations.trainer.logged", lambda _: {"x": 1.0})
     monkeypatch.setattr("qkscope.integrations.trainer.seconds_of_a_pass", lambda *_: 0.0)
     monkeypatch.setattr(TrainingStudy, "_write_study", lambda _: None)
-    return TrainingStudy(tmp_path / "study", TEXTS, every=10, max_share=0.05), clock
+    return TrainingStudy(tmp_path / "study", TEXTS, every=10, max_share=0.05, ends=False), clock
 
 
 def test_measurements_wait_until_they_are_within_their_share(timed_study):
@@ -163,6 +164,55 @@ def test_measurements_wait_until_they_are_within_their_share(timed_study):
     assert study.share <= 0.05
 
 
+def test_the_first_and_the_last_step_are_measured_whatever_they_cost(timed_study, caplog):
+    study, clock = timed_study
+    study.ends = study._at_first = True
+    for step in range(1, 36):
+        clock.now += 1.0
+        study.at(step, model())
+    study.close(35, model())
+    assert study.measured == [1, 35]
+    assert study.skipped == 2  # that of step 30 is made at the end
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [
+        "the measurement of step 10 is put off: all measurements together may take at most 5.0% of the time "
+        "(max_share)",
+        "skipped 2 measurements that fell due, to keep within max_share; raise it, or every, or give fewer texts",
+    ]
+
+
+def test_nothing_is_skipped_that_fits(timed_study, caplog):
+    study, clock = timed_study
+    for step in range(1, 201):
+        clock.now += 100.0
+        study.at(step, model())
+    study.close(200, model())
+    assert (len(study.measured), study.skipped) == (20, 0)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_one_measurement_is_one(timed_study, caplog):
+    study, clock = timed_study
+    clock.now += 100.0
+    study.at(10, model())
+    with caplog.at_level("INFO", logger="qkscope"):
+        study.skipped = 1
+        study.close(10, model())
+    assert "1 measurement in " in caplog.text
+    assert "skipped 1 measurement that fell due, " in caplog.text
+
+
+def test_a_resumed_study_does_not_begin_again(tmp_path):
+    for steps in ((1, 2), (3, 4)):
+        study = TrainingStudy(tmp_path / "study", TEXTS, every=100, window=64)
+        for step in steps:
+            study.at(step, model())
+    assert [path.name for path in (tmp_path / "study").glob("step-*")] == ["step-0000001"]
+    other = TrainingStudy(tmp_path / "other", TEXTS, every=100, window=64, ends=False)
+    other.at(1, model())
+    assert not other.measured
+
+
 def test_without_a_share_every_step_that_is_due_is_measured(timed_study):
     study, clock = timed_study
     study.max_share = None
@@ -175,7 +225,7 @@ def test_without_a_share_every_step_that_is_due_is_measured(timed_study):
 def test_the_share_is_kept_and_said_in_a_real_loop(tmp_path, caplog):
     network, optimizer = model().train(), None
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    study = TrainingStudy(tmp_path / "study", TEXTS, every=1, max_share=0.5, window=64)
+    study = TrainingStudy(tmp_path / "study", TEXTS, every=1, max_share=0.5, window=64, ends=False)
     step = 0
     while len(study.measured) < 2 and step < 3000:
         step += 1
@@ -207,7 +257,9 @@ def test_random_states_of_python_and_numpy_are_left_alone(tmp_path):
 
 def test_a_training_that_goes_on_adds_to_its_study(tmp_path):
     for steps in ((4, 8), (12,)):
-        study = TrainingStudy(tmp_path / "study", TEXTS, every=4, max_share=None, window=64, phase="pre-training")
+        study = TrainingStudy(
+            tmp_path / "study", TEXTS, every=4, max_share=None, window=64, phase="pre-training", ends=False
+        )
         for step in steps:
             study.at(step, model())
     listed = yaml.safe_load((tmp_path / "study" / "study.yaml").read_text())["runs"]
@@ -216,7 +268,7 @@ def test_a_training_that_goes_on_adds_to_its_study(tmp_path):
 
 def test_what_goes_wrong_ends_the_measurements_not_the_training(tmp_path, caplog, plain):
     trainer = trained(tmp_path, QkScopeCallback([np.full(80, 99)], every=4, max_share=None))
-    assert "measurements stopped: the tokenizer gives token 99, but the model's vocabulary has 64" in caplog.text
+    assert "measurements stopped: text 0 has token 99, but the model has tokens 0 to 63" in caplog.text
     assert losses(trainer) == losses(plain)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
+import zlib
 
 import numpy as np
 import pandas as pd
 
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 from qkscope.report import explorerdata as passage
 from qkscope.report.explorerdata import packed_passage, passage_tokens, passages
-from qkscope.results.study import Study, StudyRun
 from tests.studies import PASSAGE, make_passage
 
 N, PAIRS = len(PASSAGE), len(PASSAGE) * (len(PASSAGE) + 1) // 2
@@ -24,7 +24,7 @@ def rows(heads: int = 1, model: str = "m") -> pd.DataFrame:
 def test_what_is_packed_is_read_back():
     table = rows().assign(unit=lambda frame: 0.5 + frame["q_token"] / 8)
     mixed = table.sample(frac=1, random_state=0)
-    blob = base64.b64decode(packed_passage(mixed) or "")
+    blob = zlib.decompress(base64.b64decode(packed_passage(mixed) or ""))
     assert len(blob) == 4 * N + 4 * PAIRS
     np.testing.assert_array_equal(np.frombuffer(blob, "<f4", N), 0.5 + np.arange(N) / 8)
     levels = np.frombuffer(blob, "i1", offset=4 * N).reshape(4, PAIRS)
@@ -40,19 +40,17 @@ def test_a_passage_with_gaps_or_twice_the_same_pair_is_left_out():
 
 
 def test_tokens_are_those_of_the_last_query():
-    study = Study((StudyRun("m"), StudyRun("other")), {"passage": rows(2)})
-    assert passage_tokens(study, "m") == list(PASSAGE)
-    assert passage_tokens(study, "other") == []
-    assert passage_tokens(Study((StudyRun("m"),), {}), "m") == []
+    assert passage_tokens(rows(2)) == list(PASSAGE)
+    assert passage_tokens(rows(2).iloc[:0]) == []
+    assert passage_tokens(None) == []
 
 
-def test_the_last_run_comes_first_and_the_page_stays_small(monkeypatch):
-    table = pd.concat([rows(3, "first"), rows(3, "last")])
-    study = Study((StudyRun("first"), StudyRun("last")), {"passage": table})
-    heads = {label: [(0, head) for head in range(3)] for label in study.labels}
-    assert len(passages(study, heads)) == 6
-    one = len(packed_passage(rows()) or "")
-    monkeypatch.setattr(passage, "PASSAGE_BUDGET", 4 * one + 3)
-    kept = passages(study, heads)
-    assert sorted(kept) == [("first", 0, 0), ("last", 0, 0), ("last", 0, 1), ("last", 0, 2)]
-    assert sum(map(len, kept.values())) <= 4 * one + 3
+def test_the_views_most_wanted_come_first_and_the_page_stays_small(monkeypatch):
+    heads = [(0, head) for head in range(3)]
+    views = {5: (rows(3), heads), 2: (rows(3), heads)}
+    assert len(passages(views)) == 6
+    sizes = [len(text) for text in passages(views).values()]
+    monkeypatch.setattr(passage, "PASSAGE_BUDGET", sum(sizes[:4]))
+    kept = passages(views)
+    assert list(kept) == [(5, 0), (5, 1), (5, 2), (2, 0)]
+    assert sum(map(len, kept.values())) <= passage.PASSAGE_BUDGET

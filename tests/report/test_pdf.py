@@ -31,6 +31,7 @@ def test_a_browser_that_prints_nothing_is_told(tmp_path):
     assert not (tmp_path / "page.pdf").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(PROGRAM is None and not os.environ.get("CI"), reason="Chromium is not installed")
 def test_a_report_is_printed(tmp_path):
     dataset = small_dataset(tmp_path / "set", layers=1)

@@ -20,29 +20,29 @@ def test_an_interval_over_documents_is_taken_where_the_summary_is_about_the_same
         bias_strength={"mean": 0.25, "low": 0.2, "high": 0.3}, bias_window={"mean": 25.0, "low": 20.0, "high": 30.0}
     )
     frame = study.tables["rotated"]
-    assert mean_of(study, ["m"], frame, "bias_strength") == Value(0.25, 0.2, 0.3, DOCUMENTS)
-    per_window = mean_of(study, ["m"], frame, "bias_window")
+    assert mean_of(study, "m", frame, "bias_strength") == Value(0.25, 0.2, 0.3, DOCUMENTS)
+    per_window = mean_of(study, "m", frame, "bias_window")
     assert (per_window.value, per_window.low, per_window.high) == pytest.approx((25, 20, 30))
     assert per_window.over == DOCUMENTS
     # A summary of other rows (say, of all heads where the table holds some) says nothing about these.
-    assert mean_of(study, ["m"], frame.head(2), "bias_strength").over == KEY_HEADS
+    assert mean_of(study, "m", frame.head(2), "bias_strength").over == KEY_HEADS
 
 
 def test_without_a_summary_the_interval_is_over_key_heads():
-    value = mean_of(one_run(), ["m"], one_run().tables["rotated"], "bias_strength")
+    value = mean_of(one_run(), "m", one_run().tables["rotated"], "bias_strength")
     assert value.over == KEY_HEADS
     assert value.low < 0.25 < value.high
 
 
 def test_what_is_not_there_has_no_mean():
     study = one_run()
-    assert mean_of(study, ["m"], None, "x") is None
-    assert mean_of(study, ["m"], study.tables["rotated"], "x") is None
-    assert mean_of(study, ["other", "another"], study.tables["rotated"], "bias_strength") is None
+    assert mean_of(study, "m", None, "x") is None
+    assert mean_of(study, "m", study.tables["rotated"], "x") is None
+    assert mean_of(study, "other", study.tables["rotated"], "bias_strength") is None
 
 
 def test_values_read_well():
-    assert Value(0.5, 0.5, 0.5).text() == "0.5"
+    assert Value(0.5, 0.5, 0.5).text() == "0.50"
     assert Value(math.nan).text() == "–"
     assert Value(1.5e-4, 1e-4, 2e-4).text() == "1.5e-04 [1.0e-04, 2.0e-04]"
 

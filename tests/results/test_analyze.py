@@ -11,7 +11,7 @@ from qkscope.core.planted import plant
 from qkscope.engine import IN_PROCESS
 from qkscope.errors import ConfigError
 from qkscope.files.dataset import write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.results import analyze as task
 from qkscope.results.analyze import analysis_names, analyze, write_results
 from qkscope.results.job import Job

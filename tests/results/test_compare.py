@@ -59,6 +59,8 @@ def test_unpaired_intervals_cover_the_difference_of_two_corpora():
     rng = np.random.default_rng(1)
     comparison = compared(folder("a", documents(rng)), folder("b", documents(rng), corpus="other"))
     assert not comparison.paired
+    assert "no mean over heads" in comparison.sentence
+    assert "different documents" in comparison.sentence, "also where nothing changed"
     assert comparison.table["changed"].mean() < 0.05
     assert (
         "different documents"
@@ -103,7 +105,9 @@ def test_one_run_twice_is_one_run():
 
 def test_what_cannot_be_compared_is_refused():
     values = documents(np.random.default_rng(5))
-    with pytest.raises(TableError, match=r"a was measured at a window of 64 tokens and b at 32; .*--window 32"):
+    with pytest.raises(
+        TableError, match=r"a was measured at .* 64 tokens and b at 32; .*capture a with --compare-at 32 too"
+    ):
         compared(folder("a", values), folder("b", values, window=32))
     for a, b, counts in (
         (values, values[:7], "a has 1000 heads and b 7"),
@@ -117,7 +121,7 @@ def test_what_cannot_be_compared_is_refused():
         compare_runs(Side("a", plain), Side("b", folder("b", values)))
     without = folder("a", values)
     without.tables["position"]["decay_se"] = np.nan
-    with pytest.raises(TableError, match="compare runs of one shape"):
+    with pytest.raises(TableError, match=r"a has no intervals, .*; analyse it again, without --no-intervals"):
         compared(without, folder("b", values))
     with pytest.raises(TableError, match="no column 'decai' with intervals in common; did you mean decay"):
         compared(plain_again := folder("a", values), plain_again).of_column("decai")

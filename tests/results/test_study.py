@@ -22,7 +22,7 @@ def foreign(folder, **columns):
 def test_somebody_elses_table_is_enough(tmp_path):
     study = build([StudyRunConfig(path=foreign(tmp_path / "theirs"), family="F")])
     assert study.labels == ["theirs"]
-    assert study.pc0["taxonomy"].tolist() == ["position-dominated", "content-focused", "mixed"]
+    assert study.pc0["taxonomy_published"].tolist() == ["position-dominated", "content-focused", "mixed"]
     assert study.pc0["family"].unique().tolist() == ["F"]
     assert study.table("rotated") is None
     assert study.table("qk", "explained_variance") is None

@@ -54,7 +54,7 @@ def test_the_specified_columns_come_first_and_in_order():
         "concordant",
         "eigengap",
         "degenerate",
-        "taxonomy",
+        "taxonomy_published",
     ]
     assert column_names("heads")[:18] == [
         "model",

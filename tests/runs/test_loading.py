@@ -12,7 +12,7 @@ from qkscope.errors import ConfigError, HeadError
 from qkscope.files.dataset import Dataset, write_dataset
 from qkscope.files.runfolder import MANIFEST
 from qkscope.files.vectors import write_rows
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.runs.loading import load_key_group, read_head
 from qkscope.runs.run import open_run
 from qkscope.runs.source import LoadSpec

@@ -9,7 +9,7 @@ from qkscope.capture.options import VectorSampling
 from qkscope.errors import ConfigError, DatasetError
 from qkscope.files.dataset import Dataset
 from qkscope.files.runfolder import RunFolder
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.runs.captured import CapturedSource
 from qkscope.runs.dataset import DatasetSource
 from qkscope.runs.run import open_run

@@ -202,6 +202,10 @@ class TableValues:
     """Index in the batch of each row's head, ascending."""
     rows: Bool[np.ndarray, "heads *rest"] | None = None
     """True for rows that exist; None: all."""
+    most: Columns = field(default_factory=dict)
+    """Largest value per head that a column can have; intervals end there. NaN: no limit."""
+    documents: Columns = field(default_factory=dict)
+    """For shares of counted rows: the number of documents per head that they come from."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Complex, Float
 
 from qkscope.analyses.spectrum import Circle, Turning, fit_circles, token_positions, turning
 from qkscope.core.linalg import eigh_descending, fisher_direction, ratio
@@ -102,11 +102,15 @@ def complement_axes(pair: Pair, a: Float[np.ndarray, "d"], b: Float[np.ndarray, 
 def measure_planes(pair: Pair, basis: Complement, window: int) -> Planes:
     """Measure every plane of the complement."""
     on_q, on_k = (_by_plane(basis.project(rows)) for rows in (pair.q, pair.k))
-    angle_q, angle_k = (np.arctan2(on[..., 1], on[..., 0]) for on in (on_q, on_k))
-    radius = np.concatenate([np.linalg.norm(on, axis=-1) for on in (on_q, on_k)], -1)
+    radius_q, radius_k = np.abs(on_q), np.abs(on_k)
+    phasor_q, phasor_k = (
+        np.divide(on, radius, out=np.ones_like(on), where=radius > 0)
+        for on, radius in ((on_q, radius_q), (on_k, radius_k))
+    )
+    radius = np.concatenate([radius_q, radius_k], -1)
     return Planes(
         basis.share,
-        turning(angle_q, angle_k, *token_positions(pair), window),
+        turning(phasor_q, phasor_k, *token_positions(pair), window),
         ratio(radius.std(-1), radius.mean(-1)),
         line_accuracy(on_q, on_k),
     )
@@ -119,25 +123,27 @@ def circles(heads: Sequence[Coordinates], pair: Pair, window: int) -> list[Circl
 
 
 def line_accuracy(
-    q: Float[np.ndarray, "planes n_q 2"], k: Float[np.ndarray, "planes n_k 2"]
+    q: Complex[np.ndarray, "planes n_q"], k: Complex[np.ndarray, "planes n_k"]
 ) -> Float[np.ndarray, "planes"]:
     """Share of rows on the correct side of Fisher's line, averaged over the two classes, for each plane."""
-    mean_q, mean_k = q.mean(1), k.mean(1)
-    within = _scatter(q, mean_q) + _scatter(k, mean_k)
-    w = fisher_direction(within, mean_q - mean_k)
-    threshold = (w * (mean_q + mean_k)).sum(-1) / 2
-    right_q = np.einsum("pni,pi->pn", q, w) > threshold[:, None]
-    right_k = np.einsum("pni,pi->pn", k, w) <= threshold[:, None]
-    return (right_q.mean(-1) + right_k.mean(-1)) / 2
+    mean_q, mean_k = (_as_vectors(on.mean(-1)) for on in (q, k))
+    w = fisher_direction(_scatter(q) + _scatter(k), mean_q - mean_k)
+    threshold = ((w * (mean_q + mean_k)).sum(-1) / 2)[:, None]
+    along_q, along_k = (w[:, :1] * on.real + w[:, 1:] * on.imag for on in (q, k))
+    return ((along_q > threshold).mean(-1) + (along_k <= threshold).mean(-1)) / 2
 
 
-def _scatter(
-    x: Float[np.ndarray, "planes n 2"], mean: Float[np.ndarray, "planes 2"]
-) -> Float[np.ndarray, "planes 2 2"]:
-    centred = x - mean[:, None]
-    return np.einsum("pni,pnj->pij", centred, centred)
+def _scatter(on: Complex[np.ndarray, "planes n"]) -> Float[np.ndarray, "planes 2 2"]:
+    centred = on - on.mean(-1, keepdims=True)
+    x, y = centred.real, centred.imag
+    xx, xy, yy = (x * x).sum(-1), (x * y).sum(-1), (y * y).sum(-1)
+    return np.stack([xx, xy, xy, yy], -1).reshape(-1, 2, 2)
 
 
-def _by_plane(coordinates: Float[np.ndarray, "n axes"]) -> Float[np.ndarray, "planes n 2"]:
-    n, axes = coordinates.shape
-    return coordinates.reshape(n, axes // 2, 2).swapaxes(0, 1)
+def _as_vectors(z: Complex[np.ndarray, "planes"]) -> Float[np.ndarray, "planes 2"]:
+    return np.stack([z.real, z.imag], -1)
+
+
+def _by_plane(coordinates: Float[np.ndarray, "n axes"]) -> Complex[np.ndarray, "planes n"]:
+    """The coordinates of each plane as complex numbers."""
+    return np.ascontiguousarray(np.ascontiguousarray(coordinates).view(complex).T)

@@ -31,8 +31,9 @@ _SCALARS = (
         headline=True,
     ),
     Column(
-        "position_share_of_score", "share", "of the variance of scores over pairs that the predicted curve explains",
-        "4", Scale.SHARE,
+        "position_share_of_score", "share",
+        "of the variance of scores over pairs that the predicted curve explains: a check of part_position, on other "
+        "pairs", "4", Scale.SHARE,
     ),
     Column(
         "decay_measured", "logit per doubling", "decay of the measured curve, over its bins within decay_range", "4",

@@ -287,7 +287,7 @@ def _pair_index(tokens_q: bytes, tokens_k: bytes, visible_keys: VisibleKeys) -> 
     (doc_q, position_q), (doc_k, position_k) = (
         np.frombuffer(tokens, np.int64).reshape(2, -1) for tokens in (tokens_q, tokens_k)
     )
-    documents = list(_documents((doc_q, position_q), (doc_k, position_k), visible_keys))
+    documents = list(paired_documents((doc_q, position_q), (doc_k, position_k), visible_keys, MOST_PAIRED_TOKENS))
     none = np.zeros(0, dtype=np.int64)
     distance = np.concatenate([none, *((position_q[d.q][:, None] - position_k[d.k])[d.visible] for d in documents)])
     document = np.concatenate([none, *(np.full(d.visible.sum(), d.document) for d in documents)])
@@ -305,13 +305,14 @@ def _pair_index(tokens_q: bytes, tokens_k: bytes, visible_keys: VisibleKeys) -> 
     )  # fmt: skip
 
 
-def _documents(
+def paired_documents(
     q: tuple[Int[np.ndarray, "n_q"], Int[np.ndarray, "n_q"]],
     k: tuple[Int[np.ndarray, "n_k"], Int[np.ndarray, "n_k"]],
     visible_keys: VisibleKeys,
+    most: int | None,
 ) -> Iterator[DocumentPairs]:
-    """Pair the tokens of each document, given the document and position of each row."""
+    """Pair the tokens of each document, at most ``most`` of each kind, given the document and position of each row."""
     for document in np.intersect1d(q[0], k[0]).tolist():
-        rows = [rows_of(of_row, document, MOST_PAIRED_TOKENS) for of_row in (q[0], k[0])]
+        rows = [rows_of(of_row, document, most) for of_row in (q[0], k[0])]
         visible = visible_keys.sees(q[1][rows[0]][:, None] - k[1][rows[1]])
         yield DocumentPairs(document, rows[0], rows[1], visible)

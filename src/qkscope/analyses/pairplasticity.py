@@ -10,9 +10,10 @@ shrinking it towards a sphere would add spread along δ that the queries do not 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.special import ndtr
 
 from qkscope.analyses.uncertainty import constant
@@ -42,10 +43,11 @@ class Plasticity:
 
 
 def bucket_plasticity(
-    q_buckets: BucketSpread, q_cells: BucketMeans, total_q: Moments, keys: KeyPairs, width: int
+    q_buckets: BucketSpread, q_cells: BucketMeans, q_groups: Moments, total_q: Moments, keys: KeyPairs, width: int
 ) -> Plasticity:
     """AP with the full covariance of each bucket, and with the published model of the queries.
 
+    ``q_groups`` are moments by document group (heads, 8), ``total_q`` those of all documents (heads,).
     Heads whose queries are all equal have none: without random queries no order of keys can depend on the query.
     """
     has_row = (q_buckets.n >= MIN_QUERIES) & (keys.n > 0) & ~constant(total_q)[..., None]
@@ -53,7 +55,7 @@ def bucket_plasticity(
     variance = q_buckets.along_pairs
     exact = reversible(mean, variance)
     published = reversible(*_published(q_buckets, total_q, keys, mean, width))
-    replicates = _replicates(q_cells, keys, mean, variance)
+    replicates = _replicates(q_cells, q_groups, keys, mean, variance)
     return Plasticity(
         ap=np.where(has_row, _over_pairs(exact, keys.weight), np.nan),
         ap_published=np.where(has_row, _over_pairs(published, keys.weight), np.nan),
@@ -75,36 +77,54 @@ class FixedPlasticity:
 
 def ap_fixed(queries: Rows, keys: KeyPairs, window: int) -> FixedPlasticity:
     """AP from sums of qᵀδ and (qᵀδ)² by document group and bucket, about the mean of the bucket."""
-    n_buckets, group = len(keys.delta), queries.example_id % N_GROUPS
-    bucket = bucket_of(queries.position, window, n_buckets)
-    cells = np.bincount(group * n_buckets + bucket, minlength=N_GROUPS * n_buckets).reshape(N_GROUPS, -1)
-    n = ALL_AND_WITHOUT @ cells
-    ap = np.full((len(ALL_AND_WITHOUT), n_buckets), np.nan)
-    for b in np.flatnonzero((n[0] >= MIN_QUERIES) & (keys.n > 0)).tolist():
-        own = bucket == b
-        x, membership = queries.x[own], group[own] == np.arange(N_GROUPS)[:, None]
-        centre = x.mean(0)
-        products = (x - centre) @ keys.delta[b].T
-        sums, squares = (ALL_AND_WITHOUT @ (membership @ values) for values in (products, products**2))
-        count = np.maximum(n[:, b, None], 1.0)
-        mean = sums / count
-        pp = reversible(keys.delta[b] @ centre + mean, squares / count - mean**2)
-        weight = keys.weight[b] * np.vstack(
-            [np.ones(len(keys.group[b])), keys.group[b] != np.arange(N_GROUPS)[:, None]]
-        )
-        weight = np.where(weight.any(-1, keepdims=True), weight, keys.weight[b])
-        ap[:, b] = np.where(n[:, b] > 0, _over_pairs(pp, weight), np.nan)
-    return FixedPlasticity(ap, n)
+    n_buckets = len(keys.delta)
+    rows = _rows_by_bucket(queries.tokens, window, n_buckets)
+    n = ALL_AND_WITHOUT @ rows.of_group.sum(-1).T
+    x = queries.x[rows.row]
+    centre = (x * rows.real[..., None]).sum(1) / np.maximum(n[0], 1.0)[:, None]
+    products = (x - centre[:, None]) @ keys.delta.swapaxes(1, 2)
+    count = np.maximum(n, 1.0).T[..., None]
+    mean, square = (ALL_AND_WITHOUT @ (rows.of_group @ power) / count for power in (products, products**2))
+    pp = reversible(along(keys.delta, centre)[:, None] + mean, square - mean**2)
+    left_out = np.vstack([np.full(n_buckets, -1), np.repeat(np.arange(N_GROUPS)[:, None], n_buckets, 1)]).T
+    weight = keys.weight[:, None] * (keys.group[:, None] != left_out[..., None])
+    weight = np.where(weight.any(-1, keepdims=True), weight, keys.weight[:, None])
+    has_row = (n[0] >= MIN_QUERIES) & (keys.n > 0) & (n > 0)
+    return FixedPlasticity(np.where(has_row, ratio((pp * weight).sum(-1), weight.sum(-1)).T, np.nan), n)
+
+
+@dataclass(frozen=True)
+class _BucketRows:
+    """Rows of the sample by position bucket, padded to equal length."""
+
+    row: Int[np.ndarray, "buckets most"]
+    real: Float[np.ndarray, "buckets most"]
+    """1 for rows, 0 for padding."""
+    of_group: Float[np.ndarray, "buckets 8 most"]
+    """1 for the rows of each document group."""
+
+
+@lru_cache(maxsize=2)
+def _rows_by_bucket(tokens: bytes, window: int, n_buckets: int) -> _BucketRows:
+    """The rows of each bucket; cached, because heads share their tokens."""
+    example_id, position = np.frombuffer(tokens, np.int64).reshape(2, -1)
+    bucket = bucket_of(position, window, n_buckets)
+    counts = np.bincount(bucket, minlength=n_buckets)
+    real = np.arange(counts.max(initial=0)) < counts[:, None]
+    row = np.zeros(real.shape, dtype=np.int64)
+    row[real] = np.argsort(bucket, kind="stable")
+    of_group = (example_id[row] % N_GROUPS)[:, None] == np.arange(N_GROUPS)[:, None]
+    return _BucketRows(row, real.astype(float), (of_group & real[:, None]).astype(float))
 
 
 def fixed_queries(queries: Rows, rotary: HeadRotary, window: int, buckets: int) -> Rows:
     """Queries rotated to the middle of their bucket, so that they differ in content only."""
     rope, width = rotary.rope, bucket_width(window, buckets)
     centre = (bucket_of(queries.position, window, buckets) + 0.5) * width - 0.5
-    angle = rope.sign * (centre - queries.position)[:, None] * rope.frequencies
-    turned = rope.planes_of(queries.x) * np.exp(1j * angle)
+    turned = rope.planes_of(queries.x) * rope.turns(centre - queries.position)
     x = queries.x.astype(np.float64)
-    x[:, rope.pairs[:, 0]], x[:, rope.pairs[:, 1]] = turned.real, turned.imag
+    first, second = rope.sides
+    x[:, first], x[:, second] = turned.real, turned.imag
     return Rows(x, queries.position, queries.example_id)
 
 
@@ -116,12 +136,13 @@ def reversible(mean: Float[np.ndarray, "*shape"], variance: Float[np.ndarray, "*
     """
     spread = np.sqrt(np.maximum(variance, 0.0))
     z = np.divide(np.abs(mean), spread, out=np.where(mean == 0, 0.0, np.inf), where=spread > 0)
-    return np.asarray(4.0 * ndtr(z) * ndtr(-z))
+    other = ndtr(-z)
+    return np.asarray(4.0 * other * (1.0 - other))
 
 
 def along(
-    delta: Float[np.ndarray, "buckets pairs d"], mean: Float[np.ndarray, "*heads buckets d"]
-) -> Float[np.ndarray, "*heads buckets pairs"]:
+    delta: Float[np.ndarray, "*#batch pairs d"], mean: Float[np.ndarray, "*#batch d"]
+) -> Float[np.ndarray, "*#batch pairs"]:
     """μᵀδ for every pair."""
     return (delta @ mean[..., None])[..., 0]
 
@@ -153,33 +174,43 @@ def _published(
 
 def _replicates(
     cells: BucketMeans,
+    groups: Moments,
     keys: KeyPairs,
     mean: Float[np.ndarray, "heads buckets pairs"],
     variance: Float[np.ndarray, "heads buckets pairs"],
 ) -> Float[np.ndarray, "heads groups buckets"]:
     """AP with each document group left out.
 
-    The group means give the mean without one group exactly, and the variance between groups; the variance within
-    groups, of which only the sum is known, is assumed to be equal in all groups.
+    The group means give the mean without one group exactly, and the variance between groups. Of the variance within
+    groups only the sum is known for each pair; it is divided in proportion to ``_spread_within``.
     """
-    means = np.stack([along(keys.delta, cells.mean_x[:, g]) for g in range(N_GROUPS)], 1)
+    away = along(keys.delta[:, None], cells.mean_x.swapaxes(1, 2)).swapaxes(1, 2) - mean[:, None]
     share = ratio(cells.n, cells.n.sum(1, keepdims=True))[..., None]
-    within = np.maximum(variance - (share * (means - mean[:, None]) ** 2).sum(1), 0.0)
-    replicates = np.empty((len(mean), N_GROUPS, mean.shape[1]))
-    for g in range(N_GROUPS):
-        remaining_share = share * (np.arange(N_GROUPS) != g)[:, None, None]
-        remaining_share = ratio(remaining_share, remaining_share.sum(1, keepdims=True))
-        centre = (remaining_share * means).sum(1)
-        between = (remaining_share * (means - centre[:, None]) ** 2).sum(1)
-        weight = keys.weight * (keys.group != g)
-        any_pair = weight.sum(-1, keepdims=True) > 0
-        ap = _over_pairs(reversible(centre, within + between), np.where(any_pair, weight, keys.weight))
-        replicates[:, g] = np.where(remaining_share.sum(1)[..., 0] > 0, ap, np.nan)
-    return replicates
+    weighted, squared = share * away, share * away**2
+    centre, square = weighted.sum(1, keepdims=True), squared.sum(1, keepdims=True)
+    within = np.maximum(variance - square[:, 0], 0.0)
+    spread = share * _spread_within(groups, cells, keys)[..., None]
+    relative = ratio(spread, spread.sum(1, keepdims=True))
+    rest = ratio(cells.n.sum(1, keepdims=True) - cells.n, cells.n.sum(1, keepdims=True))[..., None]
+    without = ratio(centre - weighted, rest)
+    between = np.maximum(ratio(square - squared, rest) - without**2, 0.0)
+    within_rest = within[:, None] * ratio(relative.sum(1, keepdims=True) - relative, rest)
+    pp = reversible(mean[:, None] + without, within_rest + between)
+    weight = keys.weight * (keys.group != np.arange(N_GROUPS)[:, None, None])
+    weight = np.where(weight.any(-1, keepdims=True), weight, keys.weight)
+    return np.where(rest[..., 0] > 0, _over_pairs(pp, weight), np.nan)
+
+
+def _spread_within(groups: Moments, cells: BucketMeans, keys: KeyPairs) -> Float[np.ndarray, "heads groups buckets"]:
+    """Mean square of a group's queries, less the mean of their own bucket, along the pairs of each bucket."""
+    away = cells.mean_x - groups.mean_x[:, :, None]
+    within = groups.scatter[..., :-1, :-1] - (cells.n[..., None] * away).swapaxes(-1, -2) @ away
+    flat = within.reshape(*within.shape[:2], -1) @ keys.square.reshape(len(keys.square), -1).T
+    return np.maximum(ratio(flat, groups.n[..., None]), 0.0)
 
 
 def _over_pairs(
-    pp: Float[np.ndarray, "*heads buckets pairs"], weight: Float[np.ndarray, "buckets pairs"]
+    pp: Float[np.ndarray, "*heads buckets pairs"], weight: Float[np.ndarray, "*#heads buckets pairs"]
 ) -> Float[np.ndarray, "*heads buckets"]:
     return ratio((pp * weight).sum(-1), np.broadcast_to(weight.sum(-1), pp.shape[:-1]))
 

@@ -6,8 +6,6 @@ components.py, the line between queries and keys on held-out documents in heldou
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
@@ -18,11 +16,12 @@ from qkscope.analyses.components import TAXONOMY, HeadVariance, head_variance, t
 from qkscope.analyses.heldout import lda_accuracy
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import Scale, constant
+from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import N_GROUPS
 
 _CORRELATION, _SHARE, _LINEAR = Scale.CORRELATION, Scale.SHARE, Scale.LINEAR
 _TAXONOMY = Column(
-    "taxonomy", "",
+    "taxonomy_published", "",
     "published class from PC0: position-dominated, q-positional, k-positional, content-focused or mixed; empty where "
     "all queries, or all keys, are the same; head_class says what the scores are made of", "1",
     dtype="text",
@@ -102,7 +101,7 @@ QK_TABLE = Table(
 HEADS_TABLE = Table(
     "heads",
     (
-        replace(_TAXONOMY, name="taxonomy_published"),
+        _TAXONOMY,
         Column(
             "posvar_q_published", "mixed share", "Σ explained_variance·r_q² over the kept components, as published",
             "1", _SHARE,
@@ -113,8 +112,11 @@ HEADS_TABLE = Table(
         ),
         Column("posvar_q_pc0_share", "share", "component 0's part of posvar_q_published", "1"),
         Column("posvar_k_pc0_share", "share", "component 0's part of posvar_k_published", "1"),
-        Column("posvar_q", "share", "exact share of the queries' variance that is linear in position", "1", _SHARE),
-        Column("posvar_k", "share", "exact share of the keys' variance that is linear in position", "1", _SHARE),
+        Column(
+            "posvar_q", "share", "exact share of the queries' variance (vectors, not scores) linear in position",
+            "1", _SHARE,
+        ),
+        Column("posvar_k", "share", "the same for the keys", "1", _SHARE),
         Column(
             "positional_overhead", "share", "the same for queries and keys together, each class about its own mean",
             "1", _SHARE,
@@ -173,7 +175,7 @@ def _components(batch: Batch, kind: np.ndarray) -> TableValues:
             column_replicates[name] = np.where(np.arange(n_pcs) == 0, column_replicates[name], np.nan)
     # n rows span n − 1 dimensions about their mean; components beyond that do not exist.
     exists = pc < (n_q + n_k - 1)[:, None]
-    return TableValues(columns, column_replicates, {"taxonomy": kind, "n_q": n_q, "n_k": n_k}, rows=exists)
+    return TableValues(columns, column_replicates, {"taxonomy_published": kind, "n_q": n_q, "n_k": n_k}, rows=exists)
 
 
 def _heads(batch: Batch, kind: np.ndarray) -> TableValues:
@@ -188,7 +190,9 @@ def _heads(batch: Batch, kind: np.ndarray) -> TableValues:
         c.name for c in HEADS_TABLE.columns if c.scale is not None and c.name in HeadVariance.__dataclass_fields__
     ]
     return TableValues(
-        columns, {name: replicates.of_head(name) for name in with_interval} | {"lda_accuracy": accuracy_replicates}
+        columns,
+        {name: replicates.of_head(name) for name in with_interval} | {"lda_accuracy": accuracy_replicates},
+        documents={"lda_accuracy": np.array([_documents(head) for head in batch.heads])},
     )
 
 
@@ -204,6 +208,12 @@ def _line_accuracy(batch: Batch) -> tuple[Float[np.ndarray, "heads"], Float[np.n
     return np.array([value for value, _ in accuracies]), np.where(
         np.isnan(replicates).any(-1, keepdims=True), np.nan, replicates
     )
+
+
+def _documents(head: HeadData) -> int:
+    """Documents with sampled vectors, of queries or of keys, whichever are fewer."""
+    rows = () if head.vectors is None else (head.vectors.q, head.vectors.k)
+    return min((len(np.unique(kind.example_id)) for kind in rows), default=0)
 
 
 def _axes(batch: Batch) -> Columns:

@@ -44,7 +44,9 @@ def merged_pairs(frame: pd.DataFrame, by: Sequence[str] = PAIR_KEY) -> pd.DataFr
 
 AP = (
     Column(
-        "ap_overall", "share", "attention plasticity over the window: mean of ap over buckets, weighted by queries",
+        "ap_overall", "share",
+        "attention plasticity over the window: mean of ap over buckets, weighted by queries; it counts RoPE's turning "
+        "inside a bucket as freedom of the query, so a positional head may be near 1: use ap_fixed_overall",
         "5", Scale.SHARE,
     ),
     Column(
@@ -70,7 +72,12 @@ PLASTICITY_TABLE = Table(
         Column("n_queries", "rows", "queries in the bucket", "5"),
         Column("n_pairs", "pairs", "pairs of earlier keys", "5"),
         Column("ap", "share", "mean of 4p(1 − p) over pairs, p from the bucket's mean and full covariance", "5"),
-        Column("ap_se", "share", "its jackknife standard error by document group", "5"),
+        Column(
+            "ap_se",
+            "share",
+            "its jackknife standard error by document group; how groups differ in the spread of queries is estimated",
+            "5",
+        ),
         Column("ap_published", "share", "the same by the published model: linear drift, and variances only", "5"),
         Column(
             "ap_fixed",
@@ -146,7 +153,7 @@ class _HeadPlasticity:
         self.head, self.keys, self.moments, self.cells = head, keys, moments, moments.q_cells
         self.n, self.window = q_buckets.n, int(head.moments.window)
         self.width = bucket_width(self.window, self.n.shape[-1])
-        self.result: Plasticity = bucket_plasticity(q_buckets, self.cells, moments.total_q, keys, self.width)
+        self.result: Plasticity = bucket_plasticity(q_buckets, self.cells, moments.q, moments.total_q, keys, self.width)
         self.usable = usable_groups(moments) if intervals else np.zeros((1, N_GROUPS))
         self.fixed = self._fixed()
         self.has_row = ~np.isnan(self.result.ap[0])
@@ -180,7 +187,7 @@ class _HeadPlasticity:
         } | {"ap_fixed_overall": (float(fixed[0]), np.where(enough["ap_fixed_overall"], fixed[1:], np.nan))}
 
     def by_distance(self, index: Columns, i: int) -> pd.DataFrame:
-        """The pairs of keys of head i by their distances, in octaves."""
+        """The pairs of keys of head i, with their distances in octaves."""
         real = (self.keys.weight > 0) & self.has_row[:, None]
         frame = pd.DataFrame(
             {
@@ -191,7 +198,7 @@ class _HeadPlasticity:
             }
         )
         labels = {name: index[name][i] for name in ("model", "family", "layer")}
-        return merged_pairs(frame.assign(**labels, n_pairs=1))
+        return frame.assign(**labels, n_pairs=1)
 
     def _has_enough_groups(self, name: str) -> Float[np.ndarray, "1 1"]:
         """1 if enough document groups have queries in every part of the window that a scalar is about, else 0."""

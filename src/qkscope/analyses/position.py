@@ -66,10 +66,15 @@ POSITION_TABLE = Table(
     (
         Column(
             "position_share_q", "share",
-            "of the queries' variance that position alone determines; 0 in layers without rotary", "4", Scale.AT_MOST_1,
+            "of the queries' variance (vectors, not scores) that position alone determines; 0 in layers without rotary",
+            "4", Scale.AT_MOST_1,
         ),
         Column("position_share_k", "share", "the same for the keys", "4", Scale.AT_MOST_1),
-        Column("position_share", "share", "the same for queries and keys together", "4", Scale.AT_MOST_1),
+        Column(
+            "position_share", "share",
+            "the same for queries and keys together (vectors, not scores; part_position is of scores)", "4",
+            Scale.AT_MOST_1,
+        ),
         Column(
             "lock_q", "share",
             "how firmly queries are locked to the rotation: |mean with it undone| / mean length, over planes by energy",

@@ -62,10 +62,12 @@ def compute_reach(batch: Batch) -> AnalysisResult:
     sets = len(ALL_AND_WITHOUT)
     rows = {name: np.full((len(batch), sets, len(widths)), np.nan) for name in _ROWS}
     numbers = {column.name: np.full((len(batch), sets), np.nan) for column in _SCALARS}
+    furthest = np.full(len(batch), np.nan)
     for i, (head, field) in enumerate(zip(batch.heads, batch.mean_fields, strict=True)):
         if head.reach is not None:
             rows["mass_beyond"][i], rows["share_beyond"][i] = _measured(head.reach, widths)
-            numbers["mass_sink"][i], numbers["reach90"][i] = _sinks(head.reach), _reach90(head.reach)
+            furthest[i] = min(_furthest(head.reach, both=head.both), int(batch.reach[i]))
+            numbers["mass_sink"][i], numbers["reach90"][i] = _sinks(head.reach), _reach90(head.reach, furthest[i])
         if field is not None or head.nope:
             curves = Curves.of(field, int(batch.reach[i]), both=head.both)
             rows["predicted_beyond"][i] = _predicted(curves, field, head, widths)
@@ -77,7 +79,8 @@ def compute_reach(batch: Batch) -> AnalysisResult:
     columns = {"w": np.tile(widths, (len(batch), 1)), **{name: values[:, 0] for name, values in rows.items()}}
     replicates = {name: values[:, 1:] for name, values in (rows | numbers).items()}
     per_head = {name: values[:, 0] for name, values in numbers.items()}
-    return AnalysisResult({"reach": TableValues(columns, replicates, per_head, rows=exists)})
+    values = TableValues(columns, replicates, per_head, rows=exists, most={"reach90": furthest})
+    return AnalysisResult({"reach": values})
 
 
 class Curves(NamedTuple):
@@ -188,13 +191,17 @@ def _sinks(reach: HeadReach) -> Float[np.ndarray, "sets"]:
     return np.where(n > 0, ratio(sink, n), np.nan)
 
 
-def _reach90(reach: HeadReach) -> Float[np.ndarray, "sets"]:
-    """The distance below which 90% of the weight lies, linear within its bin."""
+def _furthest(reach: HeadReach, *, both: bool) -> int:
+    """One more than the largest distance between a followed query and a key that is not a sink."""
+    earlier, later = reach.positions - reach.skip_first, reach.after if both else np.zeros_like(reach.after)
+    return int(np.maximum(earlier, later).max(initial=0)) + 1
+
+
+def _reach90(reach: HeadReach, furthest: float) -> Float[np.ndarray, "sets"]:
+    """The distance within which 90% of the weight lies, linear within its bin; the last bin ends at ``furthest``."""
     masses = ALL_AND_WITHOUT @ reach.sums[:, len(REACH_COUNTS) :]
-    last = max(int(reach.positions.max(initial=0)), int(reach.starts[-1])) + 1
-    ends = np.append(reach.starts[1:], last)
+    edges = np.minimum(np.append(reach.starts, furthest), furthest)
     cumulated = np.pad(np.cumsum(masses, -1), ((0, 0), (1, 0)))
-    edges = np.append(reach.starts[:1], ends)
     return np.array([np.interp(0.9 * row[-1], row, edges) if row[-1] > 0 else np.nan for row in cumulated])
 
 

@@ -64,11 +64,10 @@ def _lock(
     undone: UndoneSums, x: Float[np.ndarray, "n d"], planes: list[np.ndarray], m: Moments
 ) -> Float[np.ndarray, "planes"]:
     """The lock of each plane, from the lengths of all vectors if they were summed, else from those of the sample."""
-    lengths = np.array([np.linalg.norm(x[:, plane], axis=-1).mean() for plane in planes])
-    if undone.size is not None:
-        lengths[: undone.size.shape[-1]] = undone.size.sum(0) / max(float(undone.n.sum()), 1.0)
+    summed = np.zeros(0) if undone.size is None else undone.size.sum(0) / max(float(undone.n.sum()), 1.0)
+    sampled = [np.linalg.norm(x[:, plane], axis=-1).mean() for plane in planes[len(summed) :]]
     unrotated = [np.linalg.norm(m.mean_x[plane]) for plane in planes[len(undone.mean) :]]
-    return np.minimum(ratio(np.concatenate([np.abs(undone.mean), unrotated]), lengths), 1.0)
+    return np.minimum(ratio(np.concatenate([np.abs(undone.mean), unrotated]), np.r_[summed, sampled]), 1.0)
 
 
 def lock(undone: UndoneSums, energy: Float[np.ndarray, "8 planes"]) -> Float[np.ndarray, "sets"] | None:

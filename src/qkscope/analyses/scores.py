@@ -21,7 +21,7 @@ from qkscope.core.linalg import ratio
 from qkscope.core.reach import REACH_COUNTS
 from qkscope.core.rows import Pair
 from qkscope.core.visible import VisibleKeys
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 
 _MEANINGS = {
     "position": "which depends on where query and key are alone",
@@ -29,16 +29,17 @@ _MEANINGS = {
     "query": "which depends on which query it is, for the average key",
     "content": "which depends on this query and this key",
 }
+_ANSWER = ": the column to use for how positional a head is"
 _TERM_PAIRS = [(a, b) for i, a in enumerate(TERMS) for b in TERMS[i + 1 :]]
 HEAD_CLASSES = {
-    "position": "#1b4965", "key": "#b2182b", "query": "#2166ac", "content": "#f2c14e", "mixed": "#c9c9c9",
+    "position": "#1b4965", "key": "#b2182b", "query": "#4393c3", "content": "#f2c14e", "mixed": "#c9c9c9",
     "flat": "#ececec",
 }  # fmt: skip
 """Classes of heads, by the term that most of the variance of their scores comes from, and their colours."""
 FLAT = 0.1
 """A head whose scores have a smaller standard deviation, in logits, attends almost evenly, whatever its parts are."""
 _TABLE = {
-    "positional": "of the scores of a query's keys moved to each other's positions: explained by position alone",
+    "positional": "of the scores of one query, its keys moved to each other's positions: explained by position alone",
     "symbolic": "of the same scores: explained by the key alone, at any position",
     "interaction_share": "of the same scores: explained by neither alone",
 }
@@ -53,14 +54,18 @@ SCORES_TABLE = Table(
         ),
         *(
             Column(
-                f"part_{term}", "share", f"of the variance of scores that the term {term} accounts for, {meaning}; the "
-                "four parts sum to 1", "8", Scale.LINEAR, signed=True,
+                f"part_{term}", "share", f"of the variance of scores that the term {term} accounts for, {meaning}"
+                f"{_ANSWER if term == 'position' else ''}; the four parts sum to 1", "8", Scale.LINEAR, signed=True,
             )
             for term, meaning in _MEANINGS.items()
         ),
         Column("logit_sd", "logit", "standard deviation of the scores of sampled pairs", "8", Scale.POSITIVE),
         *(
-            Column(f"score_{term}", "share", f"of the variance of scores: the term {meaning}", "8", Scale.POSITIVE)
+            Column(
+                f"score_{term}", "share",
+                f"of the variance of scores: the term {meaning}, without what it shares with other terms",
+                "8", Scale.POSITIVE,
+            )
             for term, meaning in _MEANINGS.items()
         ),
         *(

@@ -16,7 +16,7 @@ from qkscope.analyses.scores import locked_means
 from qkscope.core.headdata import HeadData
 from qkscope.core.rows import Pair
 from qkscope.core.sample import sample_pair
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 
 
 def compute_points(batch: Batch) -> AnalysisResult:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +31,6 @@ Between two points a sum can be larger by a factor of at most √2, if all of it
 AT_ONCE = 4
 """Transforms that are computed together."""
 
-Signal = tuple[Complex[np.ndarray, "_"], Int[np.ndarray, "_"]]
 """Values v and their positions t."""
 
 
@@ -62,48 +60,78 @@ class Grid:
         signed = np.where(index < self.size // 2, index, index - self.size)
         return np.asarray(2 * np.pi / self.size * signed)
 
-    def even(self, signals: Sequence[Signal]) -> Complex64[np.ndarray, "parts 2 base"]:
+    def even(
+        self, values: Complex[np.ndarray, "parts n"], position: Int[np.ndarray, "n"]
+    ) -> Complex64[np.ndarray, "parts 2 base"]:
         """The sums at points 0, 4, 8, … and at 2, 6, 10, …; each up to a phase that ``between`` corrects."""
-        return self._sums(signals, (0, 2))
+        return self._sums(values, position, (0, 2))
 
-    def everywhere(self, signal: Signal) -> Complex64[np.ndarray, "grid"]:
+    def everywhere(
+        self, values: Complex[np.ndarray, "n"], position: Int[np.ndarray, "n"]
+    ) -> Complex64[np.ndarray, "grid"]:
         """The sums at every point; each up to a phase."""
-        return self._sums([signal], (0, 1, 2, 3))[0].T.reshape(-1)
+        return self._sums(values[None], position, (0, 1, 2, 3))[0].T.reshape(-1)
 
-    def _sums(self, signals: Sequence[Signal], shifts: tuple[int, ...]) -> Complex64[np.ndarray, "parts shifts base"]:
+    def turns(self, point: Int[np.ndarray, "some"], position: Int[np.ndarray, "n"]) -> Complex[np.ndarray, "some n"]:
+        """e^{−iωt} at these points of the grid and these positions."""
+        return _roots(self.size)[np.multiply.outer(point, position.astype(np.int64)) % self.size]
+
+    def _sums(
+        self, values: Complex[np.ndarray, "parts n"], position: Int[np.ndarray, "n"], shifts: tuple[int, ...]
+    ) -> Complex64[np.ndarray, "parts shifts base"]:
         """The sums at the given offsets within every four points, positions counted from the middle of a transform.
 
         Single precision is enough for finding a maximum. A few transforms at a time take half as long as one by one;
         always the same number, so that no result depends on how many are requested.
         """
-        rows = len(signals) * len(shifts)
+        order, starts, occurring = _same_positions(position.tobytes(), position.dtype.str)
+        by_position = np.zeros((len(values), self.base), dtype=np.complex64)
+        if len(order):
+            by_position[:, occurring] = np.add.reduceat(values[:, order], starts, axis=-1)
+        rows = len(values) * len(shifts)
         sums = np.zeros((-(-rows // AT_ONCE) * AT_ONCE, self.base), dtype=np.complex64)
-        for row, ((values, position), shift) in zip(sums, product(signals, shifts), strict=False):
-            turned = values * _shifted(position.tobytes(), position.dtype.str, shift, self.size, self.middle)
-            np.add.at(row, position, turned.astype(np.complex64))
+        by_shift = sums[:rows].reshape(len(values), len(shifts), self.base)
+        for i, shift in enumerate(shifts):
+            np.multiply(by_position, _shifted(self.base, shift), out=by_shift[:, i])
         for start in range(0, len(sums), AT_ONCE):
             chunk = slice(start, start + AT_ONCE)
             sums[chunk] = fft.fft(sums[chunk], axis=-1, overwrite_x=True)
-        return sums[:rows].reshape(len(signals), len(shifts), self.base)
-
-    @property
-    def middle(self) -> int:
-        """The position that positions are counted from."""
-        return self.base // 2
+        return by_shift
 
     def between(
-        self, even: Complex64[np.ndarray, "parts 2 base"], before: Int[np.ndarray, "some"]
+        self,
+        even: Complex64[np.ndarray, "parts signals 2 base"],
+        signal: Int[np.ndarray, "some"],
+        before: Int[np.ndarray, "some"],
     ) -> Complex[np.ndarray, "parts some"]:
-        """The sums half-way between points 2·``before`` and those after them."""
+        """The sums half-way between points 2·``before`` of these signals and those after them."""
         around = (before[:, None] + _OFFSETS) % (2 * self.base)
         column = around // 2
-        return (even[:, around % 2, column] * _turns(self.base)[column]) @ _WEIGHTS
+        return (even[:, signal[:, None], around % 2, column] * _turns(self.base)[column]) @ _WEIGHTS
 
 
-@lru_cache(maxsize=32)
-def _shifted(position: bytes, dtype: str, shift: int, size: int, middle: int) -> Complex[np.ndarray, "n"]:
-    """Factors that shift every frequency by ``shift`` grid points; cached, since heads of a run share their tokens."""
-    return np.exp(-2j * np.pi * shift / size * (np.frombuffer(position, dtype) - middle))
+@lru_cache(maxsize=8)
+def _same_positions(
+    position: bytes, dtype: str
+) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "different"], Int[np.ndarray, "different"]]:
+    """Rows in the order of their positions, the first of each position, and the positions that occur."""
+    at = np.frombuffer(position, dtype)
+    order = np.argsort(at, kind="stable")
+    occurring, starts = np.unique(at[order], return_index=True)
+    return order, starts, occurring
+
+
+@lru_cache(maxsize=8)
+def _shifted(base: int, shift: int) -> Complex64[np.ndarray, "base"]:
+    """Factors by position that shift every frequency by ``shift`` grid points."""
+    angle = -2j * np.pi * shift / (OVERSAMPLING * base) * (np.arange(base) - base // 2)
+    return np.exp(angle).astype(np.complex64)
+
+
+@lru_cache(maxsize=4)
+def _roots(size: int) -> Complex[np.ndarray, "size"]:
+    """e^{−2πi·n/size}."""
+    return np.exp(-2j * np.pi / size * np.arange(size))
 
 
 @lru_cache(maxsize=4)
@@ -124,19 +152,24 @@ Score = Callable[[Complex[np.ndarray, "parts *points"], Int[np.ndarray, "points"
 ``Grid.even``."""
 
 
-def strongest(grid: Grid, even: Complex64[np.ndarray, "parts 2 base"], score: Score) -> int:
-    """The point of the grid, other than 0, at which the score of one or several sums is largest."""
-    scores = score(even, None)
-    scores[0, 0] = -1.0  # frequency 0 is not a rotation
-    best_parity, best = np.unravel_index(int(scores.argmax()), scores.shape)
-    first = 2 * int(best) + int(best_parity)
-    parity, index = np.divmod(np.flatnonzero(scores >= WORTH_A_LOOK * scores[best_parity, best]), grid.base)
-    last = 2 * grid.base - 1
-    good = np.concatenate([2 * index + parity, [0, last]])  # the lowest frequencies are next to 0
-    before = np.unique(np.concatenate([good, (good - 1) % (last + 1)]))
-    odd = score(grid.between(even, before), 2 * before + 1)
-    largest = int(odd.argmax())
-    return 2 * int(before[largest]) + 1 if odd[largest] >= scores[best_parity, best] else 2 * first
+def strongest(
+    grid: Grid, even: Complex64[np.ndarray, "parts signals 2 base"], score: Score
+) -> Int[np.ndarray, "signals"]:
+    """The point of the grid, other than 0, at which the score of each signal's sums is largest."""
+    scores, points = score(even, None), 2 * grid.base
+    scores[:, 0, 0] = -1.0  # frequency 0 is not a rotation
+    each = np.arange(len(scores))
+    parity, index = np.divmod(scores.reshape(len(scores), -1).argmax(-1), grid.base)
+    largest_even = scores[each, parity, index]
+    signal, good_parity, good = np.nonzero(scores >= WORTH_A_LOOK * largest_even[:, None, None])
+    # Around good points, and around 0, where the lowest frequencies are.
+    after = np.concatenate([signal * points + 2 * good + good_parity, each * points, each * points + points - 1])
+    signal, before = np.divmod(np.unique(np.concatenate([after, after - 1 + points * (after % points == 0)])), points)
+    odd = score(grid.between(even, signal, before), 2 * before + 1)
+    largest_odd = np.maximum.reduceat(odd, np.searchsorted(signal, each))
+    is_largest = np.flatnonzero(odd == largest_odd[signal])
+    first = before[is_largest[np.searchsorted(signal[is_largest], each)]]
+    return np.where(largest_odd >= largest_even, 2 * first + 1, 2 * (2 * index + parity))
 
 
 NULL_DRAWS = 400
@@ -177,22 +210,28 @@ class Turning:
 
 
 def turning(
-    angle_q: Float[np.ndarray, "planes n_q"],
-    angle_k: Float[np.ndarray, "planes n_k"],
+    phasor_q: Complex[np.ndarray, "planes n_q"],
+    phasor_k: Complex[np.ndarray, "planes n_k"],
     tokens_q: TokenPositions,
     tokens_k: TokenPositions,
     window: int,
 ) -> Turning:
-    """The strongest common frequency of queries and keys in each plane."""
-    classes = [(_centred(np.exp(1j * angle_q)), tokens_q), (_centred(np.exp(1j * angle_k)), tokens_k)]
-    frequency = _strongest(classes, Grid(window))
-    by_document = [_sums(phasor, tokens, frequency) for phasor, tokens in classes]
+    """The strongest common frequency of queries and keys in each plane, from e^{iθ} of their vectors."""
+    grid = Grid(window)
+    classes = [(_centred(phasor_q), tokens_q), (_centred(phasor_k), tokens_k)]
+
+    def squared_lengths(sums: np.ndarray, _: object) -> Float[np.ndarray, "*points"]:
+        return np.abs(sums).sum(0) ** 2
+
+    even = np.stack([grid.even(phasor, tokens.position) for phasor, tokens in classes])
+    point = strongest(grid, even, squared_lengths)
+    by_document = [_sums(phasor, tokens, grid.turns(point, tokens.position)) for phasor, tokens in classes]
     lengths = [np.abs(sums.sum(-1)) for sums in by_document]
-    coherent = np.sum([np.abs(sums.sum(-1)) ** 2 for sums in by_document], axis=0)
+    coherent = np.sum([length**2 for length in lengths], axis=0)
     incoherent = np.sum([(np.abs(sums) ** 2).sum(-1) for sums in by_document], axis=0)
     n = max(len(tokens_q) + len(tokens_k), 1)
     return Turning(
-        frequency,
+        grid.frequency(point),
         np.sum(lengths, axis=0) / n,
         np.divide(coherent, incoherent, out=np.zeros(len(incoherent)), where=incoherent > 0),
     )
@@ -215,8 +254,8 @@ def _chance(docs_q: bytes, at_q: bytes, docs_k: bytes, at_k: bytes, dtype: str, 
     coherences = []
     for start in range(0, NULL_DRAWS, 25):
         size = min(25, NULL_DRAWS - start)
-        angle_q, angle_k = (rng.uniform(-np.pi, np.pi, (size, len(tokens))) for tokens in (q, k))
-        coherences.append(turning(angle_q, angle_k, q, k, window).coherence)
+        phasors = [np.exp(1j * rng.uniform(-np.pi, np.pi, (size, len(tokens)))) for tokens in (q, k)]
+        coherences.append(turning(phasors[0], phasors[1], q, k, window).coherence)
     return float(np.quantile(np.concatenate(coherences), NULL_QUANTILE))
 
 
@@ -225,27 +264,13 @@ def _centred(phasor: Complex[np.ndarray, "planes n"]) -> Complex[np.ndarray, "pl
     return phasor - phasor.mean(-1, keepdims=True) if phasor.shape[-1] else phasor
 
 
-def _strongest(
-    classes: list[tuple[Complex[np.ndarray, "planes _"], TokenPositions]], grid: Grid
-) -> Float[np.ndarray, "planes"]:
-    def squared_lengths(sums: np.ndarray, _: object) -> Float[np.ndarray, "*points"]:
-        return np.abs(sums).sum(0) ** 2
-
-    strongest_points = []
-    for plane in range(len(classes[0][0])):
-        even = grid.even([(phasor[plane], tokens.position) for phasor, tokens in classes])
-        strongest_points.append(strongest(grid, even, squared_lengths))
-    return grid.frequency(np.array(strongest_points, dtype=np.int64))
-
-
 def _sums(
-    values: Complex[np.ndarray, "planes n"], tokens: TokenPositions, frequency: Float[np.ndarray, "planes"]
+    values: Complex[np.ndarray, "planes n"], tokens: TokenPositions, turns: Complex[np.ndarray, "planes n"]
 ) -> Complex[np.ndarray, "planes documents"]:
     """F_d = Σ over the document of v·e^{−iωt}, at each plane's own frequency."""
     if not len(tokens):
         return np.zeros((len(values), 0), dtype=complex)
-    turned = values * np.exp(-1j * frequency[:, None] * tokens.position)
-    return np.add.reduceat(turned, tokens.starts, axis=-1)
+    return np.add.reduceat(values * turns, tokens.starts, axis=-1)
 
 
 # ---- the plane of a and b -----------------------------------------------------------------------
@@ -278,23 +303,23 @@ def fit_circles(
     totals = [sum(float(np.vdot(w, w).real) for w in head) for head in centred]
     fittable = [total > 0 and weight.any_nonzero for total in totals]
     signals = [
-        (np.concatenate(head) / total**0.5, position)
+        np.concatenate(head) / total**0.5
         for head, total, can_fit in zip(centred, totals, fittable, strict=True)
         if can_fit
     ]
-    even = iter(grid.even(signals) if signals else ())
 
     def explained(sums: np.ndarray, points: Int[np.ndarray, "points"] | None) -> Float[np.ndarray, "*points"]:
         power = sums[0].real ** 2 + sums[0].imag ** 2
         power *= weight.even if points is None else weight.all[points]
         return power
 
+    points = iter(strongest(grid, grid.even(np.stack(signals), position)[None], explained) if signals else ())
     fits = []
     for head, total, can_fit in zip(centred, totals, fittable, strict=True):
         if not can_fit:
             fits.append(Circle(float("nan"), float("nan"), False))
             continue
-        best = strongest(grid, next(even)[None], explained)
+        best = int(next(points))
         omega = float(grid.frequency(np.array(best)))
         classes = list(zip(head, (tokens_q, tokens_k), strict=True))
         fits.append(Circle(omega, _r_squared(classes, omega, total), best in (1, grid.size - 1)))
@@ -317,7 +342,7 @@ def _weights(at_q: bytes, at_k: bytes, window: int) -> _Weights:
     grid = Grid(window)
     spread = np.zeros(grid.size)
     for position in (np.frombuffer(at_q, np.int64), np.frombuffer(at_k, np.int64)):
-        sums = grid.everywhere((np.ones(len(position), complex), position))
+        sums = grid.everywhere(np.ones(len(position), complex), position)
         spread += len(position) - np.abs(sums) ** 2 / len(position)
     spread[0] = 0.0
     enough = spread > 1e-3 * spread.max()

@@ -15,7 +15,7 @@ from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.tables import Columns, Tables, merge_tables
-from qkscope.analyses.uncertainty import Interval, flags, jackknife
+from qkscope.analyses.uncertainty import Interval, counted_by_document, flags, jackknife
 from qkscope.core.headdata import HeadData
 
 
@@ -101,15 +101,15 @@ def _with_intervals(batch: Batch, columns: Sequence[Column], values: TableValues
             for end in ("", *ENDS):
                 numbers[column.name + end] = np.asarray(numbers[column.per_token + end] * batch.reach)
         elif column.scale is not None:
-            interval = _interval(batch, column, numbers[column.name], values.replicates)
+            interval = _interval(batch, column, numbers[column.name], values)
             numbers |= dict(zip((column.name + end for end in ENDS), vars(interval).values(), strict=True))
     return numbers
 
 
-def _interval(batch: Batch, column: Column, estimate: np.ndarray, by_column: Mapping[str, np.ndarray]) -> Interval:
+def _interval(batch: Batch, column: Column, estimate: np.ndarray, values: TableValues) -> Interval:
     """The interval of a column; groups with a NaN replicate do not count."""
     assert column.scale is not None
-    replicates = by_column.get(column.name)
+    replicates = values.replicates.get(column.name)
     if replicates is None:
         missing = np.full(estimate.shape, np.nan)
         return Interval(missing, missing, missing)
@@ -118,7 +118,13 @@ def _interval(batch: Batch, column: Column, estimate: np.ndarray, by_column: Map
     if unknown.any():
         present = present.reshape(present.shape + (1,) * (replicates.ndim - 2)) * ~unknown
         replicates, estimate = np.nan_to_num(replicates), np.nan_to_num(estimate)
-    return jackknife(estimate, replicates, present, column.scale)
+    interval = jackknife(estimate, replicates, present, column.scale)
+    if column.name in values.documents:
+        interval = counted_by_document(interval, estimate, values.documents[column.name])
+    if column.name not in values.most:
+        return interval
+    most = values.most[column.name]
+    return replace(interval, high=np.where(np.isnan(most), interval.high, np.minimum(interval.high, most)))
 
 
 def _flattened(numbers: Columns, n_heads: int) -> tuple[Columns, Int[np.ndarray, "rows"]]:

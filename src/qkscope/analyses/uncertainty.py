@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.special import stdtrit
 
 from qkscope.core.headmoments import HeadMoments
@@ -25,6 +25,8 @@ MIN_ROWS_PER_DIMENSION = 5
 """With fewer rows per dimension a row carries the flag ``low_n``."""
 _NONE = 1e-13
 """A variance below this share of the mean square is rounding error."""
+_EQUAL = 1e-12
+"""A standard error of a share below this is rounding error."""
 
 
 class Scale(Enum):
@@ -74,6 +76,32 @@ def jackknife(
     high = np.maximum(np.clip(high, least, most), estimate)
     has_interval = n_groups >= MIN_GROUPS
     return Interval(*(np.where(has_interval, bound, np.nan) for bound in (se, low, high)))
+
+
+def wilson(
+    share: Float[np.ndarray, "*shape"], n: Float[np.ndarray, "*shape"] | Int[np.ndarray, "*shape"]
+) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
+    """Wilson's 95% interval of a share of n observations.
+
+    >>> [np.round(wilson(np.array(share), np.array(16)), 3).tolist() for share in (1.0, 0.5)]
+    [[0.806, 1.0], [0.28, 0.72]]
+    """
+    z = 1.959964
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    return np.asarray(np.clip(centre - half, 0.0, share)), np.asarray(np.clip(centre + half, share, 1.0))
+
+
+def counted_by_document(
+    interval: Interval, share: Float[np.ndarray, "heads"], documents: Int[np.ndarray, "heads"]
+) -> Interval:
+    """Wilson's interval, each document one observation, where no replicate differs from the others.
+
+    Such replicates do not show how much the tokens of a document depend on each other.
+    """
+    low, high = wilson(share, np.maximum(documents, 1))
+    equal = interval.se <= _EQUAL
+    return Interval(interval.se, np.where(equal, low, interval.low), np.where(equal, high, interval.high))
 
 
 def usable_groups(moments: HeadMoments) -> Float[np.ndarray, "*batch 8"]:

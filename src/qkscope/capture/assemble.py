@@ -32,7 +32,7 @@ from qkscope.files.locks import being_read, held
 from qkscope.files.manifest import LayerEntry, RunManifest
 from qkscope.files.parts import THREADS, Parts
 from qkscope.files.runfolder import MANIFEST, MOMENTS, PASSAGE_ENTRY, PASSAGE_FILE, PROGRESS, RunFolder
-from qkscope.heads import read_by
+from qkscope.headids import read_by
 
 OnLayer = Callable[[int, int], None]
 """A callback that takes the number of layers done and the number of all layers."""

@@ -80,6 +80,22 @@ def span_call(attention: Attention, span: TextSpan, tokens: BatchTokens, *, temp
     return replace(attention, q=part(attention.q), k=part(attention.k), rotary=rotary)
 
 
+def first_columns(attention: Attention, columns: int, *, temperature: bool) -> Attention:
+    """The queries and keys of the first columns of a call, with the rotated queries if ``temperature``.
+
+    Their attention is in the whole call: later keys, which none of them sees, make no difference.
+    """
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        cut = x[:, :, :columns]
+        return cut.contiguous() if cut.is_cuda else cut
+
+    rotary = attention.rotary
+    if temperature and rotary is not None:
+        rotary = replace(rotary, q=replace(rotary.q, after=part(by_heads(rotary.q.after, attention.q))))
+    return replace(attention, q=part(attention.q), k=part(attention.k), rotary=rotary)
+
+
 @dataclass(frozen=True)
 class RequestSpan:
     """The tokens of one request in a call, as the engine's metadata state."""
@@ -158,17 +174,20 @@ class CallPart:
     """Tokens of a forward pass at consecutive positions."""
 
     tokens: BatchTokens
+    end: int
+    """The position after the last."""
     angles: _Angles
     """Cos and sin of each embedding in use, at these positions."""
     span: TextSpan | None = None
-    """Their columns of the call; None: all."""
+    """Their columns of the call, for documents with images; None: the first ones."""
 
     def of(self, attention: Attention, layer: Layer) -> Attention:
         """The call of these tokens alone."""
-        if self.span is None:
-            return attention
         scaled = layer.rope is not None and layer.rope.temperature
-        return span_call(attention, self.span, self.tokens, temperature=scaled)
+        if self.span is not None:
+            return span_call(attention, self.span, self.tokens, temperature=scaled)
+        columns = self.end - self.tokens.first
+        return attention if columns >= attention.q.shape[2] else first_columns(attention, columns, temperature=scaled)
 
     def angles_of(self, layer: Layer, device: torch.device) -> _Angle | None:
         """The angles of a layer on its device, copied there once per forward pass; None without any."""
@@ -192,7 +211,10 @@ class LayerCalls:
         used = {rope.embedding for rope in ropes if rope is not None}
         first = tokens.first
         return CallPart(
-            tokens, {rotary: rotary.angles(torch.arange(first, end, device=rotary.device)) for rotary in used}, span
+            tokens,
+            end,
+            {rotary: rotary.angles(torch.arange(first, end, device=rotary.device)) for rotary in used},
+            span,
         )
 
     def adding(self, sums: Mapping[int, LayerSums], parts: list[CallPart]) -> OnAttention:

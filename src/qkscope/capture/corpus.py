@@ -21,6 +21,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
+from qkscope.capture.given import check_vocabulary, read_texts
 from qkscope.capture.images import ImageInputs, has_images, image_inputs, inputs_text, tensors
 from qkscope.capture.model import check_tokens, is_panic, load_tokenizer, parsed_once
 from qkscope.capture.options import ModelOptions, TextOptions
@@ -28,6 +29,9 @@ from qkscope.capture.sampling import TextSpans
 from qkscope.capture.shardsums import ModelReport
 from qkscope.capture.texts import Document, read_documents
 from qkscope.errors import CaptureError, ConfigError
+from qkscope.files.runfolder import PASSAGE
+from qkscope.options import is_whole
+from qkscope.progress import plural
 
 LONGEST_TOKEN = 40
 """Characters of a token's text that are stored, at most."""
@@ -301,11 +305,10 @@ def _check_layers(name: str, images: ImageInputs, report: ModelReport) -> None:
             )
 
 
-PASSAGE = (
-    "In the lighthouse Ann Keller wrote: on Monday three ships, on Tuesday a storm. Years later Ann Keller read it "
-    "again: on Monday three ships, on Tuesday a storm. The sea was quiet now, and no ship came to the old lighthouse."
-)
-PASSAGE_TOKENS = 64
+PASSAGE_TOKENS, OWN_TOKENS = 64, 128
+"""Tokens of the bundled passage, and of another, at most."""
+FEWEST_TOKENS = 3
+"""Tokens of a passage, at least: with fewer, no query has two keys before it."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +329,18 @@ def bundled_passage(tokenizer: PreTrainedTokenizerBase, bos: Bos | None = None) 
     return Passage(ids, tuple(token_texts(ids, tokenizer)))
 
 
+def own_passage(text: str, tokenizer: Any, bos: Bos | None = None) -> Passage:
+    """Return a passage of the user's own in the tokens of this tokenizer; an error if it has too few."""
+    if tokenizer is None:
+        raise ConfigError("a passage needs a tokenizer; give one, or leave the passage out")
+    ids = tokenize([Document("passage", text)], tokenizer, bos)[0]
+    if len(ids) < FEWEST_TOKENS:
+        raise CaptureError(f"the passage has {plural(len(ids), 'token')}; give a text of {FEWEST_TOKENS} or more")
+    if len(ids) > OWN_TOKENS:
+        _log.warning("the passage has %d tokens; the first %d are read", len(ids), OWN_TOKENS)
+    return Passage(ids[:OWN_TOKENS], tuple(token_texts(ids[:OWN_TOKENS], tokenizer)))
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Documents as token ids, the token they begin with, and the tokenizer."""
@@ -343,18 +358,20 @@ class Corpus:
     def read(cls, texts: TextOptions, model: ModelOptions) -> Corpus:
         """Read the documents that a command names, with the tokenizer of a model that is yet to be loaded."""
         documents = read_documents(list(texts.texts), texts.field, texts.max_docs)
-        _log.info("%d documents; loading %s", len(documents), model.model)
+        _log.info("%s; loading %s", plural(len(documents), "document"), model.model)
         tokenizer = load_tokenizer(model)
         bos = find_bos(model, tokenizer, texts.bos)
         return cls(documents, [*tokenize(documents, tokenizer, bos)], bos, bundled_passage(tokenizer, bos), tokenizer)
 
     @classmethod
     def of(cls, texts: Sequence[Any], tokenizer: Any, model: Any, bos: bool | None = None) -> Corpus:
-        """Read texts for a loaded model: strings, rows of token ids, or a processor's output for one document.
+        """Read texts for a loaded model: strings, rows of token ids, or others that ``read_texts`` knows.
 
         Strings begin as the model's own files say, unless ``bos`` is given; token ids are not changed.
         """
-        check_texts(texts, tokenizer)
+        if bos not in (None, True, False):
+            raise ConfigError(f"expected bos to be True, False or None, got {bos!r:.60}")
+        texts = read_texts(texts, tokenizer)
         begin = None
         if tokenizer is not None:
             begin = find_bos(_files_of(model, tokenizer), tokenizer, bos, model)
@@ -363,6 +380,8 @@ class Corpus:
             document = Document(f"text {number}", _identity(text))
             documents.append(document)
             tokens.append(_tokens_of(text, document, tokenizer, model, begin))
+        rows = [row.ids if isinstance(row, ImageInputs) else row for row in tokens]
+        check_vocabulary(rows, model, tokenizer)
         passage = None if tokenizer is None else bundled_passage(tokenizer, begin)
         has_strings = any(isinstance(text, str) for text in texts)
         return cls(documents, tokens, begin if has_strings else None, passage, tokenizer)
@@ -371,6 +390,10 @@ class Corpus:
     def ids(self) -> list[np.ndarray]:
         """Token ids of each document; of one with images, those of its text."""
         return [tokens.ids if isinstance(tokens, ImageInputs) else tokens for tokens in self.tokens]
+
+    def passage_of(self, text: str | None) -> Passage | None:
+        """Return the passage with this text; without a text, the bundled one."""
+        return self.passage if text is None else own_passage(text, self.tokenizer, self.bos)
 
     @property
     def words(self) -> Callable[[np.ndarray], list[str]] | None:
@@ -384,20 +407,14 @@ class Corpus:
 
     def cut(self, window: int, model: Any) -> list[torch.Tensor]:
         """Return the documents of 16 tokens or more, cut to a window, as interventions read them."""
+        if not is_whole(window) or window < SHORTEST:
+            raise ConfigError(f"expected a window of {SHORTEST} tokens or more, got {window!r}")
         documents = [torch.from_numpy(ids[:window]) for ids in self.ids if len(ids) >= SHORTEST]
         if not documents:
             raise CaptureError(f"no document has {SHORTEST} tokens; give longer texts")
         check_tokens(self.ids, int(model.get_input_embeddings().weight.shape[0]))
-        _log.info("%d documents, up to %d tokens each", len(documents), max(map(len, documents)))
+        _log.info("%s, up to %s each", plural(len(documents), "document"), plural(max(map(len, documents)), "token"))
         return documents
-
-
-def check_texts(texts: Sequence[Any], tokenizer: Any) -> None:
-    """Raise an error unless these are several texts, each a string or token ids, and strings have a tokenizer."""
-    if isinstance(texts, str) or not len(texts):
-        raise ConfigError("expected a list of texts, each a string or token ids")
-    if tokenizer is None and any(isinstance(text, str) for text in texts):
-        raise ConfigError("texts as strings need a tokenizer; give one, or token ids")
 
 
 def _tokens_of(text: Any, document: Document, tokenizer: Any, model: Any, bos: Bos | None) -> np.ndarray | ImageInputs:
@@ -409,7 +426,8 @@ def _tokens_of(text: Any, document: Document, tokenizer: Any, model: Any, bos: B
         return tensors(text)["input_ids"][0].cpu().numpy()
     ids = np.asarray(text)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise ConfigError(f"expected token ids as one row of integers, got {ids.dtype} of shape {ids.shape}")
+        got = f"{ids.dtype} of shape {ids.shape}"
+        raise ConfigError(f"{document.name}: expected token ids as one row of integers, got {got}")
     return ids.astype(np.int64)
 
 

@@ -112,7 +112,7 @@ def _recomputed_error(attention: Attention, output: torch.Tensor) -> float:
     length = query.shape[2]
     columns = torch.arange(max(0, length - _ROWS), length, device=query.device)
     values = for_each_query_head(value[0], query[0]).float()
-    expected = (attention_weights(attention, 0, columns).weights @ values).transpose(0, 1)
+    expected = (attention_weights(attention, columns.expand(len(query), -1)).weights[0] @ values).transpose(0, 1)
     got = output.reshape(output.shape[0], length, query.shape[1], -1)[0, columns].float()
     return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
 
@@ -123,22 +123,23 @@ _HIDDEN = -1e4
 
 @dataclass(frozen=True)
 class Weights:
-    """Attention of one document: scores before the softmax, −∞ or nearly so where masked, and weights after it."""
+    """Attention of some queries: scores before the softmax, −∞ or nearly so where masked, and weights after it."""
 
     scores: torch.Tensor
-    """(H, n, S)."""
+    """(B, H, n, S)."""
     weights: torch.Tensor
-    """(H, n, S); sums to less than 1 over the keys where the layer has learned sinks."""
+    """(B, H, n, S); sums to less than 1 over the keys where the layer has learned sinks."""
 
 
-def attention_weights(
-    attention: Attention, row: int, columns: torch.Tensor, mask: torch.Tensor | None = None
-) -> Weights:
-    """Scores and weights of the queries in these columns of one document of a call; ``mask`` is its ``mask_of``."""
+def attention_weights(attention: Attention, columns: torch.Tensor, mask: torch.Tensor | None = None) -> Weights:
+    """Scores and weights of the queries in these columns (B, n) of each document; ``mask`` is their ``mask_of``."""
     (_, query, key, *_), options = attention.call
-    q, k = query[row].index_select(1, columns), key[row]
-    products = _product(q.reshape(len(k), -1, q.shape[-1]), k.transpose(1, 2)).view(len(q), len(columns), -1)
-    mask = mask_of(attention, row, columns).float() if mask is None else mask
+    (batch, heads, _, d), n, key_heads = query.shape, columns.shape[1], key.shape[1]
+    q = query.gather(2, columns[:, None, :, None].expand(-1, heads, -1, d))
+    products = _product(
+        q.reshape(batch * key_heads, -1, d), key.reshape(batch * key_heads, -1, d).transpose(1, 2)
+    ).view(batch, heads, n, -1)
+    mask = mask_of(attention, columns).float() if mask is None else mask
     softcap = options.get("softcap")
     if softcap is None:
         scores = torch.add(mask, products, alpha=attention.scaling)
@@ -147,7 +148,7 @@ def attention_weights(
     sinks = options.get("s_aux", getattr(attention.module, "sinks", None))
     if sinks is None:
         return Weights(scores, scores.softmax(-1))
-    extra = sinks.float().reshape(-1, 1, 1).expand(*scores.shape[:2], 1)
+    extra = sinks.float().reshape(-1, 1, 1).expand(*scores.shape[:3], 1)
     return Weights(scores, torch.cat([scores, extra], -1).softmax(-1)[..., :-1])
 
 
@@ -163,23 +164,22 @@ def sees_later(attention: Attention) -> bool:
     if own_mask(attention) is None:
         causal = attention.call[1].get("is_causal")
         return not (getattr(attention.module, "is_causal", True) if causal is None else causal)
-    first = torch.zeros(1, dtype=torch.long, device=attention.q.device)
-    later = mask_of(attention, 0, first)[..., 1:]
+    first = torch.zeros(len(attention.q), 1, dtype=torch.long, device=attention.q.device)
+    later = mask_of(attention, first)[:1, ..., 1:]
     return later.numel() > 0 and bool(later.float().max() > _HIDDEN)
 
 
-def mask_of(attention: Attention, row: int, columns: torch.Tensor) -> torch.Tensor:
-    """The mask added to the scores of these queries: the model's own, or the one that it implies."""
+def mask_of(attention: Attention, columns: torch.Tensor) -> torch.Tensor:
+    """The mask added to the scores of the queries in these columns (B, n): the model's own, or the one it implies."""
     _, query, key = attention.call[0][:3]
     keys, mask = key.shape[2], own_mask(attention)
     if mask is not None:
-        of_row = mask[min(row, len(mask) - 1)]
-        of_row = of_row.expand(-1, query.shape[2], -1) if of_row.shape[1] == 1 else of_row
-        part = of_row.index_select(1, columns)[..., :keys]
+        of_queries = mask[..., :keys].expand(len(columns), -1, query.shape[2], -1)
+        part = of_queries.gather(2, columns[:, None, :, None].expand(-1, mask.shape[1], -1, of_queries.shape[-1]))
         if part.dtype != torch.bool:
             return part
         return torch.zeros_like(part, dtype=torch.float32).masked_fill(~part, -torch.inf)
-    query_at = (columns + keys - query.shape[2])[:, None]
+    query_at = (columns + keys - query.shape[2])[:, None, :, None]
     key_at = torch.arange(keys, device=columns.device)
     distance = query_at - key_at
     if sees_later(attention):

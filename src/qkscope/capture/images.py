@@ -112,7 +112,7 @@ def inputs_text(inputs: Mapping[str, Any]) -> str:
 
 def has_images(inputs: Mapping[str, Any]) -> bool:
     """True if there are inputs other than those of a text."""
-    return not set(tensors(inputs)) <= _OF_TEXT
+    return not {name for name, value in inputs.items() if value is not None} <= _OF_TEXT
 
 
 def tensors(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from qkscope.capture.gate import sees_later
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.rope import Embedding, LayerRope, describe_rope
 from qkscope.capture.watch import Attention
-from qkscope.errors import CaptureError
+from qkscope.errors import CaptureError, NotNestedError
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class ChosenLayers:
         encoder = any(layer.both for layer in layers.values())
         by_length = any(layer.rope is not None and layer.rope.depends_on_length for layer in layers.values())
         _check_passes(options, encoder=encoder, by_length=by_length)
+        _check_nested(options, encoder=encoder, by_length=by_length)
         chosen = _chosen(layers, options)
         return cls(
             {layer: layers[layer] for layer in sorted(chosen)},
@@ -120,7 +121,7 @@ def _with_keys_of_tokens(attentions: list[Attention], options: CaptureOptions) -
 
 def _check_passes(options: CaptureOptions, *, encoder: bool, by_length: bool) -> None:
     """Reject ``--prefill`` and ``--batch`` for models that do not allow them."""
-    if by_length and (options.batch > 1 or options.prefill):
+    if by_length and ((options.batch or 1) > 1 or options.prefill):
         raise CaptureError(
             "the rotary encoding of this model depends on the length of the document (dynamic or longrope); "
             "padding and steps would change it, so use --batch 1 and no --prefill"
@@ -128,6 +129,17 @@ def _check_passes(options: CaptureOptions, *, encoder: bool, by_length: bool) ->
     if encoder and options.prefill:
         raise CaptureError(
             "the queries of this model also see later keys, so documents cannot be read in steps; leave out --prefill"
+        )
+
+
+def _check_nested(options: CaptureOptions, *, encoder: bool, by_length: bool) -> None:
+    """Reject ``--compare-at`` where vectors of a document's first tokens depend on those that follow."""
+    reason = "its queries also see later keys" if encoder else ""
+    reason = reason or ("its rotary encoding depends on the length of the document" if by_length else "")
+    if options.compare_at and reason:
+        raise NotNestedError(
+            f"--compare-at needs vectors that do not depend on what follows, but {reason}; leave it out, and capture "
+            f"again with --window {options.compare_at[0]}"
         )
 
 

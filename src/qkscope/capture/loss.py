@@ -17,6 +17,8 @@ from qkscope.capture.watch import backbone
 
 LOSS_TOKENS = 64
 """Tokens of each document whose loss is computed, at most: evenly spaced over it."""
+_AT_ONCE = 1024
+"""Tokens whose logits are in memory at once."""
 GATE_TOKENS = 16
 """Tokens on which computed logits are compared with the model's own."""
 
@@ -72,27 +74,36 @@ class LossSums:
     """Sum of the losses of each document, and their number; empty if logits cannot be computed."""
 
     head: OutputHead | None
-    _sums: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """The sums of each document's passes, on their device: a pass does not wait for them."""
+    _passes: list[tuple[list[int], list[int], torch.Tensor]] = field(default_factory=list)
+    """Documents of each pass, their tokens, and the losses of these, on their device: a pass does not wait for them."""
     _counts: dict[int, int] = field(default_factory=dict)
 
     @property
     def of(self) -> dict[int, tuple[float, int]]:
         """Sum and number of each document."""
-        return {
-            number: (sum(float(part) for part in self._sums[number]), count) for number, count in self._counts.items()
-        }
+        sums = dict.fromkeys(self._counts, 0.0)
+        for documents, counts, losses in self._passes:
+            parts = np.split(losses.cpu().numpy(), np.cumsum(counts)[:-1])
+            for number, part in zip(documents, parts, strict=True):
+                sums[number] += float(part.sum())
+        return {number: (sums[number], count) for number, count in self._counts.items()}
 
     @torch.no_grad()
     def add(self, documents: dict[int, np.ndarray], hidden: torch.Tensor, first: int) -> None:
         """Add one forward pass: hidden states of documents, by number, at positions from ``first`` on."""
         if self.head is None:
             return
-        for row, (number, ids) in enumerate(documents.items()):
-            positions = loss_positions(len(ids))
-            positions = positions[(positions >= first) & (positions < first + hidden.shape[1])]
-            self._counts[number] = self._counts.get(number, 0) + len(positions)
-            sums = self._sums.setdefault(number, [])
-            if len(positions):
-                index = on_device(positions - first, hidden.device)
-                sums.append(self.head.losses(hidden[row, index], ids[positions + 1]).sum())
+        chosen = [loss_positions(len(ids)) for ids in documents.values()]
+        chosen = [at[(at >= first) & (at < first + hidden.shape[1])] for at in chosen]
+        counts = [len(positions) for positions in chosen]
+        for number, count in zip(documents, counts, strict=True):
+            self._counts[number] = self._counts.get(number, 0) + count
+        rows = np.repeat(np.arange(len(counts)), counts)
+        index = on_device(np.stack([rows, np.concatenate(chosen) - first]), hidden.device)
+        targets = np.concatenate([ids[at + 1] for ids, at in zip(documents.values(), chosen, strict=True)])
+        losses = [
+            self.head.losses(hidden[tuple(index[:, part])], targets[part])
+            for part in (slice(start, start + _AT_ONCE) for start in range(0, len(rows), _AT_ONCE))
+        ]
+        if losses:
+            self._passes.append((list(documents), counts, torch.cat(losses)))

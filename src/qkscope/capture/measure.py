@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from qkscope.capture.layers import ChosenLayers, Layer
 from qkscope.capture.loss import GATE_TOKENS, LossSums, OutputHead, output_head
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.rope import LayerRope, check_angles, embeddings
-from qkscope.capture.shards import OutOfMemoryIn, Shard, does_not_fit, raise_out_of_memory
+from qkscope.capture.shards import OutOfMemoryIn, Shard, does_not_fit, in_passes, raise_out_of_memory
 from qkscope.capture.shardsums import ModelReport, ShardSums, finished, kept_vectors, sampled_keys, send_kept
 from qkscope.capture.sums.gramsums import trusted
 from qkscope.capture.sums.layersums import LayerSums
@@ -35,6 +36,25 @@ from qkscope.files.runfolder import Vectors
 
 LONG = 8192
 """Beyond this length, a model that would build a T × T mask is prefilled in chunks instead."""
+
+
+@dataclass
+class WindowSums:
+    """The sums of a shard over one window, while it is measured."""
+
+    shard: Shard
+    plan: Plan
+    layers: dict[int, LayerSums]
+    losses: LossSums
+    labels: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    """Documents and positions of the kept vectors, in order."""
+
+    def adding(self, calls: LayerCalls, rows: list[int], first: int, end: int) -> OnAttention:
+        """Return a callback that adds these documents at positions from ``first`` up to ``end``."""
+        tokens = batch_tokens(self.shard, rows, first, end - first, calls.options)
+        examples = [self.shard.examples[row] for row in rows]
+        self.labels += [(np.full(len(k), n), k + first) for n, k in zip(examples, tokens.kept, strict=True)]
+        return calls.adding(self.layers, [calls.part(tokens, end)])
 
 
 class Measurement:
@@ -55,7 +75,7 @@ class Measurement:
         self.report = self._report()
 
     def shard(
-        self, shard: Shard, *, keep_going: bool = False, on_documents: Callable[[int], None] | None = None
+        self, shard: Shard, *, keep_going: bool = False, on_documents: Callable[[list[int]], None] | None = None
     ) -> ShardSums:
         """Measure one shard.
 
@@ -64,7 +84,7 @@ class Measurement:
         """
         left_out = dict[int, str]()
         try:
-            return self._attempt(shard, self.options.batch, left_out, on_documents)
+            return self._attempt(shard, self._batch, left_out, on_documents)
         except OutOfMemoryIn as error:
             is_single = len(error.rows) == 1
             if is_single and not keep_going:
@@ -73,7 +93,8 @@ class Measurement:
         if keep_going:
             left_out = self._misfits(shard)
         try:
-            return replace(self._attempt(shard, 1, left_out, on_documents), one_by_one=self.options.batch > 1)
+            sums = self._attempt(shard, 1, left_out, on_documents)
+            return sums.with_nested(one_by_one=self._batch != 1)
         except OutOfMemoryIn as error:
             raise CaptureError(does_not_fit(shard, error)) from None
 
@@ -90,29 +111,36 @@ class Measurement:
         return reasons
 
     def _attempt(
-        self, shard: Shard, batch: int, left_out: dict[int, str], on_documents: Callable[[int], None] | None
+        self,
+        shard: Shard,
+        batch: int | None,
+        left_out: dict[int, str],
+        on_documents: Callable[[list[int]], None] | None,
     ) -> ShardSums:
-        plan = Plan(shard.window, self.options.buckets, self.options.skip_first)
         rows = [row for row, example in enumerate(shard.examples) if example not in left_out]
-        sums = {layer: self._empty_sums(plan, description) for layer, description in self.layers.items()}
-        labels: list[tuple[np.ndarray, np.ndarray]] = []
-        losses = LossSums(self.head)
-        batch = 1 if shard.images else batch
-        for first in range(0, len(rows), batch):
-            batch_rows = rows[first : first + batch]
+        windows = [self._empty_sums(of_window) for of_window in (shard, *shard.nested)]
+        lengths = [len(shard.ids[row]) for row in rows]
+        measured: list[int] = []
+        for together in in_passes(lengths, 1 if shard.images else batch, _input_device(self.decoder).type):
+            batch_rows = [rows[index] for index in together]
             with raise_out_of_memory(batch_rows):
                 if shard.examples[batch_rows[0]] in shard.images:
-                    self._forward_images(shard, batch_rows[0], plan, sums, labels)
+                    self._forward_images(batch_rows[0], windows[0])
                 else:
-                    self._forward(shard, batch_rows, plan, sums, labels, losses)
+                    self._forward(batch_rows, windows)
+            measured += batch_rows
             if on_documents is not None:
-                on_documents(batch_rows[-1] + 1)
+                on_documents(measured)
         with raise_out_of_memory([]):
-            kept = kept_vectors(labels, sums)
-            complete = replace(shard, sampled=None) if left_out else shard
-            sampled = sampled_keys(kept, complete, self.layers, self.chosen.q_per_kv, plan.buckets)
-            moments = finished(sums, shard, sampled) if rows else {}
-        return ShardSums(moments, kept, left_out, self.report.digest, losses.of)
+            whole, *nested = (self._finished(sums, left_out) for sums in windows)
+        return replace(whole, nested=tuple(nested))
+
+    def _finished(self, sums: WindowSums, left_out: dict[int, str]) -> ShardSums:
+        kept = kept_vectors(sums.labels, sums.layers)
+        complete = replace(sums.shard, sampled=None) if left_out else sums.shard
+        sampled = sampled_keys(kept, complete, self.layers, self.chosen.q_per_kv, sums.plan.buckets)
+        moments = finished(sums.layers, sums.shard, sampled) if len(left_out) < len(sums.shard.examples) else {}
+        return ShardSums(moments, kept, left_out, self.report.digest, sums.losses.of)
 
     def passage(self, ids: np.ndarray) -> dict[int, Vectors]:
         """Return queries and keys of the chosen heads at every token of a short text, by layer."""
@@ -141,13 +169,25 @@ class Measurement:
             if layer is not None and layer.rope is not None:
                 check_angles(attention, layer.rope, *document.columns_and_positions)
 
-    def _empty_sums(self, plan: Plan, layer: Layer) -> LayerSums:
-        reach = ReachSums(plan, layer.query_heads, both=layer.both) if self.options.reach_queries else None
-        rope = self._rope(layer)
-        undone = UndoneQueries(rope) if rope is not None and self.options.keep == UNDONE_COV else None
-        return LayerSums(plan, rope, reach=reach, undone=undone)
+    def _empty_sums(self, shard: Shard) -> WindowSums:
+        plan = Plan(shard.window, self.options.buckets, self.options.skip_first)
+
+        def of_layer(layer: Layer) -> LayerSums:
+            reach = ReachSums(plan, layer.query_heads, both=layer.both) if self.options.reach_queries else None
+            rope = self._rope(layer)
+            undone = UndoneQueries(rope) if rope is not None and self.options.keep == UNDONE_COV else None
+            return LayerSums(plan, rope, reach=reach, undone=undone)
+
+        return WindowSums(
+            shard, plan, {number: of_layer(layer) for number, layer in self.layers.items()}, LossSums(self.head)
+        )
 
     # ---- description of the model ---------------------------------------------------------------
+
+    @property
+    def _batch(self) -> int | None:
+        """Documents per pass; None: by their lengths. Unless asked for, no pass has padding that changes numbers."""
+        return 1 if self.options.batch is None and self.chosen.one_pass else self.options.batch
 
     def _longest(self) -> int:
         """Return the largest length of a document, in tokens."""
@@ -202,51 +242,47 @@ class Measurement:
         """Watch the attention calls of forward passes."""
         return watching(self.model, on_attention, on_output, self.attentions)
 
-    def _forward(
-        self,
-        shard: Shard,
-        rows: list[int],
-        plan: Plan,
-        sums: dict[int, LayerSums],
-        labels: list[tuple[np.ndarray, np.ndarray]],
-        losses: LossSums,
-    ) -> None:
+    def _forward(self, rows: list[int], windows: list[WindowSums]) -> None:
         """Run one batch of documents through the model, in one pass or in steps through a cache."""
         for restore in self.restores:
             restore()
-        ids, mask = padded([shard.ids[row] for row in rows])
+        whole = windows[0]
+        ids, mask = padded([whole.shard.ids[row] for row in rows])
+        mask = mask if self.chosen.encoder else None  # no token sees the padding, which is at the end
         length = ids.shape[1]
-        step = self._step(length, plan.width)
+        step = self._step(length, [sums.plan for sums in windows])
         cache = DynamicCache(config=self.decoder.config) if step < length else None
         for first in range(0, length, step):
             part = ids[:, first : first + step]
-            tokens = batch_tokens(shard, rows, first, part.shape[1], self.options)
-            labels += [(np.full(len(k), shard.examples[r]), k + first) for r, k in zip(rows, tokens.kept, strict=True)]
-            add = self.calls.adding(sums, [self.calls.part(tokens, first + part.shape[1])])
-            with torch.no_grad(), watching(self.model, add, modules=self.attentions):
-                output = self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
-                losses.add({shard.examples[row]: shard.ids[row] for row in rows}, output.last_hidden_state, first)
-        send_kept(sums)
+            end = first + part.shape[1]
+            reached = [sums for sums in windows if first < sums.shard.window]
+            add = [sums.adding(self.calls, rows, first, min(end, sums.shard.window)) for sums in reached]
 
-    def _forward_images(
-        self,
-        shard: Shard,
-        row: int,
-        plan: Plan,
-        sums: dict[int, LayerSums],
-        labels: list[tuple[np.ndarray, np.ndarray]],
-    ) -> None:
+            def add_all(attention: Attention, add: list[OnAttention] = add) -> None:
+                for of_window in add:
+                    of_window(attention)
+
+            with torch.no_grad(), watching(self.model, add_all, modules=self.attentions):
+                output = self._decode(part, None if mask is None else mask[:, : first + step], cache, first)
+                for sums in reached:
+                    documents = {sums.shard.examples[row]: sums.shard.ids[row] for row in rows}
+                    sums.losses.add(documents, output.last_hidden_state, first)
+        for sums in windows:
+            send_kept(sums.layers)
+
+    def _forward_images(self, row: int, sums: WindowSums) -> None:
         """Run one document with images through the whole model; its text is added span by span, without a loss."""
         for restore in self.restores:
             restore()
+        shard = sums.shard
         example, parts = shard.examples[row], []
         for span in shard.images[example].text_spans:
-            tokens = span_tokens(span, example, shard.kept[row], plan.width)
+            tokens = span_tokens(span, example, shard.kept[row], sums.plan.width)
             parts.append(self.calls.part(tokens, span.positions[1], span))
-            labels.append((np.full(len(tokens.kept[0]), example), tokens.kept[0] + tokens.first))
-        with watching(self.model, self.calls.adding(sums, parts), modules=self.attentions):
+            sums.labels.append((np.full(len(tokens.kept[0]), example), tokens.kept[0] + tokens.first))
+        with watching(self.model, self.calls.adding(sums.layers, parts), modules=self.attentions):
             shard.images[example].call(self.model)
-        send_kept(sums)
+        send_kept(sums.layers)
 
     def _decode(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: DynamicCache | None, first: int) -> Any:
         device = _input_device(self.decoder)
@@ -259,14 +295,22 @@ class Measurement:
             use_cache=cache is not None,
         )
 
-    def _step(self, length: int, width: int) -> int:
-        """Return the tokens per forward pass: all, or a multiple of the bucket width."""
+    def _step(self, length: int, plans: list[Plan]) -> int:
+        """Return the tokens per forward pass: all, or whole buckets of every window that it does not cover."""
         if self.options.prefill is not None:
             requested = self.options.prefill or length
         else:
             masked = self.chosen.any_local or self.decoder.config._attn_implementation == "eager"
             requested = 2048 if masked and length > LONG and not self.chosen.one_pass else length
-        return length if requested >= length else max(width, requested // width * width)
+        if requested >= length:
+            return length
+        own, covered = plans[0].width, length
+        while True:
+            width = math.lcm(own, *(plan.width for plan in plans[1:] if plan.window > covered))
+            step = max(width, requested // width * width)
+            if step >= covered:
+                return step
+            covered = step
 
 
 def _empty_cache() -> None:

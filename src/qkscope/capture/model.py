@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from qkscope.errors import CaptureError
 from qkscope.files.readers import read_json
 
 MOST_LAYERS = 10_000
+ROPE = "rope_parameters"
+"""Entry of a config with the parameters of the rotary encoding, in some models by layer type."""
 ADAPTER_FILE = "adapter_config.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -162,6 +165,8 @@ def location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     path = Path(options.model)
     if not path.is_file():
         raise CaptureError(f"{options.model} does not exist; give a Hub id, a folder or a GGUF file")
+    if find_spec("gguf") is None:
+        raise CaptureError(f"reading {path.name} needs the package gguf; install it with: pip install 'qkscope[gguf]'")
     return str(path.parent), arguments | {"gguf_file": path.name}
 
 
@@ -246,10 +251,29 @@ def refuse_absurd(config: Any) -> None:
 
 
 def _override(config: Any, key: str, value: Any) -> None:
+    """Set an entry of a config; entries of a dict are merged into the present ones.
+
+    A rotary parameter may stand alone, such as rope_theta, and counts for every layer type unless one is named.
+    """
     target = config.get_text_config(decoder=True)
+    rope = getattr(target, ROPE, None) or {}
+    by_type = bool(rope) and all(isinstance(entry, dict) for entry in rope.values())
+    if any(key in entry for entry in (rope.values() if by_type else [rope])) and not hasattr(target, key):
+        key, value = ROPE, {key: value}
     if not isinstance(key, str) or not hasattr(target, key):
         raise CaptureError(f"the model's config has no entry {key!r}")
-    setattr(target, key, value)
+    if key == ROPE and by_type and isinstance(value, dict) and not set(value) & set(rope):
+        value = dict.fromkeys(rope, value)
+    setattr(target, key, _merged(key, getattr(target, key), value))
+
+
+def _merged(name: str, old: Any, new: Any) -> Any:
+    """Return the new value, or both dicts in one; an error if text stands where a number was."""
+    if isinstance(old, int | float) and not isinstance(old, bool) and isinstance(new, str):
+        raise CaptureError(f"--config-overrides: expected {name} to be a number such as {old:g}, got {new!r}")
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {key: _merged(key, old.get(key), value) for key, value in new.items()}
 
 
 def resolved_device(requested: str) -> str:

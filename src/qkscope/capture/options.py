@@ -15,7 +15,8 @@ from typing import Any, Literal
 from qkscope.core.layermoments import UNDONE_COV
 from qkscope.engine.target import IN_PROCESS, ExecutionTarget
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.options import MOST_TOKENS, N_BUCKETS, Indices, from_values, option, out_of_range, parse_indices
+from qkscope.files.readers import read_text
+from qkscope.options import MOST_TOKENS, N_BUCKETS, Indices, from_values, is_whole, option, out_of_range, parse_indices
 from qkscope.progress import OnProgress
 
 
@@ -27,13 +28,15 @@ def need_torch(instead: str = "") -> None:
             raise CaptureError(f"capturing needs {package}; {way_out}")
 
 
+SHORTEST_WINDOW = 16
+"""Tokens of a window, at least."""
 Sampler = Literal["uniform", "log_uniform", "all"]
 
 
 def parse_overrides(value: object) -> dict[str, Any]:
     """Return entries of a model's config, from YAML or JSON."""
     if isinstance(value, dict):
-        return value
+        return _with_powers_of_ten(value)
     import yaml
 
     try:
@@ -42,7 +45,14 @@ def parse_overrides(value: object) -> dict[str, Any]:
         raise ConfigError(f"--config-overrides is not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(entries, dict):
         raise ConfigError(f"--config-overrides: expected entries such as {{rope_theta: 1e6}}, got {value!r}")
-    return entries
+    return _with_powers_of_ten(entries)
+
+
+def _with_powers_of_ten(value: Any) -> Any:
+    """Return numbers such as 1e6 as numbers, which YAML reads as text unless they have a point and a sign."""
+    if isinstance(value, dict):
+        return {key: _with_powers_of_ten(entry) for key, entry in value.items()}
+    return float(value) if isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d*)?[eE]-?\d+", value) else value
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class ModelOptions:
     device: str = option("auto", "cpu, cuda, cuda:1 …, balanced over all devices, or auto (a GPU if there is one).")
     attn: str | None = option(None, "Attention implementation: sdpa, eager, flash_attention_2 …")
     config_overrides: dict[str, Any] | None = option(
-        None, "YAML or JSON of model config entries, such as '{rope_parameters: {…}}'.", typed=str | None,
+        None, "YAML or JSON of model config entries to change, such as '{rope_theta: 200000}'.", typed=str | None,
         written=dict[str, Any] | str | None, parse=parse_overrides,
     )  # fmt: skip
     trust_remote_code: bool = option(False, "Run code that comes with the model. Only if you trust it.")
@@ -91,6 +101,34 @@ class TextOptions:
     bos: bool | None = option(
         None, "Begin every document with the model's BOS token, or not; by default as the model's own files say."
     )
+
+
+def parse_batch(size: object) -> int | None:
+    """Return documents per forward pass; None for ``auto``.
+
+    >>> parse_batch("8"), parse_batch("auto")
+    (8, None)
+    """
+    text = str(size)
+    if text == "auto":
+        return None
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise ConfigError(f"expected --batch auto or a number of documents, got {text!r}")
+    return int(text)
+
+
+def passage_text(path: object) -> str:
+    """Return the text of the file of ``--passage``."""
+    try:
+        text = read_text(Path(str(path)))
+    except UnicodeDecodeError:
+        raise ConfigError(f"--passage {path} is not UTF-8 text; convert it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--passage {path} cannot be read ({reason}); give a text file") from None
+    if not text.strip():
+        raise ConfigError(f"--passage {path} has no text; write a sentence or two into it")
+    return text.strip()
 
 
 @dataclass(frozen=True)
@@ -121,16 +159,27 @@ class VectorSampling:
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """The measurement; all of these options are part of the run's identity."""
+    """The measurement; all of these options but ``compare_at`` are part of the run's identity."""
 
     window: int | None = option(
-        None, "Tokens per document; by default the longest, if it fits.", least=16, most=MOST_TOKENS
+        None,
+        "Tokens per document; at most and by default the longest, if it fits.",
+        least=SHORTEST_WINDOW,
+        most=MOST_TOKENS,
     )
+    compare_at: tuple[int, ...] = option(
+        (), "Also write the run at this shorter window, as RUN-at-N, from the same passes; may be repeated.",
+        typed=list[int] | None, written=list[int] | int | None, optional=True,
+        parse=lambda windows: (windows,) if isinstance(windows, int) else tuple(windows),
+    )  # fmt: skip
     buckets: int = option(N_BUCKETS, "Position buckets over the window.", least=1, most=256)
     skip_first: int = option(
         4, "Positions at the start of a document that enter no statistic: attention sinks.", least=0
     )
-    batch: int = option(1, "Documents per forward pass.", least=1)
+    batch: int | None = option(
+        None, "Documents per forward pass; auto, the default: as many short ones as a pass of a long one has tokens.",
+        typed=str | None, written=int | str | None, parse=lambda size: parse_batch(size),
+    )  # fmt: skip
     reach_queries: int = option(
         8, "Queries per document whose attention to all their keys is summed by distance; 0: none.", least=0, most=4096
     )
@@ -144,6 +193,10 @@ class CaptureOptions:
     heads: tuple[int, ...] | None = option(
         None, "Only these query heads, such as 0,4-7, and the key heads they read.", typed=str | None,
         written=Indices, parse=parse_indices,
+    )  # fmt: skip
+    passage: str | None = option(
+        None, "Text file whose first 128 tokens the explorer shows score by score, in place of a bundled text.",
+        parse=lambda path: passage_text(path),
     )  # fmt: skip
     full_attention_only: bool = option(False, "Leave out layers with a sliding window.")
     pre_rope: bool = option(False, "Measure queries and keys before the rotation instead of after.")
@@ -165,6 +218,15 @@ class CaptureOptions:
         wrong = out_of_range(self)
         if wrong:
             raise CaptureError(wrong)
+        if not all(map(is_whole, self.compare_at)):
+            raise CaptureError(f"expected --compare-at of whole numbers, got {', '.join(map(repr, self.compare_at))}")
+        object.__setattr__(self, "compare_at", tuple(sorted({*self.compare_at})))
+        if self.compare_at and self.compare_at[0] < SHORTEST_WINDOW:
+            raise CaptureError(f"expected --compare-at of {SHORTEST_WINDOW} or more, got {self.compare_at[0]}")
+        if self.passage is not None and (not isinstance(self.passage, str) or not self.passage.strip()):
+            raise ConfigError(f"expected passage to be a text of two words or more, got {self.passage!r:.60}")
+        if self.passage is not None and self.pre_rope:
+            raise CaptureError("--passage shows scores after the rotation, which --pre-rope never sees; leave one out")
         if self.keep == UNDONE_COV and self.pre_rope:
             raise CaptureError(f"--keep {UNDONE_COV} undoes the rotation, which --pre-rope never sees; leave one out")
 

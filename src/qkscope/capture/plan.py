@@ -21,6 +21,7 @@ from transformers import AutoConfig, PretrainedConfig
 from qkscope.capture.gate import gate_tokens
 from qkscope.capture.model import location, model_class, refuse_absurd, resolved_device, resolved_dtype
 from qkscope.capture.options import CaptureOptions, ModelOptions
+from qkscope.capture.shards import documents_at_once
 from qkscope.capture.watch import backbone, head_size, self_attentions
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.keypairs import MOST_PAIRS
@@ -108,7 +109,7 @@ def estimate(model_options: ModelOptions, options: CaptureOptions, window: int) 
     k_heads = n_k if options.heads is None else len({head // (n_q // n_k) for head in options.heads})
     undone = q_heads if options.keep == UNDONE_COV else 0
     on_device = q_heads * (options.buckets + N_GROUPS) + k_heads * N_GROUPS + undone
-    seconds = _layer_times(config, window, device, dtype)
+    seconds = _layer_times(config, window, options.batch, device, dtype)
     return Estimate(
         parameters=parameters,
         weights=parameters * (torch.finfo(dtype).bits // 8),
@@ -154,8 +155,10 @@ def _unreadable(options: ModelOptions, error: Exception) -> CaptureError:
     return CaptureError(f"{options.model} cannot be read ({' '.join(str(error).split())[:300]})")
 
 
-def _layer_times(config: PretrainedConfig, window: int, device: str, dtype: torch.dtype) -> tuple[float, float]:
-    """Return the seconds of one layer per token, and per token squared."""
+def _layer_times(
+    config: PretrainedConfig, window: int, batch: int | None, device: str, dtype: torch.dtype
+) -> tuple[float, float]:
+    """Return the seconds of one layer per token, and per token squared, in passes like those of a capture."""
     device_type = "cpu" if device == "cpu" else "cuda"
     small = copy.deepcopy(config)
     text: Any = small.get_text_config()
@@ -168,7 +171,10 @@ def _layer_times(config: PretrainedConfig, window: int, device: str, dtype: torc
             decoder = backbone(model_class(small).from_config(small, dtype=dtype, trust_remote_code=False).eval())
         longer = min(window, _TIMED[device_type])
         shorter = max(longer // 2, 1)
-        t_long, t_short = (_timed(decoder, length, device_type) for length in (longer, shorter))
+        t_long, t_short = (
+            _timed(decoder, batch or documents_at_once(length, device_type), length, device_type)
+            for length in (longer, shorter)
+        )
     except Exception as error:  # as in model.py
         _log.warning("one layer of this model could not be timed (%s)", " ".join(str(error).split())[:200])
         return math.nan, math.nan
@@ -178,9 +184,9 @@ def _layer_times(config: PretrainedConfig, window: int, device: str, dtype: torc
     return max(t_long / longer - quadratic * longer, 0.0), quadratic
 
 
-def _timed(decoder: Any, length: int, device_type: str) -> float:
-    """Return the seconds of a forward pass, the fastest of a few."""
-    ids = torch.randint(0, 256, (1, length), device=device_type)
+def _timed(decoder: Any, documents: int, length: int, device_type: str) -> float:
+    """Return the seconds that one of several documents takes in a forward pass, the fastest of a few."""
+    ids = torch.randint(0, 256, (documents, length), device=device_type)
     best = float("inf")
     for _ in range(4):
         start = time.perf_counter()
@@ -188,4 +194,4 @@ def _timed(decoder: Any, length: int, device_type: str) -> float:
             hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
         float(hidden[0, -1, 0])
         best = min(best, time.perf_counter() - start)
-    return best
+    return best / documents

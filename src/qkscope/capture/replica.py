@@ -34,7 +34,7 @@ class Replica:
     keep_going: bool = False
     images: ImageInputs | None = None
     """The first document with images, for their check."""
-    on_documents: Callable[[Shard, int], None] | None = None
+    on_documents: Callable[[Shard, list[int]], None] | None = None
     """A callback after every batch of documents, in this process only."""
     _measurement: Measurement | None = field(default=None, init=False, repr=False)
 
@@ -55,7 +55,7 @@ class Replica:
         return self._measurement.shard(
             shard,
             keep_going=self.keep_going,
-            on_documents=None if listener is None else lambda done: listener(shard, done),
+            on_documents=None if listener is None else lambda rows: listener(shard, rows),
         )
 
     def _measuring(self) -> Measurement:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from qkscope.capture.watch import Attention, alike, backbone
+from qkscope.core.rope import base_of
 from qkscope.errors import CaptureError
 
 _Layout = Literal["half", "interleaved"]
@@ -122,12 +123,13 @@ class LayerRope:
 
     @property
     def planar(self) -> tuple[object, ...]:
-        """Coordinates, direction and scale of its planes."""
-        return self.layout, self.start, self.planes, self.sign, self.attention_factor
+        """Coordinates and direction of its planes."""
+        return self.layout, self.start, self.planes, self.sign
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry in the manifest."""
-        return {key: value for key, value in vars(self).items() if key != "embedding"}
+        entries = {key: value for key, value in vars(self).items() if key != "embedding"}
+        return entries | {"theta": base_of(self.frequencies)}
 
 
 def planes_of(x: torch.Tensor, planes: int, layout: _Layout, start: int = 0) -> torch.Tensor:

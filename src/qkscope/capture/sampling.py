@@ -25,7 +25,7 @@ from qkscope.files.layerfiles import write_tensors
 from qkscope.files.manifest import LayerEntry, RunManifest
 from qkscope.files.runfolder import SAMPLE
 from qkscope.files.vectors import DATA_FILE, token_columns, write_vectors
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 TextSpans = tuple[tuple[int, int], ...]
 """Positions of a document's tokens: the first of each consecutive span, and the one after its last."""

@@ -18,13 +18,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from qkscope.capture.call import RequestSpan, batch_tokens, documents_of, request_call, request_output
-from qkscope.capture.loss import LossSums, OutputHead
-from qkscope.capture.measure import Measurement
+from qkscope.capture.loss import OutputHead
+from qkscope.capture.measure import Measurement, WindowSums
 from qkscope.capture.options import CaptureOptions
-from qkscope.capture.shards import Shard
 from qkscope.capture.shardsums import ModelReport, send_kept
-from qkscope.capture.sums.layersums import LayerSums
-from qkscope.capture.sums.tokens import Plan
 from qkscope.capture.watch import Attention, OnAttention, OnOutput, watching
 from qkscope.errors import CaptureError
 
@@ -119,21 +116,15 @@ class ServedMeasurement(Measurement):
                 model.forward = replaced_forward
             self._sent, self._spans = (), {}
 
-    def _forward(
-        self,
-        shard: Shard,
-        rows: list[int],
-        plan: Plan,  # noqa: ARG002
-        sums: dict[int, LayerSums],
-        labels: list[tuple[np.ndarray, np.ndarray]],
-        losses: LossSums,
-    ) -> None:
+    def _forward(self, rows: list[int], windows: list[WindowSums]) -> None:
         """Run these documents, in as few passes as the engine needs."""
         for restore in self.restores:
             restore()
+        (sums,) = windows
+        shard = sums.shard
         documents = [shard.ids[row] for row in rows]
         tokens = [batch_tokens(shard, [row], 0, len(shard.ids[row]), self.options) for row in rows]
-        add = [self.calls.adding(sums, [self.calls.part(of_row, int(of_row.lengths[0]))]) for of_row in tokens]
+        add = [self.calls.adding(sums.layers, [self.calls.part(of_row, int(of_row.lengths[0]))]) for of_row in tokens]
         in_order: list[int] = []
 
         def split(attention: Attention) -> None:
@@ -144,10 +135,14 @@ class ServedMeasurement(Measurement):
 
         with torch.no_grad(), watching(self.model, split, modules=self.attentions):
             hidden = self._read(documents)
-        labels += [(np.full(len(tokens[n].kept[0]), shard.examples[rows[n]]), tokens[n].kept[0]) for n in in_order]
+        sums.labels += [(np.full(len(tokens[n].kept[0]), shard.examples[rows[n]]), tokens[n].kept[0]) for n in in_order]
         for row, of_row in zip(rows, hidden, strict=True):
-            losses.add({shard.examples[row]: shard.ids[row]}, of_row[None], 0)
-        send_kept(sums)
+            sums.losses.add({shard.examples[row]: shard.ids[row]}, of_row[None], 0)
+        send_kept(sums.layers)
+
+    @property
+    def _batch(self) -> int | None:
+        return self.options.batch or 1
 
     def _output_head(self, gate: np.ndarray) -> OutputHead:  # noqa: ARG002
         return OutputHead(self.engine.logits, 1.0, None)

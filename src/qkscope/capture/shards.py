@@ -14,9 +14,13 @@ from qkscope.capture.options import CaptureOptions
 from qkscope.capture.sampling import TextSpans, sample_tokens, vector_tokens
 
 _DOCUMENTS = 8
-"""Documents per shard on a CPU, and the smallest number on a GPU."""
-TOKENS = 2**22
-"""Tokens per shard on a GPU, where saving the sums of a large model takes as long as many forward passes."""
+"""Documents per shard, at least."""
+TOKENS_PER_SHARD = {"cpu": 2**14, "cuda": 2**22}
+"""Tokens per shard: saving the sums of a large model takes as long as many forward passes, above all on a GPU."""
+_TOKENS_PER_PASS = {"cpu": 2**12, "cuda": 2**14}
+"""Tokens of short documents in one forward pass: more would not make it faster."""
+_SQUARE = 2**26
+"""Tokens times the length of the longest document in one forward pass, at most: a model may form all scores."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Shard:
     """The tokens of the run's sample, one number each, if this shard is the whole run."""
     images: dict[int, ImageInputs] = field(default_factory=dict)
     """The inputs of the model for each document with images, by number in the run."""
+    nested: tuple[Shard, ...] = ()
+    """The same documents cut to shorter windows, which are measured in the same passes."""
 
     def __str__(self) -> str:
         return f"documents {self.examples[0]} to {self.examples[-1]}"
@@ -45,7 +51,29 @@ def per_shard(options: CaptureOptions, longest: int, device: str) -> int:
     """Return the documents per shard: as requested, or by the device and the longest document."""
     if options.documents_per_shard is not None:
         return options.documents_per_shard
-    return _DOCUMENTS if device == "cpu" else max(_DOCUMENTS, TOKENS // longest)
+    return max(_DOCUMENTS, TOKENS_PER_SHARD["cpu" if device == "cpu" else "cuda"] // longest)
+
+
+def in_passes(lengths: Sequence[int], batch: int | None, device: str) -> list[list[int]]:
+    """Return the documents of each forward pass, by index; without a size, those of about one length together."""
+    order = list(range(len(lengths)))
+    if batch is not None:
+        return [order[first : first + batch] for first in range(0, len(order), batch)]
+    together: list[list[int]] = []
+    for index in sorted(order, key=lambda index: lengths[index]):
+        longest = lengths[index]
+        others = together[-1] if together else []
+        if others and len(others) < documents_at_once(longest, device) and 2 * lengths[others[0]] >= longest:
+            others.append(index)
+        else:
+            together.append([index])
+    return together
+
+
+def documents_at_once(length: int, device: str) -> int:
+    """Return how many documents of this length go through the model in one pass."""
+    tokens = _TOKENS_PER_PASS["cpu" if device == "cpu" else "cuda"]
+    return max(1, min(tokens // length, _SQUARE // length**2))
 
 
 def kept_tokens(documents: Sequence[TextSpans], options: CaptureOptions) -> list[np.ndarray]:

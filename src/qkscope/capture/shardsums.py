@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from qkscope.core.rows import token_keys
 from qkscope.errors import CaptureError
 from qkscope.files.parts import THREADS
 from qkscope.files.runfolder import Vectors
-from qkscope.heads import read_by
+from qkscope.headids import read_by
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,12 @@ class ShardSums:
     """Sum of the losses of some tokens of each document, and their number."""
     one_by_one: bool = False
     """True if batches did not fit into memory and documents were measured alone, which changes the last bits."""
+    nested: tuple[ShardSums, ...] = ()
+    """The sums of the same documents cut to shorter windows, in the order of the shard's."""
+
+    def with_nested(self, **changes: Any) -> ShardSums:
+        """Return these sums and the nested ones with changed fields."""
+        return replace(self, nested=tuple(replace(sums, **changes) for sums in self.nested), **changes)
 
 
 OfLayer = Callable[[int], SampledKeys | None]

@@ -78,13 +78,25 @@ def watching(
     watch = _Watch({id(module): number for number, module in numbered(modules)}, on_attention, on_output, rewrite)
     with ExitStack() as replacements:
         replacements.enter_context(torch.compiler.set_stance("force_eager"))
-        for source_module in [sys.modules[name] for name in dict.fromkeys(type(m).__module__ for m in modules)]:
-            names = {implementation(module) for module in modules if type(module).__module__ == source_module.__name__}
-            for name in names:
-                replacements.enter_context(_replace_attention(source_module, name, watch))
+        replacements.enter_context(attention_replaced(modules, watch.attention_function))
+        for source_module in _source_modules(modules):
             for function in [name for name in vars(source_module) if _ROTARY.match(name)]:
                 replacements.enter_context(_replaced(source_module, function, watch.rotary_function))
         yield
+
+
+@contextmanager
+def attention_replaced(modules: list[nn.Module], replacement: Callable[[AttentionFunction], Any]) -> Iterator[None]:
+    """Replace the attention function that these modules look up, within the context; others may look it up as well."""
+    with ExitStack() as replacements:
+        for source_module in _source_modules(modules):
+            for name in {implementation(m) for m in modules if type(m).__module__ == source_module.__name__}:
+                replacements.enter_context(_replace_attention(source_module, name, replacement))
+        yield
+
+
+def _source_modules(modules: list[nn.Module]) -> list[Any]:
+    return [sys.modules[name] for name in dict.fromkeys(type(module).__module__ for module in modules)]
 
 
 def self_attentions(model: nn.Module) -> list[nn.Module]:
@@ -244,15 +256,15 @@ def _attention_call(
 
 
 @contextmanager
-def _replace_attention(module: Any, name: str, watch: _Watch) -> Iterator[None]:
+def _replace_attention(module: Any, name: str, replacement: Callable[[AttentionFunction], Any]) -> Iterator[None]:
     if name == "eager" and name not in module.ALL_ATTENTION_FUNCTIONS:
-        with _replaced(module, "eager_attention_forward", watch.attention_function):
+        with _replaced(module, "eager_attention_forward", replacement):
             yield
         return
     registry = module.ALL_ATTENTION_FUNCTIONS
     local = registry._local_mapping
     before = local.get(name)
-    registry[name] = watch.attention_function(registry[name])
+    registry[name] = replacement(registry[name])
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from jaxtyping import Float
 from scipy.stats import rankdata
 
 from qkscope.analyses.options import AnalysisOptions
+from qkscope.core.reach import cut_windows
 from qkscope.engine import ExecutionTarget
 from qkscope.errors import ConfigError
 from qkscope.files.atomic import write_together
 from qkscope.files.readers import read_text
 from qkscope.files.runfolder import RunFolder
+from qkscope.options import is_whole
 from qkscope.results.analyze import OnDone, analyze
 from qkscope.results.job import Job
 from qkscope.runs.captured import CapturedSource
@@ -54,6 +57,13 @@ class Cut:
     order: str = ""
     scores: pd.Series | None = None
     """Score of every key head, by (layer, key head)."""
+    by_layer: bool = False
+    """True if whole layers were chosen."""
+
+    @property
+    def n_units(self) -> int:
+        """Number of key heads, or of layers, that are cut."""
+        return len({layer for layer, _ in self.heads}) if self.by_layer else len(self.heads)
 
     @property
     def windows(self) -> dict[KeyHead, int]:
@@ -71,23 +81,53 @@ class CutLimits:
     """The sliding window of each layer."""
     shape: tuple[int, int]
     """Number of layers and of key heads of the model."""
+    model: dict[str, Any]
+    """Its class, number of parameters, dtype and digest of weights."""
 
     @classmethod
-    def of(cls, run: RunFolder) -> CutLimits:
-        """Read the limits from the manifest of a run; an error for encoders, which cache no keys."""
+    def of(cls, run: RunFolder, window: int | None = None, sinks: int | None = None) -> CutLimits:
+        """Read the limits of cuts to a window from the manifest of a run; an error for encoders, which keep no keys.
+
+        ``sinks`` are by default the first tokens that the run leaves out of its means.
+        """
         if run.manifest.encoder:
             raise ConfigError(f"{run.folder} is a run of an encoder, which keeps no keys: there is nothing to cut")
         manifest = run.manifest
+        if window is not None:
+            check_known(window, cut_windows(manifest.window).tolist())
         sliding = {layer.layer: layer.sliding_window for layer in manifest.layers}
         n_layers = max(int(manifest.model.layers or 0), max(sliding) + 1)
         n_key_heads = 1 + max(head for layer in manifest.layers for head in layer.key_heads)
-        return cls(manifest.options.skip_first, sliding, (n_layers, n_key_heads))
+        sinks = manifest.options.skip_first if sinks is None else sinks
+        if not is_whole(sinks) or sinks < 0:
+            raise ConfigError(f"expected sinks, first tokens that stay, of 0 or more, got {sinks!r}")
+        if window is not None and sinks > window:
+            raise ConfigError(
+                f"a cut to {window} tokens cannot keep the first {sinks}; give --sinks of {window} or less"
+            )
+        entry = manifest.model
+        model = {"class": entry.type, "parameters": entry.parameters, "dtype": entry.dtype, "weights": entry.weights}
+        return cls(sinks, sliding, (n_layers, n_key_heads), model)
+
+
+def check_shares(keep: Any) -> None:
+    """Raise an error unless these are shares of key heads that keep their reach."""
+    shares = keep if isinstance(keep, list | tuple) else [keep]
+    wrong = [share for share in shares if not isinstance(share, Real) or not 0 <= float(share) <= 1]
+    if wrong or not shares:
+        raise ConfigError(f"expected keep, a share of key heads, from 0 to 1, got {wrong[0] if wrong else keep!r}")
 
 
 def check_order(by: str) -> None:
     """Raise an error unless it is one of the orders."""
     if by not in ORDERS:
         raise ConfigError(f"unknown order {by!r}; choose from {', '.join(ORDERS)}")
+
+
+def check_known(window: int, widths: list[int]) -> None:
+    """Raise an error unless reach is known for this window."""
+    if window not in widths:
+        raise ConfigError(f"reach is known for windows of {', '.join(map(str, widths))}; got {window!r}")
 
 
 def middle_window(tables: dict[str, pd.DataFrame]) -> int:
@@ -100,17 +140,30 @@ def query_head_table(tables: dict[str, pd.DataFrame], window: int) -> pd.DataFra
     """Return one row per query head: the columns of the orders, at this window."""
     reach = tables["reach"]
     widths = sorted(reach["w"].unique().tolist())
-    if window not in widths:
-        raise ConfigError(f"reach is known for windows of {', '.join(map(str, widths))}; got {window}")
+    check_known(window, widths)
     heads = reach[reach["w"] == window][["layer", "head", "k_head", "predicted_beyond", "mass_beyond", "curve_area"]]
     position = tables["position"][["layer", "head", "lock_q", "curve_range"]]
     return heads.merge(position, on=["layer", "head"], how="left")
 
 
-def key_head_scores(heads: pd.DataFrame, order: str) -> pd.Series:
-    """Return the score of every key head: the mean over the query heads that read it."""
+def farthest_in_a_line(heads: pd.DataFrame, window: int, n: int = 3) -> str:
+    """Return the heads with most and with least attention beyond a window, measured or else predicted, in words."""
+    column = "mass_beyond" if heads["mass_beyond"].notna().any() else "predicted_beyond"
+    ordered = heads.dropna(subset=[column]).sort_values(column, ascending=False, kind="stable")
+    ends = [
+        ", ".join(f"l{row.layer:02d}h{row.head:02d} ({getattr(row, column):.0%})" for row in rows.itertuples())
+        for rows in (ordered.head(n), ordered.tail(n)[::-1])
+    ]
+    how = "" if column == "mass_beyond" else ", as predicted from means"
+    return f"attention beyond {window:,} tokens{how}: most in {ends[0]}; least in {ends[1]}"
+
+
+def key_head_scores(heads: pd.DataFrame, order: str, *, by_layer: bool = False) -> pd.Series:
+    """Return the score of every key head: the mean over the query heads that read it, or over those of its layer."""
     column, sign = ORDERS[order]
     scores: pd.Series = sign * heads.groupby(KEY)[column].mean()
+    if by_layer:
+        scores = scores.groupby("layer").transform("mean")
     if scores.isna().any():
         layer, head = scores[scores.isna()].index[0]
         needs = "a run with --reach-queries" if order == "measured" else "a rotary encoding that is known"
@@ -118,27 +171,47 @@ def key_head_scores(heads: pd.DataFrame, order: str) -> pd.Series:
     return scores
 
 
-def choose(heads: pd.DataFrame, order: str, keep: float, window: int, sinks: int) -> Cut:
-    """Cut the key heads with the lowest scores, all but a share ``keep``."""
-    scores = key_head_scores(heads, order)
-    count = len(scores) - round(keep * len(scores))
-    lowest = scores.sort_values(kind="stable").index[:count]
-    return Cut(window, sinks, sorted((int(layer), int(head)) for layer, head in lowest), order, scores)
+def choose(heads: pd.DataFrame, order: str, keep: float, window: int, sinks: int, *, by_layer: bool = False) -> Cut:
+    """Cut the key heads with the lowest scores, all but a share ``keep``; or the layers, all of their key heads."""
+    scores = key_head_scores(heads, order, by_layer=by_layer)
+    units = _units(scores, by_layer=by_layer)
+    count = len(units) - round(keep * len(units))
+    lowest = [head for unit in units[:count] for head in unit]
+    return Cut(window, sinks, sorted(lowest), order, scores, by_layer)
+
+
+def _units(scores: pd.Series, *, by_layer: bool) -> list[list[KeyHead]]:
+    """Return what is cut as one, key heads or layers, from the lowest score to the highest."""
+    ordered = [(int(layer), int(head)) for layer, head in scores.sort_values(kind="stable").index]
+    if not by_layer:
+        return [[head] for head in ordered]
+    layers: dict[int, list[KeyHead]] = {}
+    for layer, head in ordered:
+        layers.setdefault(layer, []).append((layer, head))
+    return list(layers.values())
 
 
 def every_cut(
-    heads: pd.DataFrame, by: str, shares: list[float], window: int, sinks: int, draws: int, seed: int
+    heads: pd.DataFrame,
+    by: str,
+    shares: list[float],
+    window: int,
+    sinks: int,
+    draws: int,
+    seed: int,
+    *,
+    by_layer: bool = False,
 ) -> list[Cut]:
     """Return cuts of no head and of all; and, for each share kept, by every known order, reversed, and at random.
 
     For the first share there are ``draws`` random choices, for the others a quarter as many.
     """
     known_orders = [order for order, (column, _) in ORDERS.items() if heads[column].notna().all()]
-    cuts = [choose(heads, by, 1.0, window, sinks), choose(heads, by, 0.0, window, sinks)]
+    cuts = [choose(heads, by, share, window, sinks) for share in (1.0, 0.0)]
     cuts = [replace(cut, order=name) for cut, name in zip(cuts, ("none", "all"), strict=True)]
     for number, share in enumerate(shares):
-        chosen = choose(heads, by, share, window, sinks)
-        cuts += [choose(heads, order, share, window, sinks) for order in known_orders]
+        chosen = choose(heads, by, share, window, sinks, by_layer=by_layer)
+        cuts += [choose(heads, order, share, window, sinks, by_layer=by_layer) for order in known_orders]
         cuts += [_reversed(chosen), *_random(chosen, draws if number == 0 else draws // 4, seed + number)]
     return cuts
 
@@ -146,16 +219,19 @@ def every_cut(
 def _reversed(cut: Cut) -> Cut:
     """Return a cut of the same size from the other end of the order."""
     assert cut.scores is not None
-    highest = cut.scores.sort_values(kind="stable").index[len(cut.scores) - len(cut.heads) :]
-    return Cut(cut.window, cut.sinks, sorted((int(layer), int(head)) for layer, head in highest), "reversed")
+    units = _units(cut.scores, by_layer=cut.by_layer)
+    highest = units[len(units) - cut.n_units :]
+    return replace(cut, heads=sorted(head for unit in highest for head in unit), order="reversed", scores=None)
 
 
 def _random(cut: Cut, draws: int, seed: int) -> list[Cut]:
     """Return random cuts of the same size."""
     assert cut.scores is not None
-    rng, heads = np.random.default_rng(seed), [(int(layer), int(head)) for layer, head in cut.scores.index]
-    choices = [rng.choice(len(heads), len(cut.heads), replace=False) for _ in range(draws)]
-    return [Cut(cut.window, cut.sinks, sorted(heads[i] for i in chosen), "random") for chosen in choices]
+    units = sorted(_units(cut.scores, by_layer=cut.by_layer))
+    rng = np.random.default_rng(seed)
+    choices = [rng.choice(len(units), cut.n_units, replace=False) for _ in range(draws)]
+    heads = [sorted(head for i in chosen for head in units[i]) for chosen in choices]
+    return [replace(cut, heads=some, order="random", scores=None) for some in heads]
 
 
 def longer_than(heads: pd.DataFrame, sliding: dict[int, int | None], window: int) -> pd.DataFrame:
@@ -166,13 +242,17 @@ def longer_than(heads: pd.DataFrame, sliding: dict[int, int | None], window: int
     return heads[wider]
 
 
-def write_cut(folder: Path, cut: Cut, model: str, keep: float, shape: tuple[int, int]) -> list[Path]:
-    """Write cut.json, and ranks of scores as a table of ``shape``, layers × key heads; rank 1 keeps its reach."""
+def write_cut(folder: Path, cut: Cut, model: str, keep: float, limits: CutLimits) -> list[Path]:
+    """Write cut.json, and ranks of scores as a table of layers × key heads; rank 1 keeps its reach.
+
+    cut.json records the model and a digest of its weights: a cut of another model is refused.
+    """
     assert cut.scores is not None
-    content = {"model": model, "by": cut.order, "keep": keep, "window": cut.window, "sinks": cut.sinks}
+    content = {"model": model, **limits.model, "by": cut.order, "keep": keep, "by_layer": cut.by_layer}
+    content |= {"window": cut.window, "sinks": cut.sinks}
     files = {
         CUT: json.dumps(content | {"heads": [list(head) for head in cut.heads]}, indent=1),
-        GATES: gates_text(rank_gates(cut.scores, shape)),
+        GATES: gates_text(rank_gates(cut.scores, limits.shape)),
         GATES_CONFIG: json.dumps({"sink_size": cut.sinks, "recent_size": cut.window}),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -191,12 +271,14 @@ def gates_text(gates: Float[np.ndarray, "layers hkv"]) -> str:
     return "\n".join("\t".join(f"{value:.4f}" for value in row) for row in gates)
 
 
-def heads_to_cut(run: Run, window: int, by: str, workers: int) -> tuple[pd.DataFrame, CutLimits]:
+def heads_to_cut(
+    run: Run, window: int, by: str, workers: int, sinks: int | None = None
+) -> tuple[pd.DataFrame, CutLimits]:
     """Return the table of query heads that a cut can change, and the limits of cuts."""
     check_order(by)
     if not isinstance(run.source, CapturedSource):
         raise ConfigError(f"{run.model} is a dataset of vectors; key heads are cut by what a captured run says of them")
-    limits = CutLimits.of(run.source.run)
+    limits = CutLimits.of(run.source.run, window, sinks)
     return longer_than(query_head_table(reach_tables(run, workers), window), limits.sliding, window), limits
 
 

@@ -14,10 +14,13 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from qkscope.cause.ablation import predictions
+from qkscope.capture.layers import Layer
+from qkscope.cause.ablation import NextTokens, PassPlan, seconds_of_a_pass
 from qkscope.cause.choice import Cut
-from qkscope.cause.intervene import LayerHead, windowed
+from qkscope.cause.intervene import LayerHead, check_free, windowed_layers
+from qkscope.cause.lockedmodel import describe
 from qkscope.errors import CaptureError
+from qkscope.progress import plural
 from qkscope.results.effects import mean_with_interval
 from qkscope.results.schema import column_names
 
@@ -31,20 +34,45 @@ def cut_losses(
     cuts: Mapping[str, Mapping[LayerHead, int]],
     sinks: int,
     on_pass: Callable[[int, int], None] = lambda _done, _in_all: None,
+    layers: Mapping[int, Layer] | None = None,
 ) -> dict[tuple[str, str], np.ndarray]:
     """Return Σ loss and number of tokens of each document (documents, 2), by cut and kind of text."""
     check_lengths(documents, max((w for windows in cuts.values() for w in windows.values()), default=0))
     texts = {PLAIN: [(document, 0) for document in documents], COPY: [_twice(document) for document in documents]}
+    check_free(model)
+    layers = layers or describe(model)
+    next_tokens = NextTokens.of(model, documents[0].to(model.device))
     done, in_all = 0, len(cuts) * sum(map(len, texts.values()))
     losses: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for name, windows in cuts.items():
-        with windowed(model, windows, sinks=sinks):
+        with windowed_layers(model, layers, windows, sinks):
             for kind, of_kind in texts.items():
                 for document, first in of_kind:
-                    losses.setdefault((name, kind), []).append(_loss(model, document, first))
+                    losses.setdefault((name, kind), []).append(_loss(next_tokens, document, first))
                     done += 1
                     on_pass(done, in_all)
     return {key: np.array(values, dtype=float) for key, values in losses.items()}
+
+
+def plan_of(model: PreTrainedModel, documents: Sequence[torch.Tensor], cuts: Sequence[Cut]) -> PassPlan:
+    """Return the passes that ``cut_table`` makes, after timing one."""
+    length = round(float(np.mean([len(document) for document in documents])))
+    passes = {f"to measure {plural(len(cuts), 'cut')} on text and on copies": 2.0 * len(cuts) * len(documents)}
+    return PassPlan(passes, length, seconds_of_a_pass(model, documents[0]))
+
+
+def cost_without_sinks(
+    locked: Any, documents: Sequence[torch.Tensor], cut: Cut, sinks: int, on_pass: Callable[[int, int], None]
+) -> dict[str, float]:
+    """Return the rise of the loss on each kind of text if a cut keeps no first tokens instead of ``sinks``."""
+    losses = {
+        kept: cut_losses(locked.model, documents, {"": cut.windows}, kept, on_pass, locked.layers)
+        for kept in (0, sinks)
+    }
+    mean = {
+        (kept, text): sums[:, 0].sum() / sums[:, 1].sum() for kept in losses for (_, text), sums in losses[kept].items()
+    }
+    return {text: float(mean[0, text] - mean[sinks, text]) for text in (PLAIN, COPY)}
 
 
 def check_lengths(documents: Sequence[torch.Tensor], window: int) -> None:
@@ -65,11 +93,9 @@ def _twice(document: torch.Tensor) -> tuple[torch.Tensor, int]:
     return torch.cat([half, half]), len(half)
 
 
-def _loss(model: PreTrainedModel, document: torch.Tensor, first: int) -> tuple[float, int]:
+def _loss(next_tokens: NextTokens, document: torch.Tensor, first: int) -> tuple[float, int]:
     """Return Σ −log p over the tokens that follow token ``first``, and their number."""
-    document = document.to(model.device)
-    following = document[1:, None]
-    losses = -predictions(model, document).gather(-1, following)[first:, 0].double()
+    losses = next_tokens.losses(document.to(next_tokens.model.device))[first:]
     return float(losses.sum()), len(losses)
 
 
@@ -78,7 +104,7 @@ def cut_table(
 ) -> pd.DataFrame:
     """Measure the cuts on a loaded model."""
     named = {f"{number:03d}": cut.windows for number, cut in enumerate(cuts)}
-    losses = cut_losses(locked.model, documents, named, cuts[0].sinks, on_pass)
+    losses = cut_losses(locked.model, documents, named, cuts[0].sinks, on_pass, locked.layers)
     in_all = max(len(cut.heads) for cut in cuts)
     length = float(np.mean([len(document) for document in documents]))
     entries = locked.entries

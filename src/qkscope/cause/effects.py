@@ -10,9 +10,8 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,19 @@ from safetensors import SafetensorError, safe_open
 
 from qkscope.capture import model as models
 from qkscope.capture.corpus import Corpus
-from qkscope.cause.ablation import Intervention, costs
+from qkscope.cause.ablation import Intervention, PassPlan, costs, seconds_of_a_pass
 from qkscope.cause.fisher import check_differentiable, fisher_draws
 from qkscope.cause.intervene import Factors, LayerHead, scaled, without_drift
 from qkscope.cause.lockedmodel import LockedModel
 from qkscope.errors import CaptureError, ConfigError
 from qkscope.files.layerfiles import write_tensors
-from qkscope.heads import TERMS, HeadId
+from qkscope.headids import TERMS
 from qkscope.options import option, out_of_range
+from qkscope.progress import plural
 from qkscope.results.effects import effects_frame, together_frame
 
 DRIFT, CONTROL = "drift", "control"
+ALL, NAMED, RANDOM, STRONGEST = "all", "named", "random", "strongest"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class EffectOptions:
 
     passes: int = option(64, "Backward passes over all documents together, for the estimate; 0: none.", least=0)
     measure: int = option(
-        8, "Heads whose terms are taken away one by one: half of them the strongest, half random.", least=0
+        8,
+        "Heads whose terms are taken away one by one: half the strongest, half random. Named heads: all, or none (0).",
+        least=0,
     )
     gamma: float = option(1.0, "How much of a term is taken away: it is scaled by 1 − gamma.", above=0, most=2)
     batch: int = option(1, "Documents of equal length per backward pass.", least=1)
@@ -63,10 +66,10 @@ class Effects:
     """F per token, mean over the draws of a document (documents, heads, 4); NaN where none was drawn."""
     single: dict[tuple[LayerHead, int], np.ndarray]
     """Costs of removing one term of one head: MEASURES by octave (documents, octaves, 4)."""
-    together: dict[str, np.ndarray]
-    """Costs of removing a term of all heads at once, the drift, and its control."""
-    strongest: set[LayerHead] = field(default_factory=set)
-    """Heads that were measured because their estimate is large; the others were drawn."""
+    together: dict[tuple[str, str], tuple[int, np.ndarray]]
+    """Costs of removing a term, the drift, and its control, by the change and the heads; and the number of heads."""
+    chosen: dict[LayerHead, str] = field(default_factory=dict)
+    """Why each measured head was measured: named, strongest or random."""
 
 
 @dataclass
@@ -79,39 +82,62 @@ class EffectsJob:
     options: EffectOptions
     folder: Path
     """Folder of each document's results until all are done."""
-    heads: list[LayerHead] = field(default_factory=list)
+    named: list[LayerHead] = field(default_factory=list)
+    """The heads to estimate and measure; empty: all heads of the run."""
     terms: Sequence[int] = range(len(TERMS))
     on_progress: Callable[[float, float], None] = lambda _done, _in_all: None
 
-    def run(self) -> Effects:
-        """Estimate the effects of all heads, choose heads, measure these and all heads together."""
-        self.heads = list(dict.fromkeys(self.heads)) or self.locked.heads
-        self.locked.check_heads(self.heads)
+    def __post_init__(self) -> None:
+        self.named = list(dict.fromkeys(self.named))
+        self.locked.check_heads(self.named)
         if self.options.passes:
             check_differentiable(self.locked.model)
-        draws = -(-self.options.passes // len(self.documents))
-        passes = 4.0 * draws * len(self.documents)  # a forward and a backward pass with vectors twice as long
-        measured = min(self.options.measure, len(self.heads)) * len(self.terms) + len(self.terms) + 2
-        self._in_all, self._done = passes + len(self.documents) * (measured + 1.0), 0.0
-        estimates = self._estimates(draws)
-        chosen, strongest = self._chosen(estimates)
-        single = {(head, term): self._scale({head: self._factors(term)}) for head in chosen for term in self.terms}
-        together: dict[str, Intervention] = {
-            TERMS[term]: self._scale(dict.fromkeys(self.heads, self._factors(term))) for term in self.terms
+
+    @property
+    def heads(self) -> list[LayerHead]:
+        """The heads to estimate."""
+        return self.named or self.locked.heads
+
+    def plan(self) -> PassPlan:
+        """Return the passes that are still to be made, after timing one."""
+        n, terms = len(self.documents), len(self.terms)
+        numbers = [
+            name for batch in self._batches() for name in batch if not self._path(f"fisher-{batch[0]:06d}").is_file()
+        ]
+        unmeasured = [number for number in range(n) if not self._path(f"costs-{number:06d}").is_file()]
+        passes = {
+            "to estimate all terms": self._estimate_passes * len(numbers),
+            f"to measure {plural(self._n_measured, 'head')} one by one": float(
+                self._n_measured * terms * len(unmeasured)
+            ),
+            "to measure them together": float((1 + len(self._together())) * len(unmeasured)),
         }
-        together[DRIFT] = partial(without_drift, self.locked.model, self.locked, self.heads)
-        together[CONTROL] = partial(
-            without_drift, self.locked.model, self.locked, self.heads, control=self.options.seed + 1
+        length = round(sum(map(len, self.documents)) / n)
+        middle = min(self.documents, key=lambda document: abs(len(document) - length))
+        return PassPlan(
+            {step: count for step, count in passes.items() if count},
+            length,
+            seconds_of_a_pass(self.locked.model, middle),
         )
-        named = {_result_name(head, term): change for (head, term), change in single.items()} | together
-        by_document = [self._measured(number, named) for number in range(len(self.documents))]
-        stacked = {name: _stacked([part[name] for part in by_document]) for name in named}
+
+    def run(self) -> Effects:
+        """Estimate the effects of all heads, choose heads, measure these and all heads together."""
+        n, together = len(self.documents), self._together()
+        self._in_all = self._estimate_passes * n + n * (self._n_measured * len(self.terms) + len(together) + 1.0)
+        self._done = 0.0
+        estimates = self._estimates()
+        chosen = self._chosen(estimates)
+        single = {(head, term): self._scale([head], term) for head in chosen for term in self.terms}
+        by_name = {_result_name(*key): change for key, change in single.items()}
+        by_name |= {"-".join(key): change for key, (_, change) in together.items()}
+        by_document = [self._measured(number, by_name) for number in range(n)]
+        stacked = {name: _stacked([part[name] for part in by_document]) for name in by_name}
         return Effects(
             self.heads,
             estimates,
             {key: stacked[_result_name(*key)] for key in single},
-            {name: stacked[name] for name in together},
-            strongest,
+            {key: (n_heads, stacked["-".join(key)]) for key, (n_heads, _) in together.items()},
+            chosen,
         )
 
     def forget(self) -> None:
@@ -120,37 +146,73 @@ class EffectsJob:
 
     # ---- steps ----------------------------------------------------------------------------------
 
-    def _estimates(self, draws: int) -> np.ndarray:
-        if not draws:
-            return np.full((len(self.documents), len(self.heads), len(TERMS)), np.nan)
+    @property
+    def _draws(self) -> int:
+        """Draws of labels per document."""
+        return -(-self.options.passes // len(self.documents))
+
+    @property
+    def _estimate_passes(self) -> float:
+        """Forward passes that take as long as the estimate of one document: vectors are twice as long there."""
+        return 4.0 * self._draws
+
+    @property
+    def _n_measured(self) -> int:
+        """Number of heads that are measured one by one."""
+        return (
+            min(self.options.measure, len(self.heads))
+            if not self.named
+            else len(self.named) * (self.options.measure > 0)
+        )
+
+    def _together(self) -> dict[tuple[str, str], tuple[int, Intervention]]:
+        """Return the changes of several heads at once: of all, or of the named ones and of as many random others."""
+        others = [head for head in self.locked.heads if head not in set(self.named)] if self.named else []
+        drawn = np.random.default_rng(self.options.seed).permutation(len(others))[: len(self.named)]
+        groups = {NAMED if self.named else ALL: self.heads, RANDOM: [others[i] for i in sorted(drawn)]}
+        changes: dict[tuple[str, str], tuple[int, Intervention]] = {
+            (TERMS[term], name): (len(heads), self._scale(heads, term))
+            for name, heads in groups.items()
+            for term in self.terms
+            if heads
+        }
+        first, drift = next(iter(groups)), partial(without_drift, self.locked.model, self.locked, self.heads)
+        changes[DRIFT, first] = len(self.heads), drift
+        changes[CONTROL, first] = len(self.heads), partial(drift, control=self.options.seed + 1)
+        return changes
+
+    def _batches(self) -> list[list[int]]:
+        """Return the numbers of the documents of each backward pass, which have one length."""
         by_length: dict[int, list[int]] = {}
         for number, document in enumerate(self.documents):
             by_length.setdefault(len(document), []).append(number)
-        estimates = np.zeros((len(self.documents), len(self.heads), len(TERMS)))
-        for numbers in by_length.values():
-            for first in range(0, len(numbers), self.options.batch):
-                batch = numbers[first : first + self.options.batch]
-                estimates[batch] = self._stored_or_computed(
-                    f"fisher-{batch[0]:06d}", partial(self._draw, batch, draws)
-                )["fisher"]
-                self._report_progress(4.0 * draws * len(batch))
+        size = self.options.batch
+        return [numbers[i : i + size] for numbers in by_length.values() for i in range(0, len(numbers), size)]
+
+    def _estimates(self) -> np.ndarray:
+        estimates = np.full((len(self.documents), len(self.heads), len(TERMS)), np.nan)
+        for batch in self._batches() if self._draws else []:
+            estimates[batch] = self._stored_or_computed(f"fisher-{batch[0]:06d}", partial(self._draw, batch))["fisher"]
+            self._report_progress(self._estimate_passes * len(batch))
         return estimates
 
-    def _draw(self, numbers: list[int], draws: int) -> dict[str, np.ndarray]:
+    def _draw(self, numbers: list[int]) -> dict[str, np.ndarray]:
         documents = torch.stack([self.documents[number] for number in numbers]).to(self.locked.model.device)
         seed = self.options.seed * 1_000_003 + numbers[0]
-        return {"fisher": fisher_draws(self.locked, self.heads, documents, draws, seed).mean(0)}
+        return {"fisher": fisher_draws(self.locked, self.heads, documents, self._draws, seed).mean(0)}
 
-    def _chosen(self, estimates: np.ndarray) -> tuple[list[LayerHead], set[LayerHead]]:
-        """Return the chosen heads in order, half by their largest estimate, half drawn; and the former half."""
-        n = min(self.options.measure, len(self.heads))
+    def _chosen(self, estimates: np.ndarray) -> dict[LayerHead, str]:
+        """Return the heads to measure in order, and why: they were named, or are the strongest, or were drawn."""
+        n = self._n_measured
+        if self.named:
+            return dict.fromkeys(self.named[:n], NAMED)
         has_estimates = np.isfinite(estimates).all()
         size = estimates.mean(0)[:, list(self.terms)].max(-1) if has_estimates else np.zeros(len(self.heads))
         ranked = np.argsort(-size, kind="stable")
         first = ranked[: n // 2 if has_estimates else 0].tolist()
         others = np.setdiff1d(np.arange(len(self.heads)), first)
         drawn = np.random.default_rng(self.options.seed).permutation(others)[: n - len(first)].tolist()
-        return [self.heads[i] for i in sorted([*first, *drawn])], {self.heads[i] for i in first}
+        return {self.heads[i]: STRONGEST if i in first else RANDOM for i in sorted([*first, *drawn])}
 
     def _measured(self, number: int, interventions: Mapping[str, Intervention]) -> dict[str, np.ndarray]:
         before = self._done
@@ -166,15 +228,10 @@ class EffectsJob:
         self._report_progress(0.0)
         return sums
 
-    def _factors(self, term: int) -> Factors:
+    def _scale(self, heads: list[LayerHead], term: int) -> Intervention:
         remaining = 1.0 - self.options.gamma
-        return tuple(remaining if term == number else 1.0 for number in range(len(TERMS)))  # type: ignore[return-value]
-
-    def _scale(self, factors: dict[LayerHead, Factors]) -> Intervention:
-        def intervention() -> AbstractContextManager[None]:
-            return scaled(self.locked.model, self.locked, factors)
-
-        return intervention
+        factors: Factors = tuple(remaining if term == number else 1.0 for number in range(len(TERMS)))  # type: ignore[assignment]
+        return partial(scaled, self.locked.model, self.locked, dict.fromkeys(heads, factors))
 
     def _report_progress(self, passes: float) -> None:
         self._done += passes
@@ -182,7 +239,7 @@ class EffectsJob:
 
     def _stored_or_computed(self, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return the stored result of this name for this job, or compute and store it."""
-        path = self.folder / self._digest / f"{name}.safetensors"
+        path = self._path(name)
         if path.is_file():
             try:
                 with safe_open(path, framework="numpy") as file:
@@ -194,7 +251,10 @@ class EffectsJob:
         write_tensors(path, result)
         return result
 
-    @property
+    def _path(self, name: str) -> Path:
+        return self.folder / self._digest / f"{name}.safetensors"
+
+    @cached_property
     def _digest(self) -> str:
         """Digest that identifies the job: its run, model, documents and options."""
         texts = hashlib.sha256(b"".join(document.numpy().tobytes() for document in self.documents)).hexdigest()
@@ -208,9 +268,9 @@ def check_apart(locked: LockedModel, corpus: Corpus) -> None:
     run_digests = {document.digest for document in locked.run.manifest.documents}
     shared = [document.name for document in corpus.documents if document.digest in run_digests]
     if shared:
-        others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        others = f" and {len(shared) - 1} more are" if len(shared) > 1 else " is"
         raise ConfigError(
-            f"{shared[0]}{others} is also in {locked.run.folder}, whose means define the terms; give other --texts, or "
+            f"{shared[0]}{others} also in {locked.run.folder}, whose means define the terms; give other --texts, or "
             "--allow-overlap"
         )
 
@@ -231,37 +291,12 @@ def effect_tables(
     """Run an ``EffectsJob`` and return its results as tables."""
     if on_progress is not None:
         job.on_progress = on_progress
-    measured_effects, gamma = job.run(), float(job.options.gamma)
-    chosen = [TERMS[term] for term in job.terms]
-    single = {(head, TERMS[term]): sums for (head, term), sums in measured_effects.single.items()}
-    q_per_kv = job.locked.run.manifest.q_per_kv
-    fisher = measured_effects.fisher[..., list(job.terms)]
+    found, gamma = job.run(), float(job.options.gamma)
+    terms = [TERMS[term] for term in job.terms]
+    single = {(head, TERMS[term]): sums for (head, term), sums in found.single.items()}
     lengths = np.array([len(document) for document in job.documents], dtype=float)
-    frame = effects_frame(
-        model,
-        family,
-        q_per_kv,
-        measured_effects.heads,
-        chosen,
-        fisher,
-        single,
-        measured_effects.strongest,
-        gamma,
-        lengths,
-    )
-    together = together_frame(model, family, measured_effects.together, len(measured_effects.heads), gamma)
-    return {"effects": frame, "effects_together": together}
-
-
-def parsed_heads(text: str | None) -> list[tuple[int, int]]:
-    """Parse query heads such as ``l00h03,l02h01``.
-
-    >>> parsed_heads("l00h03,l12h1")
-    [(0, 3), (12, 1)]
-    """
-    if not text:
-        return []
-    heads = [HeadId.match(part.strip() + "q") for part in text.split(",")]
-    if None in heads:
-        raise ConfigError(f"expected query heads such as l00h03,l02h01, got {text!r}")
-    return list(dict.fromkeys((head.layer, head.head) for head in heads if head is not None))
+    about = {"model": model, "family": family, "window": int(lengths.max())}
+    q_per_kv = job.locked.run.manifest.q_per_kv
+    fisher = found.fisher[..., list(job.terms)]
+    frame = effects_frame(about, q_per_kv, found.heads, terms, fisher, single, found.chosen, gamma, lengths)
+    return {"effects": frame, "effects_together": together_frame(about, found.together, gamma)}

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from qkscope.cause.ablation import NextTokens
 from qkscope.cause.intervene import LayerHead, by_layer, rewriting
 from qkscope.cause.lockedmodel import LockedModel
 from qkscope.cause.terms import ScaledLayer
 from qkscope.errors import CaptureError
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 
 
 def fisher_draws(
@@ -31,29 +32,46 @@ def fisher_draws(
 ) -> np.ndarray:
     """Return draws of F per token (draws, B, heads, 4) on documents (B, T) of one length."""
     texts, length = documents.shape
+    by_head = by_layer(dict.fromkeys(heads))
     leaves = {
-        layer: torch.ones(texts, len(numbers), len(TERMS), requires_grad=True)
-        for layer, numbers in by_layer(dict.fromkeys(heads)).items()
+        layer: torch.ones(texts, len(numbers), len(TERMS), requires_grad=True) for layer, numbers in by_head.items()
     }
     rewrites = {
-        layer: ScaledLayer.of(locked, layer, numbers, leaves[layer]).rewrite
-        for layer, numbers in by_layer(dict.fromkeys(heads)).items()
+        layer: ScaledLayer.of(locked, layer, numbers, leaves[layer]).rewrite for layer, numbers in by_head.items()
     }
     generator = torch.Generator(documents.device).manual_seed(seed)
     rank = {head: n for n, head in enumerate(sorted(heads))}
     order = [rank[head] for head in heads]
-    samples = []
+    next_tokens = NextTokens.of(locked.model, documents[0])
+    samples: list[np.ndarray] = []
     with frozen_weights(locked.model), rewriting(locked.model, rewrites):
-        logits = locked.model(input_ids=documents, use_cache=False).logits.float()
-        cumulated = logits.detach().softmax(-1).cumsum(-1)
-        for draw in range(draws):
-            chance = torch.rand(texts, length, 1, generator=generator, device=documents.device)
-            labels = torch.searchsorted(cumulated, chance * cumulated[..., -1:])[..., 0].clamp_max(logits.shape[-1] - 1)
-            loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
-            gradients = torch.autograd.grad(loss, list(leaves.values()), retain_graph=draw + 1 < draws)
+        states = next_tokens.states(documents)
+        for slopes in _slopes(next_tokens, states.detach(), texts, length, draws, generator):
+            gradients = torch.autograd.grad(
+                states, list(leaves.values()), slopes, retain_graph=len(samples) + 1 < draws
+            )
             squares = torch.cat([gradient.cpu().double() for gradient in gradients], 1).square() / length
             samples.append(squares[:, order].numpy())
     return np.stack(samples)
+
+
+def _slopes(
+    next_tokens: NextTokens, states: torch.Tensor, texts: int, length: int, draws: int, generator: torch.Generator
+) -> list[torch.Tensor]:
+    """Return for each draw of labels, from the model's prediction, the slope of their loss in the states (B·T, d)."""
+    chances = [torch.rand(texts * length, 1, generator=generator, device=states.device) for _ in range(draws)]
+    slopes = [torch.empty_like(states) for _ in range(draws)]
+    for rows in next_tokens.rows(len(states)):
+        some = states[rows].requires_grad_()
+        logits = next_tokens.logits(some)
+        cumulated = logits.detach().softmax(-1).cumsum(-1)
+        for draw, (chance, slope) in enumerate(zip(chances, slopes, strict=True)):
+            labels = torch.searchsorted(cumulated, chance[rows] * cumulated[:, -1:])[:, 0].clamp_max(
+                logits.shape[-1] - 1
+            )
+            loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+            (slope[rows],) = torch.autograd.grad(loss, some, retain_graph=draw + 1 < draws)
+    return slopes
 
 
 @contextmanager

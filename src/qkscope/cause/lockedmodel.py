@@ -75,23 +75,14 @@ class LockedModel:
                 "predict the next token"
             )
         recorded, loaded = manifest.model, models.describe_model(model)
-        if recorded.parameters != loaded["parameters"] or recorded.type != loaded["class"]:
-            description = f"{recorded.type} with {recorded.parameters} parameters"
-            raise CaptureError(
-                f"{locked.run.folder} is a run of another model ({description}; this is {loaded['class']} with "
-                f"{loaded['parameters']}); capture this model"
-            )
+        other = other_model(dict(recorded), loaded)
+        if other:
+            raise CaptureError(f"{locked.run.folder} is a run of another model ({other}); capture this model")
         for number, entry in locked.entries.items():
             difference = _difference(entry, locked.layers.get(number))
             if difference:
                 raise CaptureError(f"{locked.run.folder} does not fit this model: layer {number}: {difference}")
-        same_dtype = recorded.dtype == loaded["dtype"]
-        if not same_dtype:
-            _log.warning(
-                "the run is of %s and the model is loaded in %s, so their weights were not compared",
-                recorded.dtype, loaded["dtype"],
-            )  # fmt: skip
-        if same_dtype and recorded.weights != loaded["weights"]:
+        if other_weights(locked.run.folder, dict(recorded), loaded):
             raise CaptureError(
                 f"{locked.run.folder} is a run of other weights of this model (another revision or checkpoint); "
                 "capture these"
@@ -170,6 +161,26 @@ class LockedMeans:
             first, second = self.rope.coordinates
             mean[:, first], mean[:, second] = undone[..., 0], undone[..., 1]
         return torch.from_numpy(mean).float()
+
+
+def other_model(recorded: dict[str, Any], loaded: dict[str, Any]) -> str:
+    """Return the difference of a recorded model from a loaded one, both described as in manifests; empty if none."""
+    recorded_class = recorded.get("class", recorded.get("type"))
+    if recorded.get("parameters") == loaded["parameters"] and recorded_class == loaded["class"]:
+        return ""
+    description = f"{recorded_class} with {recorded.get('parameters')} parameters"
+    return f"{description}; this is {loaded['class']} with {loaded['parameters']}"
+
+
+def other_weights(source: Path, recorded: dict[str, Any], loaded: dict[str, Any]) -> bool:
+    """Return True if the weights differ; with another dtype they cannot be compared, which is logged."""
+    if recorded.get("dtype") == loaded["dtype"]:
+        return bool(recorded.get("weights") != loaded["weights"])
+    _log.warning(
+        "%s is of %s and the model is loaded in %s, so their weights were not compared",
+        source, recorded.get("dtype"), loaded["dtype"],
+    )  # fmt: skip
+    return False
 
 
 def rotated(

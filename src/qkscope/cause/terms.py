@@ -51,14 +51,8 @@ def with_heads(
     index = torch.as_tensor(list(heads), device=query.device)
     options = dict(options)
     if mask is None:
-        mask = _mask_of(more_arguments[0] if more_arguments else options.pop("attention_mask", None), index)
-    options.pop("attention_mask", None)
-    proxy = ModuleProxy(module, num_key_value_groups=1)
-    for name, sinks in (("s_aux", options.get("s_aux")), ("sinks", getattr(module, "sinks", None))):
-        if isinstance(sinks, torch.Tensor):
-            vars(proxy)[name] = sinks[index]
-            if name in options:
-                options[name] = sinks[index]
+        mask = mask_of_heads(more_arguments[0] if more_arguments else options.pop("attention_mask", None), index)
+    proxy, options = of_query_heads(module, options, index, num_key_value_groups=1)
     options["scaling"] = attention.scaling
     output, weights = original(proxy, q, k, v, mask, *more_arguments[1:], **options)[:2]
     output = output[..., : value.shape[-1]]
@@ -68,7 +62,21 @@ def with_heads(
     return _put(plain[0], index, output), *plain[1:]
 
 
-def _mask_of(mask: Any, index: torch.Tensor) -> Any:
+def of_query_heads(
+    module: nn.Module, options: dict[str, Any], index: torch.Tensor, **replaced: Any
+) -> tuple[ModuleProxy, dict[str, Any]]:
+    """Return the module and the options of a call, without its mask, for some of the query heads."""
+    proxy = ModuleProxy(module, **replaced)
+    options = {name: value for name, value in options.items() if name != "attention_mask"}
+    for name, sinks in (("s_aux", options.get("s_aux")), ("sinks", getattr(module, "sinks", None))):
+        if isinstance(sinks, torch.Tensor):
+            vars(proxy)[name] = sinks[index]
+            if name in options:
+                options[name] = sinks[index]
+    return proxy, options
+
+
+def mask_of_heads(mask: Any, index: torch.Tensor) -> Any:
     """Return the mask of these heads, if each head has its own; otherwise the mask itself."""
     has_heads = isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1] > 1
     return mask.index_select(1, index) if has_heads else mask

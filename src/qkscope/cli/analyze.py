@@ -32,7 +32,18 @@ from qkscope.runs.selection import DatasetOptions, Selection
 
 
 class AnalyzeCommand(TyperCommand):
-    """A command whose help lists all analyses; they are imported only then, since that takes a second."""
+    """A command that describes columns, and whose help lists all analyses; they are imported only then."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; with ``--columns`` the others are words to look for, and no datasets."""
+        if "--columns" in args:
+            from qkscope.results.schema import described_columns
+
+            set_up_logging(quiet=False, verbose=False)
+            with errors_as_lines():
+                typer.echo(described_columns([word for word in args if not word.startswith("-")]))
+            raise typer.Exit
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the usual help, with the names of analyses at ``--only``."""
@@ -42,14 +53,6 @@ class AnalyzeCommand(TyperCommand):
             if parameter.name == "only":
                 parameter.help = f"Only some of {', '.join(ANALYSES_BY_NAME)}; comma-separated."  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
-
-
-def _show_columns(requested: bool) -> None:
-    if requested:
-        from qkscope.results.schema import described_columns
-
-        typer.echo(described_columns())
-        raise typer.Exit
 
 
 @with_options(DatasetOptions, Selection, AnalysisOptions)
@@ -71,7 +74,8 @@ def analyze_command(
     ray_address: RayAddress = None,
     strict: Strict = False,
     columns: Annotated[
-        bool, typer.Option("--columns", callback=_show_columns, is_eager=True, help="Describe every column and stop.")
+        bool,
+        typer.Option("--columns", help="Describe the columns that contain a word (--columns decay), or all; stop."),
     ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -98,7 +102,7 @@ def analyze_command(
             for dataset, label in zip_longest(datasets, model or [])
         ]
         jobs = [Job.from_options(run, "analyze", values, parse_points(points, run)) for run in runs]
-        prepare(jobs, output)
+        prepare(jobs, output, analyses)
         with heads_done() as on_done:
             results = analyze_jobs(jobs, analyses, target=target, strict=strict, on_done=on_done)
         raise typer.Exit(write_and_exit_code(output, results, started))

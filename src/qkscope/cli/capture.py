@@ -24,7 +24,7 @@ from qkscope.cli.common import SOME_HEADS_FAILED, Quiet, Verbose, errors_as_line
 from qkscope.cli.options import with_options
 from qkscope.errors import ConfigError
 from qkscope.options import defaults, from_values
-from qkscope.progress import in_view, progress
+from qkscope.progress import duration, in_view, plural, progress
 
 _PLANNED = (
     "model", "texts", "field", "max_docs", "window", "buckets", "sample", "seed", "layers", "heads", "dtype", "device",
@@ -43,7 +43,10 @@ def capture_command(
     verbose: Verbose = False,
     **values: Any,
 ) -> None:
-    """Measure every head of a transformers model at every token of some texts; the model is not modified."""
+    """Measure every head of a transformers model on some texts.
+
+    Every token counts; the model is not modified.
+    """
     typed = {name for name in values if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command to resume"):
@@ -66,7 +69,8 @@ def plan_command(quiet: Quiet = False, verbose: Verbose = False, **values: Any) 
         counted = (
             [len(ids) for ids in Corpus.read(from_values(TextOptions, values), model).ids] if values["texts"] else []
         )
-        window = values["window"] or max(counted, default=4096)
+        longest = max(counted, default=values["window"] or 4096)
+        window = min(values["window"] or longest, longest)
         lengths = [min(window, tokens) for tokens in counted]
         cost = estimate(model, options, window)
         typer.echo(f"parameters        {cost.parameters / 1e6:,.0f} M")
@@ -76,15 +80,10 @@ def plan_command(quiet: Quiet = False, verbose: Verbose = False, **values: Any) 
         if math.isfinite(cost.linear):
             typer.echo(f"speed             about {cost.tokens_per_second(window):,.0f} tokens/s at {window:,} tokens")
         if lengths:
-            typer.echo(
-                f"texts             {len(lengths)} documents, {sum(lengths):,} tokens of at most {window:,} each"
-            )
+            documents = plural(len(lengths), "document")
+            typer.echo(f"texts             {documents}, {sum(lengths):,} tokens of at most {window:,} each")
             if math.isfinite(cost.linear):
-                typer.echo(f"time              about {_duration(cost.seconds(lengths))} once the model is loaded")
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+                typer.echo(f"time              about {duration(cost.seconds(lengths))} once the model is loaded")
 
 
 def settings(values: dict[str, Any], typed: set[str], path: Path | None) -> dict[str, Any]:
@@ -129,17 +128,21 @@ def report_outcome(folder: Path) -> int:
     from qkscope.files.runfolder import MANIFEST, RunFolder
 
     if (folder / MANIFEST).exists():
-        loss = RunFolder.open(folder).manifest.loss
+        manifest = RunFolder.open(folder).manifest
+        loss = manifest.loss
         if loss is not None:
-            log.info("mean loss %.3f nats per token, over %d tokens of all documents", loss.mean, loss.tokens)
+            tokens = sum(document.tokens for document in manifest.documents)
+            log.info(
+                "mean loss %.3f nats per token, over %s of %s tokens", loss.mean, f"{loss.tokens:,}", f"{tokens:,}"
+            )
         else:
             log.warning("no mean loss: qkscope does not know how this model computes its logits")
-        log.info("wrote %s; next: qkscope analyze %s -o %s", folder, folder, folder / "tables")
+        log.info("wrote %s; next: qkscope report %s -o report", folder, folder)
     else:
         log.info("wrote a share to %s; when all are done: qkscope merge FOLDER … -o RUN", folder)
     missing = n_left_out(folder)
     if missing:
-        log.error("%d documents were left out, for lack of memory", missing)
+        log.error("left out for lack of memory: %s", plural(missing, "document"))
     return SOME_HEADS_FAILED if missing else 0
 
 

@@ -6,13 +6,11 @@ import errno
 import logging
 import os
 import re
-import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,9 +18,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkscope._version import __version__
+from qkscope.cli.signals import interruptible, report_stop, was_stopped
 from qkscope.errors import ConfigError, QkscopeError
 from qkscope.options import parse_indices
-from qkscope.progress import progress
+from qkscope.progress import plural, progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,28 +109,29 @@ def errors_as_lines(stopped: str = "no table was changed") -> Iterator[None]:
 
     ``stopped`` is printed when the user, or the system, stops the command.
     """
-    signals: list[int] = []
     try:
-        with _interrupted_by_sigterm(signals):
+        with interruptible(stopped):
             yield
-    except QkscopeError as error:
+    except BaseException as error:
+        raise _end_of_command(error, stopped) from None
+
+
+def _end_of_command(error: BaseException, stopped: str) -> BaseException:
+    """Log the line of an error or of a stop; return the exception that ends the command."""
+    if was_stopped() or isinstance(error, KeyboardInterrupt):
+        return typer.Exit(report_stop(lambda: log.error("stopped; %s", stopped)))
+    if isinstance(error, QkscopeError):
         log.error("error: %s", error)
-        raise typer.Exit(NOTHING_DONE) from None
-    except OSError as error:
-        if error.errno is None:
-            raise _unexpected(error) from None
+        return typer.Exit(NOTHING_DONE)
+    if isinstance(error, OSError) and error.errno is not None:
         file_text = f" [{error.filename}]" if error.filename else ""
         advice = "free some space; " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         log.error("error: %s%s; %s%s", os.strerror(error.errno).lower(), file_text, advice, stopped)
         log.debug("", exc_info=error)
-        raise typer.Exit(NOTHING_DONE) from None
-    except (typer.Exit, typer.Abort, typer.BadParameter):
-        raise
-    except Exception as error:
-        raise _unexpected(error) from None
-    except KeyboardInterrupt:
-        log.error("stopped; %s", stopped)
-        raise typer.Exit(128 + (signals or [signal.SIGINT])[0]) from None
+        return typer.Exit(NOTHING_DONE)
+    if isinstance(error, (typer.Exit, typer.Abort, typer.BadParameter)) or not isinstance(error, Exception):
+        return error
+    return _unexpected(error)
 
 
 def _unexpected(error: Exception) -> typer.Exit:
@@ -153,27 +153,6 @@ def _save_traceback(error: Exception) -> str:
     return f"{message}; please report it with the traceback in {file.name}"
 
 
-@contextmanager
-def _interrupted_by_sigterm(signals: list[int]) -> Iterator[None]:
-    """Make SIGTERM raise ``KeyboardInterrupt``, as Ctrl-C does, so that files are closed and workers stop.
-
-    ``signals`` records that it was SIGTERM. Waiting libraries pass on no other exception.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, _: object) -> None:
-        signals.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def chosen_indices(text: str | None) -> frozenset[int] | None:
     """Return the layers or heads that ``--layers`` or ``--heads`` chooses; None: all."""
     return None if text is None else frozenset(parse_indices(text))
@@ -182,7 +161,7 @@ def chosen_indices(text: str | None) -> frozenset[int] | None:
 def parse_points(text: str | None, run: Run) -> PointOptions | None:
     """Return the heads whose vectors are written: all, a number of them, or names such as l05h13,l00h02."""
     from qkscope.analyses.options import PointOptions
-    from qkscope.heads import HeadId, choose_heads
+    from qkscope.headids import HeadId, choose_heads
 
     if text is None or text == "all":
         return None if text is None else PointOptions()
@@ -209,49 +188,72 @@ def heads_done() -> Iterator[OnDone]:
         yield on_done
 
 
-def prepare(jobs: Sequence[Job], folder: Path) -> None:
+def prepare(jobs: Sequence[Job], folder: Path, analyses: Sequence[str]) -> None:
     """Check the results folder before the work starts, and log what will be analysed."""
     from qkscope.results.folder import check_results_folder
 
-    check_results_folder(folder)
+    check_results_folder(folder, {job.run.model: job.run.source.identity() for job in jobs}, analyses)
     for job in jobs:
         run, chosen = job.run, len(job.selection.of(job.run))
-        log.info("%s: %d of %d query heads, %d per key head", run.model, chosen, len(run.heads), run.source.q_per_kv)
+        log.info(
+            "%s: %d of %s, %d per key head",
+            run.model,
+            chosen,
+            plural(len(run.heads), "query head"),
+            run.source.q_per_kv,
+        )
         log.debug("%s: from %s", run.model, run.source)
 
 
-def write_and_exit_code(folder: Path, results: list[ModelResults], started: float) -> int:
+def write_and_exit_code(folder: Path, results: list[ModelResults], started: float, *, published: bool = False) -> int:
     """Write the results, log where they are and return the exit code."""
-    import pandas as pd
-
     from qkscope.results.analyze import write_results
 
-    written = write_results(folder, results, wall_seconds=time.monotonic() - started)
+    written = write_results(folder, results, wall_seconds=time.monotonic() - started, published=published)
     n_heads, failed = (
         sum(counts) for counts in zip(*((result.n_heads, result.n_failed) for result in results), strict=True)
     )
-    log.info("%d of %d heads in %.1f s", n_heads - failed, n_heads, time.monotonic() - started)
-    named = heads_in_a_line(results[-1].tables.frames.get("heads", pd.DataFrame()))
-    if named:
-        log.info("%s", named)
+    log.info("%d of %s in %.1f s", n_heads - failed, plural(n_heads, "head"), time.monotonic() - started)
+    name_heads(results[-1].tables.frames)
     for path in written:
         log.info("wrote %s", path)
     if failed:
-        log.error("%d of %d heads failed; the others are in %s", failed, n_heads, folder)
+        log.error("%d of %s failed; the others are in %s", failed, plural(n_heads, "head"), folder)
         return SOME_HEADS_FAILED
     return 0
 
 
-def heads_in_a_line(heads: pd.DataFrame, n: int = 3) -> str:
-    """The heads whose scores are most position and most content, of the last model; empty if that is not known."""
-    from qkscope.results.derived import top_heads
+def name_heads(tables: Mapping[str, pd.DataFrame]) -> None:
+    """Log the line that names heads, if there is one."""
+    named = heads_in_a_line(tables)
+    if named:
+        log.info("%s", named)
 
-    if "part_position" not in heads or heads["part_position"].isna().all():
+
+def heads_in_a_line(tables: Mapping[str, pd.DataFrame], n: int = 3) -> str:
+    """The heads whose scores are most position and most content, of the last model; empty if that is not known.
+
+    Heads that are flat are not named: they attend almost evenly, whatever their parts are.
+    """
+    from qkscope.analyses.scores import FLAT
+    from qkscope.results.derived import top_heads
+    from qkscope.results.study import window_of
+
+    heads = tables.get("heads")
+    if heads is None or "part_position" not in heads or heads["part_position"].isna().all():
         return ""
-    last = heads[heads["model"] == heads["model"].iloc[-1]]
+    model = heads["model"].iloc[-1]
+    window = window_of({name: frame[frame["model"] == model] for name, frame in tables.items() if name == "rotated"})
+    begin = f"{model}{'' if window is None else f', window {window:,}'}"
+    known = heads[(heads["model"] == model) & heads["head_class"].notna()]
+    told = known[known["head_class"] != "flat"]
+    if told.empty:
+        return f"{begin}: all {plural(len(known), 'head')} are flat: their scores vary by less than {FLAT} logits"
     named = [
         ", ".join(f"l{row.layer:02d}h{row.head:02d} ({getattr(row, column):.0%})" for row in rows.itertuples())
         for column in ("part_position", "part_content")
-        for rows in [top_heads(last, column, n)]
+        for rows in [top_heads(told, column, n)]
     ]
-    return f"{last['model'].iloc[0]}: most position in its scores {named[0]}; most content {named[1]}"
+    n_flat = len(known) - len(told)
+    flat = f"; {n_flat} of {plural(len(known), 'head')} flat" if n_flat else ""
+    return f"{begin}: most position in its scores {named[0]}; most content {named[1]}{flat}"

@@ -19,28 +19,29 @@ ByColumn = Annotated[
 
 def compare_command(
     a: Annotated[str, typer.Argument(help="A captured run or a results folder.")],
-    b: Annotated[str, typer.Argument(help="Another of the same shape and window.")],
+    b: Annotated[str, typer.Argument(help="Another of the same shape.")],
     output: Output = Path("compare"),
     by: ByColumn = None,
     workers: WorkersOption = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say what differs between two runs, in which heads, with intervals that are paired by document."""
+    """Say what differs between two runs, and in which heads.
+
+    Intervals are paired by document, if both runs read the same. Runs are compared at the largest window they share.
+    """
     from qkscope.figures.compare import draw_comparison
     from qkscope.figures.style import house_style
     from qkscope.figures.write import rendered
     from qkscope.files.atomic import check_writable, write_together
-    from qkscope.results.analyze import tables_of
-    from qkscope.results.compare import compare_runs, side
     from qkscope.results.frames import csv_bytes
+    from qkscope.results.runtables import compared
 
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines():
         check_writable(output)
         with heads_done() as on_done:
-            sides = [side(tables_of(run, workers=workers, on_done=on_done)) for run in (a, b)]
-        comparison = compare_runs(*sides)
+            comparison = compared(a, b, workers, on_done)
         column = by or comparison.main_column
         heads = comparison.changed_most(column)
         with house_style():

@@ -47,7 +47,10 @@ class _Finding:
 def doctor_command(
     folder: Annotated[Path, typer.Argument(help="Folder for results.")] = Path(),
 ) -> None:
-    """Print versions, devices, memory, free disk and problems; exit code 1 if there are problems."""
+    """Print versions, devices, memory, disk, and problems.
+
+    Exit code 1 if there are problems.
+    """
     set_up_logging(quiet=False, verbose=False)
     with errors_as_lines():
         findings = examine(folder)

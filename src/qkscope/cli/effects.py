@@ -12,15 +12,17 @@ from qkscope.capture.options import ModelOptions, TextOptions, need_torch
 from qkscope.cli.common import Quiet, Verbose, errors_as_lines, log, set_up_logging
 from qkscope.cli.options import with_options
 from qkscope.errors import ConfigError
-from qkscope.options import from_values
-from qkscope.progress import in_view, progress
+from qkscope.options import from_values, head_pairs
+from qkscope.progress import duration, in_view, plural, progress
 
 if TYPE_CHECKING:
     import torch
 
+    from qkscope.cause.ablation import PassPlan
     from qkscope.cause.lockedmodel import LockedModel
 
 AllowOverlap = Annotated[bool, typer.Option("--allow-overlap", help="Allow texts that the run was captured on.")]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Say how long the measurement would take, and stop.")]
 
 
 @with_options(ModelOptions, TextOptions)
@@ -29,7 +31,8 @@ def effects_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the tables.")] = Path("effects"),
     passes: Annotated[int, typer.Option(min=0, help="Backward passes for the estimate of all heads; 0: none.")] = 64,
     measure: Annotated[
-        int, typer.Option(min=0, help="Heads measured one by one: half the strongest, half random.")
+        int,
+        typer.Option(min=0, help="Heads measured one by one: half the strongest, half random; of --heads all, or 0."),
     ] = 8,
     terms: Annotated[str, typer.Option(help="Terms to take away, comma-separated.")] = "position,key,query,content",
     heads: Annotated[str | None, typer.Option(help="Only these query heads, such as l00h03,l02h01.")] = None,
@@ -39,36 +42,56 @@ def effects_command(
     seed: Annotated[int, typer.Option(help="Seed of labels, random heads and the control.")] = 0,
     label: Annotated[str | None, typer.Option(help="Label in the tables; by default the run's folder.")] = None,
     allow_overlap: AllowOverlap = False,
+    plan: PlanOnly = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     **values: Any,
 ) -> None:
-    """Estimate for all heads, and measure for some, the effect of removing a term of the score on the prediction."""
+    """Measure what the loss makes of each term of each head.
+
+    The effect of taking a term out of a head's scores is estimated for all heads and measured for some.
+    """
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command to resume"):
         chosen = list(dict.fromkeys(_term(name) for name in terms.split(",")))
         locked, documents = load_model_and_documents(values, run, window, allow_overlap=allow_overlap)
-        from qkscope.cause.effects import EffectOptions, EffectsJob, effect_tables, parsed_heads
+        from qkscope.cause.effects import CONTROL, EffectOptions, EffectsJob, effect_tables
         from qkscope.files.atomic import check_writable
-        from qkscope.results.effects import write_measured
+        from qkscope.results.effects import check_measured, interval_text, strongest_heads, write_measured
+        from qkscope.runs.captured import CapturedSource
 
         check_writable(output)
-        options = EffectOptions(passes, measure, gamma, batch, seed)
-        job = EffectsJob(locked, documents, options, output / "in-progress", parsed_heads(heads), chosen)
+        options, name = EffectOptions(passes, measure, gamma, batch, seed), label or run.absolute().name
+        source = CapturedSource(locked.run).identity()
+        check_measured(output, name, source)
+        job = EffectsJob(locked, documents, options, output / "in-progress", head_pairs(heads or ()), chosen)
+        report_plan(job.plan(), "fewer with --max-docs, --window, --passes or --measure", stop=plan)
         started = time.monotonic()
         with progress("passes") as on_done:
-            frames = effect_tables(
-                job, label or run.absolute().name, on_progress=lambda done, in_all: on_done(round(done), round(in_all))
-            )
-        for path in write_measured(output, frames):
+            frames = effect_tables(job, name, on_progress=lambda done, in_all: on_done(round(done), round(in_all)))
+        for path in write_measured(output, frames, source):
             log.info("wrote %s", path)
         job.forget()
+        prefix = "without" if gamma == 1 else f"with {gamma:g} less of"
         together = frames["effects_together"]
         for row in together[together["over"] == "all"].itertuples():
-            ends = f"[{row.delta_nll_low:.3f}, {row.delta_nll_high:.3f}]"
-            prefix = "without" if gamma == 1 else f"with {gamma:g} less of"
-            log.info("%s %s in %d heads: %+.3f nats per token %s", prefix, row.change, row.n_heads, row.delta_nll, ends)
-        log.info("done in %.0f s", time.monotonic() - started)
+            heads_text = plural(int(str(row.n_heads)), f"{'' if row.heads == 'all' else f'{row.heads} '}head")
+            ends = interval_text(row.delta_nll_low, row.delta_nll_high, ".3f")
+            change = (
+                "without a random direction as large as drift" if row.change == CONTROL else f"{prefix} {row.change}"
+            )
+            log.info("%s in %s: %+.3f nats per token%s", change, heads_text, row.delta_nll, ends)
+        for line in strongest_heads(frames["effects"]):
+            log.info("%s", line)
+        log.info("done in %s", duration(time.monotonic() - started))
+
+
+def report_plan(plan: PassPlan, advice: str, *, stop: bool) -> None:
+    """Log what a measurement will take; end the command if that was all that was asked for."""
+    if plan.passes:
+        log.info("%s; %s", plan, advice)
+    if stop:
+        raise typer.Exit
 
 
 def load_model_and_documents(
@@ -100,7 +123,7 @@ def load_model_and_documents(
 
 
 def _term(name: str) -> int:
-    from qkscope.heads import TERMS
+    from qkscope.headids import TERMS
 
     if name.strip() not in TERMS:
         raise ConfigError(f"unknown term {name.strip()!r}; choose from {', '.join(TERMS)}")

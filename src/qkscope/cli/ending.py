@@ -24,9 +24,7 @@ def print_findings(study: Study, *, quiet: bool = False) -> None:
 
     first = front(Claims(study))
     numbers = "; ".join(f"{tile.number} {tile.label}" for tile in first.tiles)
-    heads = study.table("heads")
-    named = heads_in_a_line(heads) if heads is not None else ""
-    for line in (first.sentence, f"{first.of}: {numbers}." if first.tiles else "", named):
+    for line in (first.sentence, f"{first.of}: {numbers}." if first.tiles else "", heads_in_a_line(study.tables)):
         if line:
             typer.echo(printable(line))
 

@@ -25,7 +25,10 @@ def push_command(
     verbose: Verbose = False,
     **values: Any,
 ) -> None:
-    """Send a run or results to the Hub with a card; texts, tokens, paths and document names are left out."""
+    """Send a run or results to the Hub with a card.
+
+    Texts, tokens, paths and document names are left out.
+    """
     from qkscope.integrations.hub import push as pushing
 
     set_up_logging(quiet=quiet, verbose=verbose)
@@ -43,7 +46,10 @@ def pull_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Fetch a pushed run or results into a folder, compared with its checksums."""
+    """Fetch a pushed run or results, and check them.
+
+    The files are compared with their checksums.
+    """
     from qkscope.integrations.hub import pull as pulling
 
     set_up_logging(quiet=quiet, verbose=verbose)

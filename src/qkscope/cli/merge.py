@@ -9,7 +9,7 @@ import typer
 
 from qkscope.cli.capture import report_outcome
 from qkscope.cli.common import Quiet, Verbose, errors_as_lines, log, set_up_logging
-from qkscope.progress import progress
+from qkscope.progress import plural, progress
 
 
 def merge_command(
@@ -21,7 +21,10 @@ def merge_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Merge the shares of several jobs into one run, byte for byte the run that a single job would capture."""
+    """Merge the shares of several capture jobs into one run.
+
+    It is byte for byte the run that a single job would capture.
+    """
     from qkscope.capture.assemble import merge as merge_shares
     from qkscope.files.atomic import check_writable
 
@@ -31,5 +34,5 @@ def merge_command(
         with progress("layers") as on_done:
             missing = merge_shares(folders, output, partial=partial, on_done=on_done)
         if missing:
-            log.info("%d shards are still missing", len(missing))
+            log.info("still missing: %s", plural(len(missing), "shard"))
         raise typer.Exit(report_outcome(output))

@@ -26,13 +26,18 @@ from qkscope.cli.common import (
     chosen_indices,
     errors_as_lines,
     heads_done,
+    log,
     prepare,
     set_up_logging,
     write_and_exit_code,
 )
+from qkscope.progress import plural
 
 if TYPE_CHECKING:
     from qkscope.results.config import Config
+    from qkscope.results.summary import ModelResults
+
+_HEADS_NAMED = 8
 
 Configs = Annotated[
     list[Path], typer.Option("--config", help="A config file, or a folder of them; may be given several times.")
@@ -109,7 +114,7 @@ def _analyze(
             for folder, configs in by_folder.items()
         }
         for folder, jobs in work.items():
-            prepare(jobs, folder)
+            prepare(jobs, folder, [analysis])
         codes = []
         for folder, jobs in work.items():
             started = time.monotonic()
@@ -118,8 +123,24 @@ def _analyze(
             target = ExecutionTarget(count, engine, address)  # type: ignore[arg-type]
             with heads_done() as on_done:
                 results = analyze(jobs, [analysis], target=target, strict=strict, on_done=on_done)
-            codes.append(write_and_exit_code(folder, results, started))
+            codes.append(write_and_exit_code(folder, results, started, published=True))
+            for result in results:
+                _warn_at_edge(result)
         raise typer.Exit(max(codes))
+
+
+def _warn_at_edge(result: ModelResults) -> None:
+    """Name the heads whose ``omega`` is only the lowest frequency that was searched."""
+    rotated = result.tables.frames.get("rotated")
+    if rotated is None or not rotated["omega_at_edge"].eq(True).any():
+        return
+    at_edge = rotated[rotated["omega_at_edge"].eq(True)]
+    names = [f"l{row.layer:02d}h{row.head:02d}" for row in at_edge.itertuples()]
+    shown = ", ".join(names[:_HEADS_NAMED]) + (" …" if len(names) > _HEADS_NAMED else "")
+    log.warning(
+        "%s: omega is the lowest frequency searched in %d of %s, a drift rather than a rotation (omega_at_edge): %s",
+        result.model, len(names), plural(len(rotated), "head"), shown,
+    )  # fmt: skip
 
 
 def _override(config: Config, choices: dict[str, str | int | None]) -> Config:

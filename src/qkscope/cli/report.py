@@ -10,9 +10,18 @@ from typing import Annotated
 
 import typer
 
-from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
+from qkscope.cli.common import (
+    Quiet,
+    Verbose,
+    WorkersOption,
+    errors_as_lines,
+    heads_done,
+    log,
+    name_heads,
+    set_up_logging,
+)
 from qkscope.cli.ending import clickable, print_findings, show
-from qkscope.progress import progress
+from qkscope.progress import plural, progress
 
 Given = Annotated[
     list[str],
@@ -35,11 +44,15 @@ def report_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Draw all figures and write report.html and explorer.html, each one file that opens from disk."""
+    """Draw all figures and write report.html and explorer.html.
+
+    Each page is one file that opens from disk. A folder of another report stands for the runs in it.
+    """
     from qkscope.files.atomic import check_writable
     from qkscope.report.gather import gather, study_config
     from qkscope.report.page import browser, print_page
-    from qkscope.report.report import EXPLORER, PDF, REPORT, TABLES_FOLDER, check_pages, write_pages
+    from qkscope.report.report import EXPLORER, PDF, REPORT, check_pages, write_pages
+    from qkscope.results.reader import TABLES_FOLDER
 
     started = time.monotonic()
     set_up_logging(quiet=quiet, verbose=verbose)
@@ -51,7 +64,7 @@ def report_command(
             study = gather(
                 study_config(given), output / TABLES_FOLDER, points=not no_points, workers=workers, on_done=on_done
             )
-        log.info("%s: %s", "1 run" if len(study.runs) == 1 else f"{len(study.runs)} runs", ", ".join(study.labels))
+        log.info("%s: %s", plural(len(study.runs), "run"), ", ".join(study.labels))
         with progress("figures") as on_figures:
             skipped = write_pages(study, output, command=_command(), workers=workers, on_figures=on_figures)
         if printer is not None:
@@ -74,7 +87,10 @@ def view_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write the interactive explorer of one or more runs, and open it in the browser. It needs no server."""
+    """Write the explorer of one or more runs, and open it.
+
+    It is one page that needs no server. A folder of a report stands for the runs in it.
+    """
     from qkscope.files.atomic import check_writable
     from qkscope.report.gather import gather, study_config
     from qkscope.report.report import check_pages, write_explorer
@@ -86,6 +102,7 @@ def view_command(
         with heads_done() as on_done:
             study = gather(study_config(given), output.with_suffix(".tables"), workers=workers, on_done=on_done)
         write_explorer(study, output)
+        name_heads(study.tables)
         typer.echo(clickable(output))
         if not no_open:
             show(output)

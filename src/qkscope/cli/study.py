@@ -12,7 +12,7 @@ from qkscope.cli.capture import capture_to
 from qkscope.cli.common import Quiet, Verbose, errors_as_lines, log, set_up_logging
 from qkscope.cli.options import with_options
 from qkscope.config import StudyConfig, StudyRunConfig, load_study_config
-from qkscope.errors import ConfigError
+from qkscope.errors import ConfigError, NotNestedError
 from qkscope.options import option_specs
 
 study_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Work on all runs of a study file.")
@@ -29,14 +29,17 @@ def study_capture_command(
     verbose: Verbose = False,
     **values: Any,
 ) -> None:
-    """Capture every missing run of a study, also at the window at which runs are compared."""
+    """Capture every missing run of a study, also at the window at which runs are compared.
+
+    Both come from the same passes, unless vectors of the model depend on the length of documents.
+    """
     set_up_logging(quiet=quiet, verbose=verbose)
     with errors_as_lines("rerun the same command to resume"):
         config = load_study_config(study)
         codes = [
-            _capture(values, item, study.parent, folder, window)
+            code
             for item in config.runs
-            for folder, window in missing(config, item, study.parent)
+            for code in _capture(values, item, study.parent, missing(config, item, study.parent))
         ]
         if not codes:
             log.info("every run of %s is captured already", study)
@@ -44,8 +47,8 @@ def study_capture_command(
 
 
 def missing(config: StudyConfig, item: StudyRunConfig, folder: Path) -> list[tuple[Path, int]]:
-    """Return the folders and windows of a run that are not captured yet."""
-    from qkscope.report.gather import at_window
+    """Return the folders and windows of a run that are not captured yet, its own one first."""
+    from qkscope.files.runfolder import at_window
 
     own_window = window_of(item, folder)
     compared = config.compare_at or min(window_of(run, folder) for run in config.runs)
@@ -81,11 +84,27 @@ def _has_tables(run_folder: Path) -> bool:
     return is_results(run_folder)
 
 
-def _capture(values: dict[str, Any], item: StudyRunConfig, parent: Path, folder: Path, window: int) -> int:
+def _capture(values: dict[str, Any], item: StudyRunConfig, parent: Path, captures: list[tuple[Path, int]]) -> list[int]:
+    """Capture a run at the windows that are missing; return the exit code of each capture."""
+    if not captures:
+        return []
     if item.weights is None:
+        folder = captures[0][0]
         raise ConfigError(f"{folder} does not exist, and the study does not name its weights; add weights: to the run")
     local = parent / item.weights
     model = str(local) if local.exists() else item.weights
-    log.info("capturing %s at a window of %d", item.label or item.path, window)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return capture_to(values | {"model": model, "revision": item.revision, "window": window}, folder)
+    values = values | {"model": model, "revision": item.revision}
+
+    def capture(folder: Path, window: int, **more: Any) -> int:
+        log.info("capturing %s at a window of %d", item.label or item.path, window)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return capture_to(values | {"window": window} | more, folder)
+
+    (folder, window), *others = captures
+    nested = [other for _, other in others if other < window]
+    if nested:
+        try:
+            return [capture(folder, window, compare_at=[*(values["compare_at"] or ()), *nested])]
+        except NotNestedError as error:
+            log.info("%s", error)
+    return [capture(*of_window) for of_window in captures]

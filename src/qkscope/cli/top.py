@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,10 @@ def top_command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """List the heads with the highest values of a column, with their class and the parts of their scores."""
+    """List the heads with the highest values of a column.
+
+    Their class and the parts of their scores stand beside the value.
+    """
     from qkscope.files.atomic import write_together
     from qkscope.results.analyze import tables_of
     from qkscope.results.derived import one_row_per_head, top_heads
@@ -51,15 +54,21 @@ def heads_as_lines(rows: pd.DataFrame, by: str) -> list[str]:
     import pandas as pd
 
     several = rows["model"].nunique() > 1
-    lines = [f"head     {by:<26}class     position    key  query content   decay"]
-    for row in rows.to_dict("records"):
-        low, high = (row.get(f"{by}_{end}") for end in ("low", "high"))
-        value = f"{row[by]:.3g}" + ("" if pd.isna(low) else f" [{low:.3g}, {high:.3g}]")
+    intervals = [(row.get(f"{by}_low"), row.get(f"{by}_high")) for row in rows.to_dict("records")]
+    values = [
+        f"{value:.3g}" + ("" if pd.isna(low) else f" [{low:.3g}, {high:.3g}]")
+        for value, (low, high) in zip(rows[by], intervals, strict=True)
+    ]
+    width = max(24, len(by), *map(len, values)) + 2
+    windows = ", ".join(f"{window:,.0f}" for window in rows.get("window", pd.Series()).dropna().unique())
+    at = f"   (window {windows})" if windows else ""
+    lines = [f"head     {by:<{width}}class     position    key  query content   decay{at}"]
+    for row, value in zip(rows.to_dict("records"), values, strict=True):
         cells = [(row.get(f"part_{term}"), ".0%", width) for term, width in zip(TERMS, (8, 7, 7, 8), strict=True)]
         cells.append((row.get("decay"), "+.2f", 8))
         shares = "".join(f"{'' if pd.isna(x) else format(x, form):>{width}}" for x, form, width in cells)
         name = f"l{row['layer']:02d}h{row['head']:02d}"
         label = f"  {row['model']}" if several else ""
         kind = "" if pd.isna(row.get("head_class")) else row["head_class"]
-        lines.append(f"{name}   {value:<26}{kind:<10}{shares}{label}")
+        lines.append(f"{name}   {value:<{width}}{kind:<10}{shares}{label}")
     return lines

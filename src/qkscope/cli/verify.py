@@ -19,13 +19,17 @@ def verify_command(
     workers: WorkersOption = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare a run's files with their checksums, and tables with those computed from the run; 1 if they differ."""
+    """Check a run's files, and tables against the run.
+
+    Files are compared with their checksums, tables with those computed again; exit code 1 if they differ.
+    """
+    from qkscope.results.reader import TABLES_FOLDER
     from qkscope.results.verify import check_run, check_tables, removed_by_push
 
     set_up_logging(quiet=quiet, verbose=False)
     with errors_as_lines():
         problems = check_run(run)
-        tables_folder = tables or run / "tables"
+        tables_folder = tables or run / TABLES_FOLDER
         compared = "no tables to compare"
         if tables is not None or tables_folder.is_dir():
             problems += check_tables(run, tables_folder, model, workers)

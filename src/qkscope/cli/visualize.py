@@ -10,6 +10,7 @@ import typer
 
 from qkscope.cli.common import Quiet, Verbose, Version, errors_as_lines, log, set_up_logging
 from qkscope.errors import ConfigError, TableError
+from qkscope.progress import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,7 +115,7 @@ def _choose(
     config: Path, random: bool, count: int, seed: int, layer: int | None, head: int | None
 ) -> tuple[Job, list[tuple[int, int]]]:
     """Return the config's run, and the heads that the options select."""
-    from qkscope.heads import choose_heads
+    from qkscope.headids import choose_heads
     from qkscope.results.config import load_configs
     from qkscope.results.job import Job
 
@@ -141,7 +142,7 @@ def _study(job: Job, heads: list[tuple[int, int]], analyses: tuple[str, ...], po
     from qkscope.results.side import POINTS
 
     folder = _folder(job)
-    log.info("reading %d heads of %s", len(heads), job.run.source)
+    log.info("reading %s of %s", plural(len(heads), "head"), job.run.source)
     study = heads_study(job, heads, analyses, points)
     if "points" not in study.tables:
         raise TableError(f"{job.run.model}: too few vectors of {heads[0]} for a figure")

@@ -14,7 +14,7 @@ from qkscope.core.moments import Moments
 from qkscope.core.reach import HeadReach
 from qkscope.core.rope import HeadRotary
 from qkscope.core.rows import Pair
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 
 class PassageVectors(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -79,6 +80,11 @@ class KeyPairs:
             pairs.later - pairs.earlier,
             centre[:, None] - pairs.later,
         )
+
+    @cached_property
+    def square(self) -> Float[np.ndarray, "buckets d d"]:
+        """Σ δδᵀ over the pairs of each bucket."""
+        return (self.delta * self.weight[..., None]).swapaxes(-1, -2) @ self.delta
 
     @property
     def n(self) -> Int[np.ndarray, "buckets"]:
@@ -159,18 +165,17 @@ class _Documents:
     """Tokens sorted by document and position, to draw uniform pairs in a range of positions."""
 
     def __init__(self, example: Int[np.ndarray, "n"], position: Int[np.ndarray, "n"]) -> None:
-        self.position = position
-        changes = np.flatnonzero(example[1:] != example[:-1]) + 1
-        edges = np.r_[0, changes, len(example)] if len(example) else np.zeros(1, dtype=np.int64)
-        self.starts, self.ends = edges[:-1], edges[1:]
+        starts = np.r_[True, example[1:] != example[:-1]][: len(example)]
+        document = np.cumsum(starts, dtype=np.int64) - 1
+        self.stride = int(position.max(initial=0)) + 1
+        self.token = document * self.stride + position
+        """Increases along the tokens, by ``stride`` from document to document."""
+        self.first = np.arange(np.count_nonzero(starts)) * self.stride
 
     def draw(self, low: int, high: int, most: int, seed: int) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "n"]]:
         """Indices of at most ``most`` pairs of tokens with low ≤ position < high, the earlier one first."""
-        ranges = [
-            start + np.searchsorted(self.position[start:end], [low, high])
-            for start, end in zip(self.starts, self.ends, strict=True)
-        ]
-        bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        within_document = np.clip([low, high], 0, self.stride)
+        bounds = np.searchsorted(self.token, self.first[:, None] + within_document)
         n = np.maximum(bounds[:, 1] - bounds[:, 0], 0)
         cumulative = np.cumsum(n * (n - 1) // 2)
         total = int(cumulative[-1]) if len(cumulative) else 0

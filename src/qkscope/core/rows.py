@@ -13,6 +13,15 @@ from jaxtyping import Float, Int, Integer
 _T = TypeVar("_T")
 
 
+def evenly_spaced(n: int, most: int) -> Int[np.ndarray, "m"]:
+    """Indices ⌊i(n − 1)/(most − 1)⌋, i = 0 … most − 1, of n rows; all of them if there are no more.
+
+    >>> evenly_spaced(6, 3).tolist(), evenly_spaced(2, 3).tolist()
+    ([0, 2, 5], [0, 1])
+    """
+    return np.arange(n) if n <= most else np.arange(most) * (n - 1) // max(most - 1, 1)
+
+
 def rows_of(example_id: Int[np.ndarray, "n"], document: int, most: int | None = None) -> Int[np.ndarray, "m"]:
     """Indices of the rows of one document, thinned evenly to at most ``most``; rows must be sorted by document.
 
@@ -21,7 +30,7 @@ def rows_of(example_id: Int[np.ndarray, "n"], document: int, most: int | None = 
     """
     first, end = np.searchsorted(example_id, [document, document + 1])
     if most is not None and end - first > most:
-        return np.linspace(first, end - 1, most).astype(int)
+        return first + evenly_spaced(int(end - first), most)
     return np.arange(first, end)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from qkscope.core.planted import PlantedHead, Ring, plant
 from qkscope.core.rows import Rows
 from qkscope.files.dataset import write_dataset
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 N_LAYERS, N_QUERY_HEADS, Q_PER_KV = 6, 8, 2
 PLANTED_TITLE = "Demonstration: 48 planted heads"

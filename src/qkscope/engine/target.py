@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qkscope.errors import ConfigError, QkscopeError
+from qkscope.options import is_whole
 
 TRIES = 3
 """Number of attempts for an item whose worker dies."""
@@ -28,8 +29,8 @@ class ExecutionTarget:
     """GPUs that Ray reserves for each worker."""
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"expected at least one worker, got {self.workers}")
+        if self.workers is not None and (not is_whole(self.workers) or self.workers < 1):
+            raise ConfigError(f"expected at least one worker, got {self.workers!r}")
         if self.engine not in ("local", "ray"):
             raise ConfigError(f"unknown engine {self.engine!r}; use local or ray")
         if self.address is not None and self.engine != "ray":

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pickle import UnpicklingError
 from types import TracebackType
@@ -35,6 +35,7 @@ PARENT_CHECK_SECONDS = 1.0
 """Interval at which a worker checks that its parent is alive."""
 EXIT_SECONDS = 5.0
 """Longest time that an idle worker may take to exit."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _number: int | None = None
 _limits: object = None  # kept alive: the limit ends with the object
 
@@ -52,8 +53,13 @@ class Workers(Generic[_Item, _Result]):
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Workers[_Item, _Result]:
-        self._workers = [_Worker(self._work, number) for number in range(self._count)]
         atexit.register(self._end)  # for an iterator that is never closed
+        try:
+            for number in range(self._count):
+                self._start(number)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(
@@ -61,6 +67,11 @@ class Workers(Generic[_Item, _Result]):
     ) -> None:
         atexit.unregister(self._end)
         self._end()
+
+    def _start(self, number: int) -> None:
+        """Start a worker, in place of the one of this number if there is one."""
+        with _signals_later():
+            self._workers[number : number + 1] = [_Worker(self._work, number)]
 
     def _end(self) -> None:
         for worker in self._workers:
@@ -82,7 +93,7 @@ class Workers(Generic[_Item, _Result]):
                     if deaths[index] == TRIES:
                         raise workers_died(items[index]) if answer.ready else _start_error()
                     waiting.appendleft(index)
-                    self._workers[worker.number] = _Worker(self._work, worker.number)
+                    self._start(worker.number)
                 elif not isinstance(answer, _Ready):
                     yield index, _result(answer)
 
@@ -118,8 +129,7 @@ class _Worker:
         self.item: int | None = None
         self.pipe, far_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(far_end, work, number), daemon=True)
-        with _no_interrupts():
-            self._process.start()
+        self._process.start()
         far_end.close()
 
     def give(self, index: int, items: Sequence[Any]) -> None:
@@ -167,16 +177,27 @@ def _result(answer: _Answer) -> Any:
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Processes started in this block ignore Ctrl-C from the beginning; the parent handles it for all."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _signals_later() -> Iterator[None]:
+    """Keep signals until the block ends; a process that it starts ignores them from its first moment to its last.
+
+    They are blocked in this thread, which a new process inherits, and noted where another thread receives them.
+    """
+    resource_tracker.ensure_running()  # at its start it ends the blocking
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    came: list[int] = []
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    handlers = [(number, signal.getsignal(number)) for number in _SIGNALS if is_main_thread]
+    before = {number: handler for number, handler in handlers if handler is not None}
     try:
+        for number in before:
+            signal.signal(number, lambda received, _: came.append(received))
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if came:
+            signal.raise_signal(came[0])
 
 
 # ---- in the worker ------------------------------------------------------------------------------
@@ -185,7 +206,7 @@ def _no_interrupts() -> Iterator[None]:
 def _serve(pipe: Connection, work: Callable[[Any], Any], number: int) -> None:
     global _number
     _number = number
-    for interrupt in (signal.SIGINT, signal.SIGTERM):
+    for interrupt in _SIGNALS:
         signal.signal(interrupt, signal.SIG_IGN)  # the parent handles signals, and stops its workers
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     single_threaded()

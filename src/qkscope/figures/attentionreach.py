@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import PercentFormatter
 
+from qkscope.figures.axes import PREDICTED
 from qkscope.figures.figure import Figure, NotApplicable, needed
 from qkscope.figures.scoreterms import chosen_runs
 from qkscope.figures.style import FAINT, INK, PHASES, canvas, grid, panels, shortened
@@ -33,23 +34,30 @@ def prepare_reach(study: Study) -> pd.DataFrame:
 
 
 def draw_reach(data: pd.DataFrame) -> Drawing:
-    """Left measured, right predicted; one line per run, with quartiles."""
-    figure = canvas(6.6, 2.8)
-    cells = panels(figure, 1, 2, sharey=True)[0]
-    for cell, kind in zip(cells, ("measured", "predicted"), strict=True):
-        of_kind = data[data["kind"] == kind]
-        for number, (run, rows) in enumerate(of_kind.groupby("model", sort=False)):
-            colour = PHASES[number % len(PHASES)]
-            cell.plot(rows["w"], rows["median"], "o-", color=colour, markersize=3, label=shortened(str(run)))
-            cell.fill_between(rows["w"], rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
-        cell.set(xscale="log", xlabel="window (tokens)", title=kind)
-        widths = sorted(data["w"].unique())
+    """A panel per run: measured with quartiles, and predicted."""
+    runs = list(data.groupby("model", sort=False))
+    columns = len(runs) if len(runs) <= 4 else 3
+    n_rows = -(-len(runs) // columns)
+    figure = canvas((2.5 if columns < 4 else 2.05) * columns + 0.8, 2.3 * n_rows + 0.5)
+    cells = panels(figure, n_rows, columns, sharey=True)
+    looks = {"measured": (INK, "-", "o"), "predicted": (PREDICTED, "--", "D")}
+    for cell, (run, rows) in zip(cells.flat, runs, strict=False):
+        for kind, (colour, line, marker) in looks.items():
+            of_kind = rows[rows["kind"] == kind].sort_values("w")
+            label = "measured, with quartiles" if kind == "measured" else "predicted from means"
+            cell.plot(of_kind["w"], of_kind["median"], line, marker=marker, color=colour, markersize=3, label=label)
+            if kind == "measured":
+                cell.fill_between(of_kind["w"], of_kind["low"], of_kind["high"], color=colour, alpha=0.15, linewidth=0)
+        cell.set(xscale="log", xlabel="tokens back", title=shortened(str(run)), ylim=(0, None))
+        widths = sorted(rows["w"].unique())[:: -(-rows["w"].nunique() // 5)]
         cell.set_xticks(widths, [f"{int(w):,}" for w in widths])
         cell.minorticks_off()
         grid(cell)
-    cells[0].set_ylabel("attention beyond the window\n(share without sinks)")
-    cells[0].set_ylim(0, None)
-    cells[1].legend()
+    for cell in cells.flat[len(runs) :]:
+        cell.set_visible(False)
+    for row in cells:
+        row[0].set_ylabel("attention farther back\n(share without sinks)")
+    figure.legend(*cells.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 
@@ -72,7 +80,8 @@ def prepare_cuts(study: Study) -> pd.DataFrame:
     """The loss of every choice of key heads, of the last run that has them."""
     cuts = needed(study.tables.get("cuts"), "cuts; qkscope reach --measure writes it")
     last = [label for label in study.labels if label in set(cuts["model"])][-1]
-    return cuts[cuts["model"] == last].reset_index(drop=True)
+    # The texts on which cuts were measured need not have the window of the run.
+    return cuts[cuts["model"] == last].reset_index(drop=True).assign(window=np.nan)
 
 
 def draw_cuts(data: pd.DataFrame) -> Drawing:
@@ -80,6 +89,9 @@ def draw_cuts(data: pd.DataFrame) -> Drawing:
     figure = canvas(7.0, 2.9)
     cells = panels(figure, 1, 2)[0]
     for cell, text in zip(cells, ("plain", "copy"), strict=True):
+        if not (data["text"] == text).any():
+            cell.set_visible(False)
+            continue
         costs = _costs(data, text)
         random = costs[costs["order"] == "random"]
         cell.plot(random["cache_saved"], random["rise"], "o", color=FAINT, markersize=3, label="random")
@@ -102,14 +114,18 @@ def say_cuts(data: pd.DataFrame) -> list[str]:
     sentences, partial = [], data[~data["order"].isin(["none", "all"])]
     share = partial.groupby("share_cut").size().idxmax()
     for text, name in (("plain", "On plain text"), ("copy", "On the second copy of a text")):
+        if not (data["text"] == text).any():
+            continue
         costs = _costs(data, text)
         costs = costs[(costs["share_cut"] == share) & costs["order"].isin(partial["order"])]
         row, random = costs.iloc[0], costs.loc[costs["order"] == "random", "rise"]
         orders = costs[~costs["order"].isin(["random", "reversed"])].set_index("order")["rise"]
+        best = orders.idxmin()
         sentences.append(
             f"{name}, cutting {row['share_cut']:.0%} of key heads to {int(row['w']):,} tokens, which saves "
-            f"{row['cache_saved']:.0%} of the cache, costs least by {orders.idxmin()} ({orders.min():+.3f} nats per "
-            f"token) and most by {orders.idxmax()} ({orders.max():+.3f})"
+            f"{row['cache_saved']:.0%} of the cache, costs {'least ' if len(orders) > 1 else ''}by {best} "
+            f"({orders.min():+.3f} nats per token)"
+            + (f" and most by {orders.idxmax()} ({orders.max():+.3f})" if len(orders) > 1 else "")
             + (f"; random choices cost {random.min():+.3f} to {random.max():+.3f}." if len(random) else ".")
         )
     return sentences
@@ -121,11 +137,23 @@ def _costs(data: pd.DataFrame, text: str) -> pd.DataFrame:
     return of_text.assign(rise=of_text["nll"] - of_text.loc[of_text["order"] == "none", "nll"].iloc[0])
 
 
+def _shows_cuts(data: pd.DataFrame) -> str:
+    """The description of both kinds of text and of random choices, as far as they were measured."""
+    texts = {"plain": "on plain text", "copy": "on the second copy of a repeated text"}
+    shown = " and ".join(name for text, name in texts.items() if (data["text"] == text).any())
+    random = " Grey dots are random choices of as many heads." if (data["order"] == "random").any() else ""
+    return (
+        "Rise of the loss when some key heads see a window and the first tokens alone, against the share of the "
+        f"key-value cache that this saves, by how they are chosen: {shown}.{random}"
+    )
+
+
 REACH_FIGURE = Figure(
     "cause/04_reach",
     "How far back heads attend",
-    "Share of a head's attention, sinks apart, on keys that a window would not see: measured on followed queries "
-    "(left) and predicted from mean vectors alone (right). Lines are medians over heads, bands quartiles.",
+    "Share of a head's attention, sinks apart, on keys farther back than so many tokens, which a shorter window would "
+    "not see: measured on followed queries, and predicted from mean vectors alone. Lines are medians over heads, the "
+    "band the middle half of the heads as measured.",
     prepare_reach,
     draw_reach,
     say_reach,
@@ -133,9 +161,7 @@ REACH_FIGURE = Figure(
 CUTS_FIGURE = Figure(
     "cause/05_cut_cost",
     "What it costs to cut key heads to a window",
-    "Rise of the loss when some key heads see a window and the first tokens alone, against the share of the key-value "
-    "cache that this saves, by how they are chosen: on plain text, and on the second copy of a repeated text. Grey "
-    "dots are random choices of as many heads.",
+    _shows_cuts,
     prepare_cuts,
     draw_cuts,
     say_cuts,

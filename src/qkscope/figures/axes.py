@@ -25,8 +25,9 @@ def band(
     axes: Axes, data: pd.DataFrame, name: str, colour: str, line: str, label: str, label_y: float, *, band: bool = True
 ) -> None:
     """A line over the checkpoints, labelled at its end; the band is one standard deviation over heads."""
-    x, value, sd = (data[column].to_numpy(float) for column in ("order", name, f"{name}_sd"))
+    x, value = (data[column].to_numpy(float) for column in ("order", name))
     if band:
+        sd = data[f"{name}_sd"].to_numpy(float)
         low, high = np.clip([value - sd, value + sd], -1.0, 1.0)  # a correlation, or a share
         axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
     axes.plot(x, value, color=colour, linestyle=line, marker="o", markersize=3)
@@ -67,10 +68,10 @@ def time_axis(axes: Axes, data: pd.DataFrame) -> None:
 
 
 def ticks(axes: Axes, data: pd.DataFrame) -> None:
-    """One tick per checkpoint, with its step, or else its name."""
-    if data["step"].notna().all() and data["step"].is_unique:
+    """One tick per checkpoint, with its step, which phases may count each from its beginning, or else its name."""
+    if data["step"].notna().all():
         names = [f"{step:,.0f}" if step < 10_000 else f"{step / 1000:,.0f}k" for step in data["step"]]
-        axes.set_xlabel("training step")
+        axes.set_xlabel("training step" if data["step"].is_unique else "training step, as each phase counts it")
     else:
         names = [shortened(name, 24) for name in data["model"]]
     axes.set_xticks(data["order"], names, rotation=40, ha="right", rotation_mode="anchor", fontsize=6.5)

@@ -8,31 +8,39 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from qkscope.analyses.planes import STRONG_R
 from qkscope.figures.figure import NotApplicable, models
+from qkscope.figures.scoreterms import chosen_runs
 from qkscope.figures.style import shortened
-from qkscope.heads import choose_heads
+from qkscope.headids import choose_heads
 from qkscope.results.study import Study
 
 HeadKey = tuple[str, int, int]
 _MOST_PLANES = 30
+_STRONGEST = 12
+_MOST_RUNS, _FEW_POINTS = 12, 350
+"""Models with a collage, at most; and points of a kind and head, if there are several models."""
+_SMALL_PANEL = 700
+"""Points of a kind in a plane of the complement, at most."""
 PC_NUMBERS = ["explained_variance", "r_q", "r_k"]
-MODEL_NUMBERS = ["omega", "position_r", "bias_strength"]
+MODEL_NUMBERS = ["omega", "r_q_a", "r_k_a", "bias_strength", "omega_at_edge"]
 SCALED = "scaled_position"
 """Column by which points are coloured, if the data has it; otherwise by position."""
 
 
 def heads_with_points(study: Study) -> list[HeadKey]:
-    """The heads that a collage shows: a seeded choice among the heads of the first model with points."""
+    """The heads that collages show: a seeded choice among the heads with points, for each model."""
     points = study.tables.get("points")
     if points is None or points.empty:
-        raise NotApplicable(
-            "no points.parquet: write one with qkscope analyze --points, or with the …-visualize commands"
-        )
-    for run in models(study):
-        heads = points.loc[points["model"] == run.label, ["layer", "head"]].drop_duplicates()
-        if len(heads):
-            return [(run.label, *head) for head in choose_heads([(int(a), int(b)) for a, b in heads.to_numpy()])]
-    raise NotApplicable("points.parquet holds no head of the models compared")
+        raise NotApplicable("there are no vectors to draw; qkscope analyze --points writes points.parquet")
+    keys: list[HeadKey] = []
+    labels = [run.label for run in models(study) if (points["model"] == run.label).any()]
+    for label in chosen_runs(labels, _MOST_RUNS):
+        heads = points.loc[points["model"] == label, ["layer", "head"]].drop_duplicates()
+        keys += [(label, *head) for head in choose_heads([(int(a), int(b)) for a, b in heads.to_numpy()])]
+    if not keys:
+        raise NotApplicable("points.parquet holds no head of the models compared")
+    return keys
 
 
 def prepare_components(
@@ -40,9 +48,9 @@ def prepare_components(
 ) -> pd.DataFrame:
     """Points on two components, with each component's numbers."""
     x, y = (f"pc{pc}" for pc in pcs)
-    frames = []
-    for key in heads or heads_with_points(study):
-        points = _points(study, key, x, y)
+    frames, keys = [], list(heads or heads_with_points(study))
+    for key in keys:
+        points = _points(study, key, x, y, _most_points(keys))
         for axis, pc in zip("xy", pcs, strict=True):
             numbers = _numbers(study, "qk", key, PC_NUMBERS, pc=pc)
             points = points.assign(**{f"pc_{axis}": pc}, **{f"{name}_{axis}": value for name, value in numbers.items()})
@@ -52,20 +60,22 @@ def prepare_components(
 
 def prepare_plane(study: Study, heads: Sequence[HeadKey] | None = None) -> pd.DataFrame:
     """Points on a and b with the head's numbers, and the drift of each class's mean with position."""
-    frames = []
-    for key in heads or heads_with_points(study):
+    frames, keys = [], list(heads or heads_with_points(study))
+    for key in keys:
         points = _points(study, key, "a", "b")
         drifts = [drift(points[points["kind"] == kind], kind) for kind in "qk"]
-        numbers = _numbers(study, "rotated", key, [*MODEL_NUMBERS, "omega_at_edge"])
+        points = _thinned(points, _most_points(keys))
+        numbers = _numbers(study, "rotated", key, MODEL_NUMBERS)
         frames.append(pd.concat([points, *drifts], ignore_index=True).assign(**numbers))
     return pd.concat(frames, ignore_index=True)
 
 
-def prepare_complement(study: Study, head: HeadKey | None = None) -> pd.DataFrame:
+def prepare_complement(study: Study, head: HeadKey | None = None, most: int | None = None) -> pd.DataFrame:
     """Points of one head in every plane of its complement: one row per vector and plane."""
     key = head or heads_with_points(study)[0]
     points = study.tables["points"]
     own_points = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
+    own_points = _thinned(own_points, most)
     axes = [name for name in points if str(name).startswith("svd_") and own_points[name].notna().any()]
     count = min(len(axes) // 2, _MOST_PLANES)
     if not count:
@@ -78,7 +88,44 @@ def prepare_complement(study: Study, head: HeadKey | None = None) -> pd.DataFram
         )
         turned = np.mod(numbers["frequency"] * xy["position"], 2 * np.pi)
         frames.append(xy.assign(**numbers, phase=turned))
-    return pd.concat(frames, ignore_index=True).assign(model=key[0], layer=key[1], head=key[2])
+    data = pd.concat(frames, ignore_index=True).assign(model=key[0], layer=key[1], head=key[2])
+    return data.assign(**_of_all_planes(data))
+
+
+def _of_all_planes(data: pd.DataFrame) -> dict[str, float]:
+    """Counts over all planes of the complement, whichever of them are drawn."""
+    planes = data.groupby("plane").first()
+    if planes["active"].isna().all():
+        return {"n_planes": len(planes), "n_active": math.nan, "n_close": math.nan, "turning": math.nan}
+    active, strength = planes["active"] == 1, planes["angle_r"].abs()
+    return {
+        "n_planes": len(planes),
+        "n_active": int(active.sum()),
+        "n_close": int((active & (strength >= STRONG_R)).sum()),
+        "turning": float((planes["var_share"] * strength**2)[active].sum()),
+    }
+
+
+def prepare_strongest(study: Study) -> pd.DataFrame:
+    """The planes of a head's complement with most variance that turns with position."""
+    data = prepare_complement(study, most=_SMALL_PANEL)
+    return data[data["plane"].isin(by_strength(data)[:_STRONGEST])].reset_index(drop=True)
+
+
+def prepare_other_planes(study: Study) -> pd.DataFrame:
+    """The other planes of it."""
+    data = prepare_complement(study, most=_SMALL_PANEL)
+    others = data[data["plane"].isin(by_strength(data)[_STRONGEST:])].reset_index(drop=True)
+    if others.empty:
+        raise NotApplicable("all planes are in the figure")
+    return others
+
+
+def by_strength(data: pd.DataFrame) -> list[int]:
+    """The planes in order of the variance in them that turns with position; of unknown ones, by number."""
+    planes = data.groupby("plane")[["var_share", "angle_r"]].first()
+    strength = (planes["var_share"] * planes["angle_r"] ** 2).fillna(0.0)
+    return [int(str(plane)) for plane in strength.sort_values(ascending=False, kind="stable").index]
 
 
 def scale_positions(study: Study, data: pd.DataFrame) -> pd.DataFrame:
@@ -93,16 +140,25 @@ def scale_positions(study: Study, data: pd.DataFrame) -> pd.DataFrame:
     return data.assign(**{SCALED: scaled.where(data["kind"].isin(["q", "k"]))})
 
 
-def _points(study: Study, key: HeadKey, x: str, y: str) -> pd.DataFrame:
+def _most_points(keys: Sequence[HeadKey]) -> int | None:
+    return _FEW_POINTS if len({model for model, *_ in keys}) > 1 else None
+
+
+def _thinned(points: pd.DataFrame, most: int | None) -> pd.DataFrame:
+    """At most so many points of a kind, evenly spaced over those there are."""
+    if most is None:
+        return points
+    of_kinds = [rows.iloc[:: -(-len(rows) // most)] for _, rows in points.groupby("kind", sort=False)]
+    return pd.concat(of_kinds, ignore_index=True)
+
+
+def _points(study: Study, key: HeadKey, x: str, y: str, most: int | None = None) -> pd.DataFrame:
     points = study.tables["points"]
     own_points = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
     if x not in own_points or y not in own_points or own_points[x].isna().all():
         raise NotApplicable(f"points.parquet holds no {x} and {y} of {head_name(key)}")
-    return (
-        own_points[["model", "layer", "head", "kind", "position"]]
-        .assign(x=own_points[x], y=own_points[y])
-        .reset_index(drop=True)
-    )
+    columns = own_points[["model", "layer", "head", "kind", "position"]].assign(x=own_points[x], y=own_points[y])
+    return _thinned(columns.reset_index(drop=True), most)
 
 
 def drift(points: pd.DataFrame, kind: str) -> pd.DataFrame:

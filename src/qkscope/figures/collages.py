@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,20 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.patheffects import withStroke
 
-from qkscope.analyses.planes import STRONG_R
 from qkscope.figures.collagedata import (
     MODEL_NUMBERS,
     PC_NUMBERS,
     SCALED,
+    by_strength,
     head_name,
-    prepare_complement,
     prepare_components,
+    prepare_other_planes,
     prepare_plane,
+    prepare_strongest,
 )
-from qkscope.figures.figure import Figure
-from qkscope.figures.style import INK, canvas, panels, position_map
+from qkscope.figures.figure import Figure, Folded
+from qkscope.figures.style import FAINT, INK, TURN, canvas, panels, position_map, shortened
+from qkscope.progress import plural
 
 
 def draw_components(data: pd.DataFrame) -> Drawing:
@@ -38,47 +41,76 @@ def draw_components(data: pd.DataFrame) -> Drawing:
             lines.append(f"PC{points[f'pc_{axis}'].iloc[0]:.0f}\nshare {share:.1%}\nr_q {r_q:+.2f}\nr_k {r_k:+.2f}")
         return "\n\n".join(lines)
 
+    def short(points: pd.DataFrame) -> str:
+        return "r_q {:+.2f}, r_k {:+.2f}".format(*(points[f"{name}_x"].iloc[0] for name in ("r_q", "r_k")))
+
     first = data.iloc[0]
-    return _collage(data, f"PC{first['pc_x']:.0f}", f"PC{first['pc_y']:.0f}", note)
+    return _collage(data, f"PC{first['pc_x']:.0f}", f"PC{first['pc_y']:.0f}", note, short)
 
 
 def draw_plane(data: pd.DataFrame) -> Drawing:
     """A panel per head; arrows are the drift of each class."""
 
     def note(points: pd.DataFrame) -> str:
-        omega, position_r, bias = (points[name].iloc[0] for name in MODEL_NUMBERS)
+        omega, r_q, r_k, bias, at_edge = (points[name].iloc[0] for name in MODEL_NUMBERS)
         # At the edge of the search ω is a drift, and its value would be that of the grid.
-        turns = not math.isnan(omega) and points["omega_at_edge"].iloc[0] != 1
-        return (f"ω {omega:.1e}\n" if turns else "") + f"position_r {position_r:.2f}\nbias {bias:+.1e}\nper token"
+        turns = not math.isnan(omega) and at_edge != 1
+        numbers = f"r_q_a {r_q:+.2f}\nr_k_a {r_k:+.2f}\nbias {bias:+.1e}\nper token"
+        return (f"ω {omega:.1e}\n" if turns else "") + numbers
 
-    return _collage(data, "axis a: drift", "axis b: separation", note)
+    def short(points: pd.DataFrame) -> str:
+        return "r_q_a {:+.2f}, r_k_a {:+.2f}".format(*(points[name].iloc[0] for name in ("r_q_a", "r_k_a")))
+
+    return _collage(data, "axis a: drift", "axis b: separation", note, short)
 
 
-def _collage(data: pd.DataFrame, x: str, y: str, note: Any) -> Drawing:
+Note = Callable[[pd.DataFrame], str]
+
+
+def _collage(data: pd.DataFrame, x: str, y: str, note: Note, short: Note) -> Drawing:
+    """Two rows of two heads with their numbers beside them; of several models a row each, numbers in the titles."""
     heads = [(key, points) for key, points in data.groupby(["model", "layer", "head"], sort=False)]
-    columns = 1 if len(heads) == 1 else 2
-    rows = -(-len(heads) // columns)
-    figure = canvas(4.0 * columns + 0.4, 2.9 * rows + 0.7)
+    labels = list(dict.fromkeys(key[0] for key, _ in heads))
+    several = len(labels) > 1
+    columns = max(sum(key[0] == label for key, _ in heads) for label in labels) if several else min(2, len(heads))
+    rows = len(labels) if several else -(-len(heads) // columns)
+    figure = canvas(*((2.0 * columns + 0.5, 1.85 * rows + 0.7) if several else (4.0 * columns + 0.4, 2.9 * rows + 0.7)))
     axes = panels(figure, rows, columns)
     norm = _shared_norm(data)
-    for cell, (key, points) in zip(axes.flat, heads, strict=False):
-        draw_cloud(cell, points, norm, 4.0)
+    places = {label: iter(row) for label, row in zip(labels, axes, strict=False)} if several else {}
+    all_cells = iter(axes.flat)
+    for cell in axes.flat:
+        cell.set_visible(False)
+    for key, points in heads:
+        cell = next(places[key[0]]) if several else next(all_cells)
+        cell.set_visible(True)
+        draw_cloud(cell, points, norm, 5.0 if several else 4.0)
         draw_drifts(cell, points)
-        cell.set_title(head_name((str(key[0]), int(key[1]), int(key[2]))))
-        cell.set_xlabel(x)
-        cell.set_ylabel(y)
+        name = f"layer {key[1]}, head {key[2]}"
+        if several:
+            cell.set_title(f"{name}\n{short(points)}", fontsize=6.8)
+            cell.tick_params(labelsize=5.5, length=2)
+            cell.locator_params(nbins=3)
+            if cell in axes[:, 0]:
+                cell.set_ylabel(shortened(str(key[0]), 20), fontsize=8)
+            continue
+        cell.set_title(name if len(heads) > 1 else f"{shortened(str(key[0]))} · {name}")
+        cell.set(xlabel=x, ylabel=y)
         cell.text(1.02, 0.98, note(points), transform=cell.transAxes, va="top", ha="left", fontsize=7, color=INK,
                   linespacing=1.35)  # fmt: skip
-    for cell in list(axes.flat)[len(heads) :]:
-        cell.set_visible(False)
+    if several:
+        for cell in axes[-1]:
+            cell.set_xlabel(x)
+    elif len(heads) > 1:
+        figure.suptitle(shortened(str(labels[0]), 48), fontsize=9, x=0.01, ha="left")
     _colour_bars(figure, axes, norm, data)
     return figure
 
 
 def draw_complement(data: pd.DataFrame) -> Drawing:
-    """Planes in order of variance, five rows of six; axes equal, so that rings are round."""
-    planes = list(data.groupby("plane", sort=True))
-    columns = min(6, len(planes))
+    """The planes that turn most, then the others; axes equal, so that rings are round."""
+    planes = [(number, data[data["plane"] == number]) for number in by_strength(data)]
+    columns = min(6 if len(planes) > 12 else 4, len(planes))
     rows = -(-len(planes) // columns)
     figure = canvas(1.75 * columns + 0.3, 1.9 * rows + 0.9)
     axes = panels(figure, rows, columns)
@@ -86,9 +118,8 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
     for cell, (number, points) in zip(axes.flat, planes, strict=False):
         _draw_turning(cell, points, norm)
         share, angle_r, active = (points[name].iloc[0] for name in ("var_share", "angle_r", "active"))
-        mark = "" if active == 1 else " · not active"
-        numbers = f": {share:.1%}\nangle_r {angle_r:+.2f}{mark}" if not math.isnan(share) else ""
-        cell.set_title(f"{number}{numbers}", fontsize=6.5)
+        numbers = f": {share:.1%}\nangle_r {angle_r:+.2f}" if not math.isnan(share) else ""
+        cell.set_title(f"plane {number}{numbers}", fontsize=6.5, color=FAINT if active == 0 else INK)
         cell.set_aspect("equal", adjustable="datalim")
         cell.set_xticks([])
         cell.set_yticks([])
@@ -99,10 +130,10 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
     first = data.iloc[0]
     figure.suptitle(head_name((first["model"], int(first["layer"]), int(first["head"]))), fontsize=9, x=0.01, ha="left")
     if _turning(data):
-        bar = figure.colorbar(ScalarMappable(Normalize(0, 2 * math.pi), "twilight"), ax=axes, location="bottom",
-                              fraction=0.02, pad=0.015, aspect=75, ticks=[0, math.pi, 2 * math.pi])  # fmt: skip
-        bar.ax.set_xticklabels(["0", "half a turn", "a whole turn"])
-        bar.set_label("how far the plane's own frequency has turned at the position of a query (dot) or key (triangle)")
+        bar = figure.colorbar(ScalarMappable(Normalize(0, 2 * math.pi), TURN), ax=axes, location="bottom",
+                              fraction=0.02, pad=0.015, aspect=75)  # fmt: skip
+        bar.set_ticks([0, math.pi, 2 * math.pi], labels=["0", "half a turn", "a whole turn"])
+        bar.set_label("turn of the plane's own frequency at the position of a query (dot) or key (triangle)")
         bar.outline.set_visible(False)
     else:
         _colour_bars(figure, axes, norm, data)
@@ -120,7 +151,7 @@ def _draw_turning(axes: Axes, points: pd.DataFrame, norm: Normalize) -> None:
         return
     for kind, marker in (("q", "o"), ("k", "^")):
         of_kind = points[points["kind"] == kind]
-        axes.scatter(of_kind["x"], of_kind["y"], c=of_kind["phase"], cmap="twilight", vmin=0, vmax=2 * math.pi, s=3.0,
+        axes.scatter(of_kind["x"], of_kind["y"], c=of_kind["phase"], cmap=TURN, vmin=0, vmax=2 * math.pi, s=3.0,
                      marker=marker, alpha=0.8, linewidths=0, rasterized=True)  # fmt: skip
 
 
@@ -171,46 +202,79 @@ def _colour_bars(figure: Drawing, axes: Any, norm: Normalize, data: pd.DataFrame
 # ---- sentences ----------------------------------------------------------------------------------
 
 
+_APART = 2.0
+"""Distance of two means, in standard deviations of the two clouds, from which they are called apart."""
+_TOLD = 4
+"""Heads of which numbers are told, at most."""
+
+
 def say_components(data: pd.DataFrame) -> list[str]:
-    """The heads shown, with PC0's numbers."""
-    heads = data.groupby(["model", "layer", "head"], sort=False).first().reset_index()
-    return [
-        f"{head_name((row['model'], row['layer'], row['head']))}: PC{row['pc_x']:.0f} holds "
-        f"{row['explained_variance_x']:.1%}, r_q {row['r_q_x']:+.2f}, r_k {row['r_k_x']:+.2f}."
-        for _, row in heads.iterrows()
+    """The number of heads whose clouds are apart on the first component, and the numbers of each head."""
+    heads = [points for _, points in data.groupby(["model", "layer", "head"], sort=False)]
+    apart = sum(_distance(points) > _APART for points in heads)
+    name = f"PC{data['pc_x'].iloc[0]:.0f}"
+    sentences = [
+        f"Queries and keys lie apart on {name} (their means by more than {_APART:.0f} standard deviations) in {apart} "
+        f"of the {plural(len(heads), 'head')} shown."
     ]
+    firsts = [points.iloc[0] for points in heads[:_TOLD]]
+    return sentences + [
+        f"{head_name((row['model'], row['layer'], row['head']))}: {name} holds {row['explained_variance_x']:.1%}, r_q "
+        f"{row['r_q_x']:+.2f}, r_k {row['r_k_x']:+.2f}."
+        for row in firsts
+        if len(heads) <= _TOLD
+    ]
+
+
+def _distance(points: pd.DataFrame) -> float:
+    """Distance of the means of queries and keys along x, in root mean square standard deviations."""
+    q, k = (points.loc[points["kind"] == kind, "x"].to_numpy(float) for kind in "qk")
+    spread = math.sqrt((q.var() + k.var()) / 2) if len(q) and len(k) else 0.0
+    return abs(float(q.mean() - k.mean())) / spread if spread > 0 else 0.0
 
 
 def say_plane(data: pd.DataFrame) -> list[str]:
-    """The heads shown, with the model's numbers."""
-    heads = data.groupby(["model", "layer", "head"], sort=False).first().reset_index()
-    return [
-        f"{head_name((row['model'], row['layer'], row['head']))}: position_r {row['position_r']:.2f}, bias "
-        f"{row['bias_strength']:+.2e} per token."
-        for _, row in heads.iterrows()
+    """Which class moves farther along a, and the model's numbers of each head."""
+    heads = [points for _, points in data.groupby(["model", "layer", "head"], sort=False)]
+    farther = sum(_moved(points, "k") > _moved(points, "q") for points in heads)
+    sentences = [
+        f"From the first position to the last the mean key moves farther along a than the mean query in {farther} of "
+        f"the {plural(len(heads), 'head')} shown."
+    ]
+    firsts = [points.iloc[0] for points in heads[:_TOLD]]
+    return sentences + [
+        f"{head_name((row['model'], row['layer'], row['head']))}: r_q_a {row['r_q_a']:+.2f}, r_k_a "
+        f"{row['r_k_a']:+.2f}, bias {row['bias_strength']:+.2e} per token."
+        for row in firsts
+        if len(heads) <= _TOLD
     ]
 
 
+def _moved(points: pd.DataFrame, kind: str) -> float:
+    ends = points.loc[points["kind"] == f"drift {kind}", "x"].to_numpy(float)
+    return abs(float(ends[1] - ends[0])) if len(ends) == 2 else 0.0
+
+
 def say_complement(data: pd.DataFrame) -> list[str]:
-    """The number of planes that turn with position."""
-    planes = data.groupby("plane").first()
-    if planes["active"].isna().all():
-        return ["There is no table of planes for this head, so nothing is said about its frequencies."]
-    active, strength = planes["active"] == 1, planes["angle_r"].abs()
-    turns = (planes["var_share"] * strength**2)[active].sum()
-    first, closely = data.iloc[0], int((active & (strength >= STRONG_R)).sum())
+    """The number of planes that turn with position, of all of the head."""
+    first = data.iloc[0]
+    name = head_name((first["model"], int(first["layer"]), int(first["head"])))
+    if math.isnan(first["n_active"]):
+        return [f"{name}: there is no table of its planes, so nothing is said about their frequencies."]
+    drawn = data.groupby("plane")["angle_r"].first().abs()
+    turn = "planes turns" if first["n_active"] == 1 else "planes turn"
     return [
-        f"{head_name((first['model'], int(first['layer']), int(first['head'])))}: {active.sum()} of {len(planes)} "
-        f"planes turn with position beyond chance, {closely} of them closely; {turns:.0%} of the complement's variance "
-        f"turns. The largest |angle_r| is {strength.max():.2f}."
+        f"{name}: {first['turning']:.0%} of the complement's variance turns with position; {first['n_active']:.0f} of "
+        f"{first['n_planes']:.0f} {turn} beyond chance, {first['n_close']:.0f} of them closely.",
+        f"In the planes shown |angle_r| goes from {drawn.min():.2f} to {drawn.max():.2f}.",
     ]
 
 
 COMPONENTS = Figure(
     "qk-pca/06_collage_example",
     "Queries and keys of single heads on PC0 and PC1",
-    "Sampled queries (blue) and keys (red) of up to four heads, drawn with seed 42; light is early, dark is late, on "
-    "one scale of positions. Signs are canonical: r_q ≥ 0, or r_k ≥ 0 where |r_q| < 0.05.",
+    "Sampled queries (blue) and keys (red) of up to four heads of each model, drawn with seed 42; pale is early, "
+    "strong is late, on one scale of positions. Signs are canonical: r_q ≥ 0, or r_k ≥ 0 where |r_q| < 0.05.",
     prepare_components,
     draw_components,
     say_components,
@@ -218,8 +282,9 @@ COMPONENTS = Figure(
 PLANE = Figure(
     "qk-rotation/01_ab_plane_collage",
     "Queries and keys of single heads in the plane of a and b",
-    "Sampled queries (blue) and keys (red) of up to four heads on the drift axis a and the separation axis b; light is "
-    "early, dark is late. Arrows: how the mean query and the mean key move from the first position to the last.",
+    "Sampled queries (blue) and keys (red) of up to four heads of each model on the drift axis a and the separation "
+    "axis b; pale is early, strong is late. Arrows: how the mean query and the mean key move from the first position "
+    "to the last.",
     prepare_plane,
     draw_plane,
     say_plane,
@@ -227,10 +292,12 @@ PLANE = Figure(
 COMPLEMENT = Figure(
     "qk-rotation/08_complement_collage",
     "The complement of one head, plane by plane",
-    "Principal planes of what is left of one head off a and b, in order of variance; each title gives the plane's "
-    "share of the complement's variance and angle_r, the resultant of its rotation with position. Colours go round "
-    "with the plane's own frequency times position: a ring in the order of the colours turns with position.",
-    prepare_complement,
+    "Principal planes of what is left of one head off a and b, the twelve with most variance that turns with position "
+    "first; each title gives the plane's share of the complement's variance and angle_r, the resultant of its rotation "
+    "with position (pale: not beyond chance). Colours go round with the plane's own frequency times position: a ring "
+    "in the order of the colours turns with position.",
+    prepare_strongest,
     draw_complement,
     say_complement,
+    Folded("other-planes", "the other planes", prepare_other_planes),
 )

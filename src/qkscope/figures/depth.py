@@ -14,8 +14,18 @@ from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
-from qkscope.figures.figure import Figure, NotApplicable, checkpoints, models_alone, rows, side_by_side, with_window
-from qkscope.figures.style import FAINT, NOT_THERE, canvas, panels, shortened
+from qkscope.figures.eachrun import together
+from qkscope.figures.figure import (
+    Figure,
+    NotApplicable,
+    at_own_windows,
+    checkpoints,
+    models_alone,
+    rows,
+    side_by_side,
+    with_window,
+)
+from qkscope.figures.style import FAINT, NOT_THERE, canvas, panels, shortened, write_on
 from qkscope.results.study import Study, StudyRun
 
 DEPTH_BINS = 10
@@ -34,30 +44,32 @@ def depth_bins(layer: pd.Series, last: int) -> pd.Series:
 
 
 def by_depth(frame: pd.DataFrame, study: Study, columns: list[str]) -> pd.DataFrame:
-    """Mean of each column by run and depth bin; layers without rotary encoding in a separate bin."""
+    """Mean of each column by run and depth bin; layers without rotary encoding in a separate bin.
+
+    Runs with the same few layers, at most as many as bins, have a column for each layer instead.
+    """
+    layers = {tuple(sorted(heads["layer"].unique().tolist())) for _, heads in frame.groupby("model", sort=False)}
+    per_layer = len(layers) == 1 and len(next(iter(layers))) <= DEPTH_BINS
+    cells = [str(int(i)) for i in (next(iter(layers)) if per_layer else range(DEPTH_BINS))]
+    cells += [NOPE] if any(study.nope[str(label)] for label in frame["model"].unique()) else []
     tables = []
-    depths = {study.last_layer[str(label)] + 1 for label in frame["model"].unique()}
-    # With fewer layers than bins some would be empty: then each layer has its own.
-    by_layer = len(depths) == 1 and max(depths) < DEPTH_BINS
-    n_bins = max(depths) if by_layer else DEPTH_BINS
-    cells = [str(i) for i in range(n_bins)] + ([NOPE] if any(study.nope[m] for m in frame["model"].unique()) else [])
     for label, heads in frame.groupby("model", sort=False):
-        bins = heads["layer"] if by_layer else depth_bins(heads["layer"], study.last_layer[str(label)])
+        bins = heads["layer"] if per_layer else depth_bins(heads["layer"], study.last_layer[str(label)])
         heads = heads.assign(bin=bins.astype(int).astype(str))
         heads.loc[heads["layer"].isin(study.nope[str(label)]), "bin"] = NOPE
-        means = heads.groupby("bin")[columns].mean()
-        counts = heads.groupby("bin").size().rename("n_heads")
+        grouped = heads.groupby("bin")
+        means = grouped[columns].mean().join(grouped["layer"].agg(first_layer="min", last_layer="max"))
+        counts = grouped.size().rename("n_heads")
         tables.append(means.join(counts).reindex(cells).assign(model=label).reset_index(names="bin"))
     table = pd.concat(tables, ignore_index=True)
-    table = table.assign(n_heads=table["n_heads"].fillna(0).astype(int), n_bins=n_bins)
-    return table[["model", "bin", "n_bins", "n_heads", *columns]]
+    table = table.assign(n_heads=table["n_heads"].fillna(0).astype(int), per_layer=per_layer)
+    return table[["model", "bin", "per_layer", "first_layer", "last_layer", "n_heads", *columns]]
 
 
 def bin_name(row: pd.Series) -> str:
-    """A bin in words: a layer, or a tenth of the depth."""
-    if row["n_bins"] < DEPTH_BINS:
-        return f"layer {int(row['bin'])}"
-    return f"depth bin {int(row['bin']) + 1} of {DEPTH_BINS}"
+    """A bin in words, by the numbers of its layers."""
+    first, last = int(row["first_layer"]), int(row["last_layer"])
+    return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
 def prepare_component(column: str, runs: Runs) -> Callable[[Study], pd.DataFrame]:
@@ -94,26 +106,33 @@ def draw_component(data: pd.DataFrame) -> Drawing:
 def say_component(data: pd.DataFrame) -> list[str]:
     """The bins with the highest and lowest mean."""
     column = "r_q" if "r_q" in data else "r_k"
+    kind = "Queries" if column == "r_q" else "Keys"
     deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
-    top, low = deep.loc[deep[column].idxmax()], deep.loc[deep[column].idxmin()]
+    size = column if column == "r_q" else "abs_r_k"
+    top, low = deep.loc[deep[size].idxmax()], deep.loc[deep[size].idxmin()]
+    name = "r_q" if column == "r_q" else "|r_k|"
     sentences = [
-        f"Highest mean {column}: {top[column]:.2f} in {top['model']} at {bin_name(top)}; lowest: {low[column]:+.2f} in "
-        f"{low['model']} at {bin_name(low)}."
+        f"{kind} follow position on PC0 most closely in {top['model']}, {bin_name(top)} (mean {name} {top[size]:.2f})"
+        + (f", and least in {low['model']}, {bin_name(low)} ({low[size]:.2f})." if len(deep) > 1 else ".")
     ]
     nope = data[(data["bin"] == NOPE) & (data["n_heads"] > 0)]
     if len(nope):
-        nope_mean = np.average(nope[column], weights=nope["n_heads"])
-        rotary_mean = np.average(deep[column], weights=deep["n_heads"])
-        sentences.append(
-            f"Layers without rotary encoding have a mean {column} of {nope_mean:.2f}, the others {rotary_mean:.2f}."
-        )
-    if "abs_r_k" in data:
+        means = {
+            str(model): f"Layers without rotary encoding have a mean {column} of {_mean(layers, column):.2f}, the "
+            f"others {_mean(deep[deep['model'] == model], column):.2f}."
+            for model, layers in nope.groupby("model", sort=False)
+        }
+        sentences.append(together(means))
+    if column == "r_k":
         apart = (deep["abs_r_k"] - deep["r_k"]).max()
-        sentences.append(
-            f"Signed and absolute mean differ by up to {apart:.2f}: that much is heads drifting the other way."
-        )
+        if apart >= 0.005:
+            sentences.append(f"Signed and absolute mean differ by up to {apart:.2f}, where keys drift against queries.")
+        else:
+            sentences.append(
+                "Signed and absolute means are the same to within 0.005: hardly any keys drift against queries."
+            )
     return sentences
 
 
@@ -130,8 +149,22 @@ def draw_rotation(data: pd.DataFrame) -> Drawing:
     return two_maps(
         data,
         ("abs_r_k_a", "Reds", "mean |r_k_a|: how closely keys follow position on axis a"),
-        ("bias_window", "{:.2g}", "mean recency bias over the window (score); positive: later keys score higher"),
+        (
+            "bias_window",
+            _form(data["bias_window"]),
+            "mean recency bias over the window (score); positive: later keys score higher",
+        ),
     )
+
+
+def _form(values: pd.Series) -> str:
+    """A format with about two digits for the largest value, and as many decimals for the others.
+
+    >>> _form(pd.Series([12.3, 0.00058])), _form(pd.Series([0.3, -1.25]))
+    ('{:.0f}', '{:.1f}')
+    """
+    largest = float(values.abs().max())
+    return f"{{:.{max(0, 1 - math.floor(math.log10(largest))) if largest > 0 else 0}f}}"
 
 
 def two_maps(data: pd.DataFrame, share: tuple[str, str, str], signed: tuple[str, str, str]) -> Drawing:
@@ -156,14 +189,26 @@ def say_rotation(data: pd.DataFrame) -> list[str]:
     deep = data[(data["bin"] != NOPE) & (data["n_heads"] > 0)]
     if deep.empty:
         return ["Every layer is without rotary encoding, so there is nothing to compare by depth."]
-    half = 2 * deep["bin"].astype(int) < deep["n_bins"]
-    first, second = (np.average(layers["abs_r_k_a"], weights=layers["n_heads"]) if len(layers) else math.nan
-                     for layers in (deep[half], deep[~half]))  # fmt: skip
-    top = deep.loc[deep["bias_window"].idxmax()]
+    halves = {}
+    for model, layers in deep.groupby("model", sort=False):
+        first = layers["first_layer"] + layers["last_layer"] < layers["last_layer"].max()
+        early, late = (_mean(half, "abs_r_k_a") for half in (layers[first], layers[~first]))
+        if not math.isnan(early):
+            halves[str(model)] = (
+                f"Mean |r_k_a| is {early:.2f} in the first half of the layers, {late:.2f} in the second."
+            )
+    top = deep.loc[deep["bias_window"].abs().idxmax()]
+    later = "later" if top["bias_window"] > 0 else "earlier"
     return [
-        f"Mean |r_k_a| is {first:.2f} in the first half of the layers and {second:.2f} in the second.",
-        f"The bias per window is largest in {top['model']}, {bin_name(top)}: {top['bias_window']:.3g}.",
+        f"The recency bias is strongest in {top['model']}, {bin_name(top)}: {top['bias_window']:+.3g} over the window, "
+        f"in favour of {later} keys.",
+        *([together(halves)] if halves else []),
     ]
+
+
+def _mean(bins: pd.DataFrame, column: str) -> float:
+    """Mean over the heads of some bins of a run."""
+    return float(np.average(bins[column], weights=bins["n_heads"])) if len(bins) else math.nan
 
 
 def heat_map(axes: Axes, data: pd.DataFrame, column: str, colours: str, norm: Normalize, form: str) -> Any:
@@ -177,18 +222,13 @@ def heat_map(axes: Axes, data: pd.DataFrame, column: str, colours: str, norm: No
                 Rectangle((col - 0.5, row - 0.5), 1, 1, facecolor="white", edgecolor="#bbbbbb", hatch=NOT_THERE, lw=0)
             )
             continue
-        red, green, blue, _ = mpl.colormaps[colours](norm(value))
-        dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.55
-        axes.text(
-            col, row, form.format(value), ha="center", va="center", fontsize=6.3, color="white" if dark else "#222"
-        )
+        write_on(axes, col, row, _written(form, value), mpl.colormaps[colours](norm(value)), fontsize=6.3)
     axes.set_yticks(range(len(labels)), [shortened(label) for label in labels])
-    by_layer = bool(data["n_bins"].iloc[0] < DEPTH_BINS)
-    names = [name if name == NOPE or by_layer else f"{int(name) / DEPTH_BINS:.1f}" for name in bins]
+    names, label = _depth_names(data, bins)
     axes.set_xticks(range(len(bins)), names)
     subplot = axes.get_subplotspec()
     if subplot is None or subplot.is_last_row():
-        axes.set_xlabel("layer" if by_layer else "depth: layer / last layer, lower edge of the bin")
+        axes.set_xlabel(label)
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -197,13 +237,37 @@ def heat_map(axes: Axes, data: pd.DataFrame, column: str, colours: str, norm: No
     return image
 
 
+def _written(form: str, value: float) -> str:
+    """A number in a cell, without the sign of a zero."""
+    text = form.format(value)
+    return text.lstrip("-") if float(text) == 0 else text
+
+
+def _depth_names(data: pd.DataFrame, bins: list[str]) -> tuple[list[str], str]:
+    """Names of the bins and of their axis: layers, if all runs have the same in each bin, else shares of the depth."""
+    spans = data.dropna(subset=["first_layer"]).groupby("bin")[["first_layer", "last_layer"]]
+    alike = bool((spans.nunique() <= 1).all().all()) and set(bins) - {NOPE} <= set(spans.groups)
+    if not alike:
+        names = [name if name == NOPE else f"{int(name) / DEPTH_BINS:.1f}" for name in bins]
+        return names, "depth: layer / last layer, lower edge of the bin"
+    filled = data.dropna(subset=["first_layer"]).drop_duplicates("bin")
+    spans_of = {
+        str(name): "–".join(dict.fromkeys((f"{first:.0f}", f"{last:.0f}")))
+        for name, first, last in zip(filled["bin"], filled["first_layer"], filled["last_layer"], strict=True)
+    }
+    names = [name if name == NOPE else spans_of[name] for name in bins]
+    return names, "layer"
+
+
 def _component(name: str, title: str, column: str, runs: Runs, who: str) -> Figure:
     addition = " The mean of |r_k| stands beside it, for heads can disagree in sign." if column == "r_k" else ""
     shows = (
-        f"Mean {column} on PC0 by {who} and depth.{addition} Hatched: no heads there. "
+        f"Mean {column} on PC0 by {who} and depth.{addition} Hatched, if any: no heads there. "
         "Layers without rotary encoding, where there are any, are split out at the right."
     )
-    return Figure(name, title, shows, prepare_component(column, runs), draw_component, say_component)
+    prepare = prepare_component(column, runs)
+    folded = at_own_windows(prepare) if runs is checkpoints else None
+    return Figure(name, title, shows, prepare, draw_component, say_component, folded)
 
 
 R_Q = _component("qk-pca/03_layer_heatmap_rq", "Queries and position, by depth", "r_q", models_alone, "model")
@@ -218,7 +282,7 @@ ROTATION_BY_DEPTH = Figure(
     "qk-rotation/06_layer_heatmaps",
     "Drift and recency bias, by depth",
     "Above, how closely keys follow position on axis a; below, the recency bias over the window (mu_q_a · alpha_k · "
-    "window), by model and depth. Hatched: no heads there.",
+    "window), by model and depth. Hatched, if any: no heads there.",
     prepare_rotation,
     draw_rotation,
     say_rotation,

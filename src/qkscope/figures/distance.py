@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.axes import branches, draw_branches
-from qkscope.figures.figure import Figure, models, rows
-from qkscope.figures.style import INK, canvas, grid, panels
+from qkscope.figures.eachrun import of_each_run
+from qkscope.figures.figure import Figure, NotApplicable, models, rows
+from qkscope.figures.style import INK, PHASES, canvas, grid, panels, shortened
+from qkscope.progress import plural
 from qkscope.results.study import Study
 
 _HEADS = 6
@@ -16,25 +21,21 @@ _HEADS = 6
 
 
 def prepare_curves(study: Study) -> pd.DataFrame:
-    """Distance curves of a few heads, and R² of every head (rows without a distance)."""
+    """Distance curves of a few heads, and R² of every head (rows without a distance), also off by a constant."""
     table = rows(study, models(study), "distance", "measured", "predicted", "distance_r2")
-    heads = table.drop_duplicates(["model", "layer", "head"]).sort_values("distance_r2")
+    head = ["model", "layer", "head"]
+    shapes = table.assign(error=table["measured"] - table["predicted"]).groupby(head, sort=False)
+    total, off = shapes["measured"].var(ddof=0), shapes["error"].var(ddof=0)
+    table = table.merge((1 - off / total.where(total > 0)).rename("shape_r2").reset_index(), on=head, sort=False)
+    sliding = {(run.label, layer) for run in study.runs for layer in run.sliding_layers}
+    table["sliding"] = [(model, layer) in sliding for model, layer in zip(table["model"], table["layer"], strict=True)]
+    heads = table.drop_duplicates(head).sort_values("distance_r2")
     first = heads[heads["model"] == table["model"].iloc[0]]
     examples = first.iloc[np.unique(np.linspace(0, len(first) - 1, min(_HEADS, len(first))).astype(int))]
-    example_curves = examples[["model", "layer", "head"]].merge(table, on=["model", "layer", "head"], sort=False)
-    columns = [
-        "model",
-        "family",
-        "layer",
-        "head",
-        "distance_low",
-        "distance_high",
-        "measured",
-        "measured_se",
-        "predicted",
-        "distance_r2",
-    ]
-    blank = heads.assign(**dict.fromkeys(columns[4:9], np.nan))
+    example_curves = examples[head].merge(table, on=head, sort=False)
+    curve = ["distance_low", "distance_high", "measured", "measured_se", "predicted"]
+    columns = ["model", "family", "layer", "head", *curve, "distance_r2", "shape_r2", "sliding"]
+    blank = heads.assign(**dict.fromkeys(curve, np.nan))
     return pd.concat([example_curves[columns], blank[columns]], ignore_index=True)
 
 
@@ -45,9 +46,7 @@ def draw_curves(data: pd.DataFrame) -> Drawing:
     figure = canvas(7.4, 5.8)
     axes = panels(figure, 3, 3, height_ratios=[1, 1, 0.8])
     for cell, (key, curve) in zip(axes[:2].flat, heads_shown, strict=False):
-        draw_branches(cell, curve, 2.5, 1.5, INK)
-        cell.set_title(f"layer {key[1]}, head {key[2]}: R² {curve['distance_r2'].iloc[0]:.3f}", fontsize=7.5)
-        grid(cell)
+        _draw_head(cell, curve, f"layer {key[1]}, head {key[2]}")
     for cell in list(axes[:2].flat)[len(heads_shown) :]:
         cell.set_visible(False)
     for cell in axes[1]:
@@ -57,7 +56,11 @@ def draw_curves(data: pd.DataFrame) -> Drawing:
     wide = figure.add_subplot(axes[2, 0].get_gridspec()[2, :])
     for cell in axes[2]:
         cell.remove()
-    wide.hist(heads["distance_r2"].clip(lower=0), bins=50, range=(0, 1), color="#d2691e", alpha=0.85)
+    for n, (run, rows_of_run) in enumerate(heads.groupby("model", sort=False)):
+        wide.hist(rows_of_run["distance_r2"].clip(lower=0), bins=50, range=(0, 1), color=PHASES[n % len(PHASES)],
+                  alpha=0.55, label=shortened(str(run)))  # fmt: skip
+    if heads["model"].nunique() > 1:
+        wide.legend(loc="upper left")
     wide.set(xlabel="R² of the predicted curve (below 0 counts as 0)", ylabel="heads", xlim=(0, 1))
     grid(wide)
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -65,16 +68,63 @@ def draw_curves(data: pd.DataFrame) -> Drawing:
     return figure
 
 
+def _draw_head(cell: Axes, curve: pd.DataFrame, name: str) -> None:
+    """Measured points and predicted line of one head."""
+    draw_branches(cell, curve, 2.5, 1.5, INK)
+    cell.set_title(f"{name}: R² {curve['distance_r2'].iloc[0]:.3f}", fontsize=7.5)
+    grid(cell)
+
+
+def prepare_head_curves(study: Study, heads: Sequence[tuple[int, int]]) -> pd.DataFrame:
+    """Distance curves of these heads of a study of one run, in their order."""
+    table = rows(study, models(study), "distance", "measured", "predicted", "distance_r2")
+    of_heads = [table[(table["layer"] == layer) & (table["head"] == head)] for layer, head in heads]
+    for (layer, head), curve in zip(heads, of_heads, strict=True):
+        if curve.empty:
+            raise NotApplicable(f"{study.labels[0]} has no distance curve of layer {layer}, head {head}")
+    return pd.concat(of_heads, ignore_index=True)
+
+
+def draw_head_curves(data: pd.DataFrame) -> Drawing:
+    """One panel per head."""
+    curves = list(data.groupby(["layer", "head"], sort=False))
+    columns = min(len(curves), 4)
+    n_rows = -(-len(curves) // columns)
+    figure = canvas(max(2.2 * columns, 3.6), 0.6 + 2.0 * n_rows)
+    axes = panels(figure, n_rows, columns)
+    for cell, ((layer, head), curve) in zip(axes.flat, curves, strict=False):
+        _draw_head(cell, curve, f"layer {layer}, head {head}")
+        cell.set_xlabel("distance (tokens)")
+    for cell in list(axes.flat)[len(curves) :]:
+        cell.set_visible(False)
+    for cell in axes[:, 0]:
+        cell.set_ylabel("mean score (logit)")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    return figure
+
+
+CLOSE = 0.9
+"""R² from which a curve counts as predicted."""
+
+
 def say_curves(data: pd.DataFrame) -> list[str]:
-    """The accuracy with which means predict the curve."""
-    r2 = data.loc[data["measured"].isna(), "distance_r2"]
-    return [
-        f"Over {len(r2):,} heads the median R² is {r2.median():.3f}; it is above 0.9 in {(r2 > 0.9).mean():.0%} of "
-        f"them and {r2.min():.2f} in the worst."
+    """The accuracy with which means predict the curve: in layers with a sliding window and in the others."""
+    heads = data[data["measured"].isna()]
+    r2, shape = heads["distance_r2"], heads["shape_r2"].median()
+    offset = "" if np.isnan(shape) else f"; with a constant offset taken out, {shape:.3f}"
+    sentences = [
+        f"The mean query and the mean key predict the curve with R² above {CLOSE} in {(r2 > CLOSE).mean():.0%} of "
+        f"{plural(len(heads), 'head')}: the median R² is {r2.median():.3f}{offset}.",
+        f"The worst predicted head has an R² of {r2.min():.2f}.",
     ]
-
-
-THIRDS = ("first third of the layers", "middle third", "last third")
+    sliding = heads["sliding"].astype(bool)
+    if sliding.any() and not sliding.all():
+        medians = [r2[which].median() for which in (sliding, ~sliding)]
+        sentences.append(
+            f"In layers with a sliding window the median R² is {medians[0]:.3f}, in the others {medians[1]:.3f}."
+        )
+    return sentences
 
 
 def prepare_depth_curves(study: Study) -> pd.DataFrame:
@@ -90,7 +140,14 @@ def prepare_depth_curves(study: Study) -> pd.DataFrame:
         grouped["measured"].quantile(np.array([0.25, 0.75])).unstack().set_axis(["measured_q1", "measured_q3"], axis=1)
     )
     curves = table.join(spread).join(grouped.size().rename("n_heads")).reset_index()
-    return curves.assign(model=first["model"].iloc[0])
+    layers = first.groupby(third)["layer"].agg(first_layer="min", last_layer="max")
+    return curves.merge(layers, left_on="third", right_index=True, sort=False).assign(model=first["model"].iloc[0])
+
+
+def _third(curve: pd.DataFrame) -> str:
+    """A third of the layers, by their numbers."""
+    first, last = int(curve["first_layer"].iloc[0]), int(curve["last_layer"].iloc[0])
+    return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
 def _on_one_grid(curves: pd.DataFrame) -> pd.DataFrame:
@@ -126,7 +183,7 @@ def draw_depth_curves(data: pd.DataFrame) -> Drawing:
             )
         draw_branches(cell, curve, 2.8, 1.5, INK)
         cell.set(xlabel="distance (tokens)")
-        cell.set_title(THIRDS[number])
+        cell.set_title(_third(curve))
         grid(cell)
     axes[0].set_ylabel("mean score (logit)")
     handles, labels = axes[0].get_legend_handles_labels()
@@ -135,20 +192,25 @@ def draw_depth_curves(data: pd.DataFrame) -> Drawing:
 
 
 def say_depth_curves(data: pd.DataFrame) -> list[str]:
-    """R² of each third's mean curve, and its first and last scores."""
-    sentences = []
+    """The third whose mean curve spans most, and the R², first and last scores of each."""
+    sentences, spans = [], {}
     for number in sorted(data["third"].unique().tolist()):
         curve = data[data["third"] == number]
         total = ((curve["measured"] - curve["measured"].mean()) ** 2).sum()
         r2 = 1 - ((curve["measured"] - curve["predicted"]) ** 2).sum() / total if total > 0 else np.nan
-        earlier = curve[curve["distance_low"] > 0]
-        near, far = earlier.iloc[0], earlier.iloc[-1]
+        spans[_third(curve)] = float(curve["measured"].max() - curve["measured"].min())
+        near_first = curve.assign(distance=curve["distance_low"].abs()).sort_values("distance")
+        near, far = near_first.iloc[0], near_first.iloc[-1]
         sentences.append(
-            f"{THIRDS[number].capitalize()}: {near['measured']:+.2f} at distance {near['distance_low']:,.0f}, "
-            f"{far['measured']:+.2f} beyond {far['distance_low']:,.0f}; R² of the mean curve {r2:.3f} "
-            f"({int(curve['n_heads'].max()):,} heads)."
+            f"{_third(curve).capitalize()}: {near['measured']:+.2f} logits at distance {near['distance']:,.0f}, "
+            f"{far['measured']:+.2f} from {far['distance']:,.0f} on; R² of the mean curve {r2:.3f} "
+            f"({plural(int(curve['n_heads'].max()), 'head')})."
         )
-    return sentences
+    most, least = max(spans, key=lambda name: spans[name]), min(spans, key=lambda name: spans[name])
+    model = data["model"].iloc[0]
+    claim = f"{model}: the mean score changes with distance by {spans[most]:.2f} logits in {most}"
+    return [f"{claim}, most of all, and by {spans[least]:.2f} in {least}, least." if most != least else f"{claim}.",
+            *sentences]  # fmt: skip
 
 
 CURVES = Figure(
@@ -159,13 +221,13 @@ CURVES = Figure(
     "predicted to the best; below, R² of all heads.",
     prepare_curves,
     draw_curves,
-    say_curves,
+    of_each_run(say_curves),
 )
 BY_DEPTH = Figure(
     "distance/02_curves_by_depth",
     "The distance curve by depth",
-    "Mean score at each distance, averaged over the heads of each third of the layers, and the same of its prediction; "
-    "the band holds the middle half of the heads.",
+    "Mean score at each distance, averaged over the heads of each third of the layers of the first model, and the same "
+    "of its prediction; the band holds the middle half of the heads.",
     prepare_depth_curves,
     draw_depth_curves,
     say_depth_curves,

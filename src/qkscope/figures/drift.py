@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import mean_over_heads, median_over_heads
+from qkscope.figures.eachrun import by_run
 from qkscope.figures.figure import Figure, at_least_two_runs, rows
-from qkscope.figures.style import K, Q, canvas, error_bars, family_look, grid, shortened
+from qkscope.figures.style import DRIFT, REST, SEPARATION, K, Q, canvas, family_look, grid, shortened, write_on
 from qkscope.results.study import Study
 
 
@@ -22,30 +21,43 @@ def prepare_bars(study: Study) -> pd.DataFrame:
 
 
 def draw_bars(data: pd.DataFrame) -> Drawing:
-    """Pairs of bars with intervals."""
+    """A dot for queries and one for keys, with intervals, for each model."""
     figure = canvas(max(3.6, 1.6 + 0.62 * len(data)), 3.3)
     axes = figure.subplots()
     x = np.arange(len(data))
-    for offset, name, colour, label in ((-0.2, "r_q_a", Q, "queries, r_q_a"), (0.2, "r_k_a", K, "keys, r_k_a")):
-        axes.bar(x + offset, data[name], width=0.36, color=colour, label=label)
-        error_bars(axes, x + offset, data[name], data[f"{name}_low"], data[f"{name}_high"])
-    axes.axhline(0, color="#555555", linewidth=0.7)
+    kinds = ((-0.14, "r_q_a", Q, "o", "queries, r_q_a"), (0.14, "r_k_a", K, "D", "keys, r_k_a"))
+    for offset, name, colour, marker, label in kinds:
+        axes.vlines(x + offset, data[f"{name}_low"], data[f"{name}_high"], color=colour, linewidth=1.8)
+        axes.plot(x + offset, data[name], linestyle="none", marker=marker, markersize=6, color=colour, label=label)
+    lowest = float(np.nanmin(data[["r_q_a", "r_k_a", "r_q_a_low", "r_k_a_low"]].to_numpy(float)))
+    axes.set_ylim(min(0.5, lowest - 0.05), 1)
+    if axes.get_ylim()[0] < 0:
+        axes.axhline(0, color="#555555", linewidth=0.7)
     axes.set_ylabel("mean correlation with position on a")
-    axes.set_ylim(min(0, float(data[["r_q_a", "r_k_a"]].min().min()) * 1.1), 1)
     _model_ticks(axes, data)
+    axes.set_xlim(-0.5, len(data) - 0.5)
     figure.legend(loc="outside upper right", ncols=2)
     grid(axes)
     return figure
 
 
 def say_bars(data: pd.DataFrame) -> list[str]:
-    """The number of models in which keys follow position more closely."""
+    """The number of models in which one class follows position more closely than the other."""
     keys = int((data["r_k_a_low"] > data["r_q_a_high"]).sum())
     queries = int((data["r_q_a_low"] > data["r_k_a_high"]).sum())
-    heads, mean = _pooled(data)
+    n = f"{len(data)} {data['what'].iloc[0]}"
+    claim = (
+        f"On the drift axis queries and keys follow position about equally, as far as the intervals tell, in all {n}."
+    )
+    if keys or queries:
+        claim = (
+            f"On the drift axis keys follow position more closely than queries, beyond the intervals, in {keys} of "
+            f"{n}; queries more closely than keys in {queries}."
+        )
     return [
-        f"On axis a keys follow position more closely than queries, beyond the intervals, in {keys} of {len(data)} "
-        f"{data['what'].iloc[0]}, queries in {queries}: {heads} r_q_a {mean('r_q_a'):.3f}, r_k_a {mean('r_k_a'):.3f}."
+        claim,
+        f"The means are{_in_the_last(data)}: r_q_a {_number(data, 'r_q_a', '.2f')}, r_k_a "
+        f"{_number(data, 'r_k_a', '.2f')}.",
     ]
 
 
@@ -64,14 +76,14 @@ def draw_variance(data: pd.DataFrame) -> Drawing:
     axes = figure.subplots()
     below = np.zeros(len(data))
     x = np.arange(len(data))
-    shares = (("var_frac_a", "#c98b2b", "axis a: drift"), ("var_frac_b", "#5b7553", "axis b: separation"),
-              ("complement", "#d9d9d9", "complement"))  # fmt: skip
-    for name, colour, label in shares:
+    shares = (("var_frac_a", DRIFT, "axis a: drift", "////"), ("var_frac_b", SEPARATION, "axis b: separation", None),
+              ("complement", REST, "complement", None))  # fmt: skip
+    for name, colour, label, hatch in shares:
         share = data[name].to_numpy(float)
-        axes.bar(x, share, bottom=below, width=0.72, color=colour, label=label)
+        axes.bar(x, share, bottom=below, width=0.72, color=colour, label=label, hatch=hatch, edgecolor="white", lw=0)
         for position, low, size in zip(x.tolist(), below, share, strict=True):
             if size >= 0.05:
-                axes.text(position, low + size / 2, f"{size:.0%}", ha="center", va="center", fontsize=6.8)
+                write_on(axes, position, low + size / 2, f"{size:.0%}", colour, fontsize=6.8)
         below += share
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of pooled variance")
@@ -81,13 +93,11 @@ def draw_variance(data: pd.DataFrame) -> Drawing:
 
 
 def say_variance(data: pd.DataFrame) -> list[str]:
-    """The plane's share over all heads, and the share of heads with more variance on b than on a."""
-    heads, mean = _pooled(data)
+    """The plane's share, and the share of heads with more variance on b than on a, by run."""
+    plane = _number(data.assign(plane=1 - data["complement"]), "plane", ".1%")
     return [
-        f"The plane of a and b holds {1 - mean('complement'):.1%} of the pooled variance {heads} "
-        f"({(1 - data['complement']).min():.0%} to {(1 - data['complement']).max():.0%} by "
-        f"{data['what'].iloc[0].removesuffix('s')}).",
-        f"Axis b holds more of it than axis a in {mean('b_over_a'):.0%} of heads.",
+        f"The plane of a and b holds{_in_the_last(data)} {plane} of the variance of queries and keys together.",
+        f"Axis b holds more of it than axis a in {_number(data, 'b_over_a', '.0%')} of heads.",
     ]
 
 
@@ -98,8 +108,7 @@ def prepare_slopes(study: Study) -> pd.DataFrame:
     frame = frame[frame["alpha_q"] != 0]
     frame = frame.assign(slope_ratio=frame["alpha_k"].abs() / frame["alpha_q"].abs())
     medians = [
-        _labels(heads) | median_over_heads(heads, "slope_ratio") | {"pooled": float(frame["slope_ratio"].median())}
-        for _, heads in frame.groupby("model", sort=False)
+        _labels(heads) | median_over_heads(heads, "slope_ratio") for _, heads in frame.groupby("model", sort=False)
     ]
     return pd.DataFrame(medians).assign(what=kind)
 
@@ -121,30 +130,37 @@ def draw_slopes(data: pd.DataFrame) -> Drawing:
     axes.set_yticks(y, [shortened(name) for name in data["model"]])
     axes.set_ylim(-0.6, len(data) - 0.4)
     axes.set_xlabel("median |alpha_k| / |alpha_q|; 1: keys and queries drift equally fast")
-    largest = float(np.nanmax(data[["slope_ratio", "slope_ratio_high"]].to_numpy(float)))
-    axes.set_xlim(0, max(1.15, largest * 1.18))
+    ends = data[["slope_ratio", "slope_ratio_low", "slope_ratio_high"]].to_numpy(float)
+    lowest, largest = float(np.nanmin(ends)), max(float(np.nanmax(ends)), 1.15)
+    left = min(0.8, 0.95 * lowest)
+    axes.set_xlim(left, largest + 0.15 * (largest - left))
     grid(axes, "x")
     return figure
 
 
 def say_slopes(data: pd.DataFrame) -> list[str]:
-    """All heads together, and the range over models."""
+    """In how many runs keys drift faster, and the median of each."""
     faster, slower = int((data["slope_ratio_low"] > 1).sum()), int((data["slope_ratio_high"] < 1).sum())
-    trained = data["what"].iloc[0] == "checkpoints"
-    heads = "In the last checkpoint" if trained else "Over all heads"
-    median = data["slope_ratio"].iloc[-1] if trained else data["pooled"].iloc[0]
+    n = f"{len(data)} {data['what'].iloc[0]}"
+    claim = f"Keys and queries drift about equally fast, as far as the intervals tell, in all {n}."
+    if faster or slower:
+        claim = (
+            f"Keys drift faster than queries along a, beyond the interval, in {faster} of {n}, more slowly in {slower}."
+        )
     return [
-        f"{heads} the median ratio is {median:.2f}; keys drift faster than queries, beyond the interval, in {faster} "
-        f"of {len(data)} {data['what'].iloc[0]}, more slowly in {slower} "
-        f"({data['slope_ratio'].min():.2f} to {data['slope_ratio'].max():.2f})."
+        claim,
+        f"The median ratio over heads is{_in_the_last(data)} {_number(data, 'slope_ratio', '.2f')}.",
     ]
 
 
-def _pooled(data: pd.DataFrame) -> tuple[str, Callable[[str], float]]:
-    """The heads that a mean is over, in words, and the mean: those of all models, or of the last checkpoint."""
-    if data["what"].iloc[0] == "checkpoints":
-        return "in the last one", lambda column: float(data[column].iloc[-1])
-    return "over all heads", lambda column: float(np.average(data[column], weights=data["n_heads"]))
+def _number(data: pd.DataFrame, column: str, form: str) -> str:
+    """The number of each model, or of the last checkpoint."""
+    shown = data.tail(1) if data["what"].iloc[0] == "checkpoints" else data
+    return by_run({model: f"{number:{form}}" for model, number in zip(shown["model"], shown[column], strict=True)})
+
+
+def _in_the_last(data: pd.DataFrame) -> str:
+    return " in the last one" if data["what"].iloc[0] == "checkpoints" else ""
 
 
 def _by_model(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
@@ -165,8 +181,8 @@ def _model_ticks(axes: Axes, data: pd.DataFrame) -> None:
 BARS = Figure(
     "qk-rotation/02_rq_rk_drift_bars",
     "Queries and keys on the drift axis",
-    "Mean correlation with position along axis a, for queries and keys of each model, with 95% bootstrap intervals "
-    "over key heads.",
+    "Mean correlation with position along axis a, for queries (dots) and keys (diamonds) of each model, with 95% "
+    "bootstrap intervals over key heads.",
     prepare_bars,
     draw_bars,
     say_bars,

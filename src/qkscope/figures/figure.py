@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
@@ -18,19 +19,72 @@ class NotApplicable(QkscopeError):
 
 
 @dataclass(frozen=True)
+class Folded:
+    """A second version of a figure, drawn and described like the first from other data; pages show it on demand."""
+
+    suffix: str
+    """Ends the names of its files, such as ``figure-own-windows.png``."""
+    title: str
+    prepare: Callable[[Study], pd.DataFrame]
+    """Raises ``NotApplicable`` if there is no such version."""
+
+
+@dataclass(frozen=True)
 class Figure:
     """One figure of the catalogue."""
 
     name: str
     """Folder below ``figures/``, such as ``qk-pca/01_pc_roles``."""
     title: str
-    shows: str
-    """A description of the drawing in a sentence or two."""
+    shows: str | Callable[[pd.DataFrame], str]
+    """A description of the drawing in a sentence or two; of this data's drawing, if not all of it is always there."""
     prepare: Callable[[Study], pd.DataFrame]
     """Returns exactly the numbers that are drawn; raises ``NotApplicable`` if there are none."""
     draw: Callable[[pd.DataFrame], Drawing]
     says: Callable[[pd.DataFrame], list[str]]
-    """Returns sentences about this data, whose numbers come from the prepared data."""
+    """Returns sentences about this data, whose numbers come from the prepared data; the first is the key takeaway."""
+    folded: Folded | None = None
+
+    def caption(self, data: pd.DataFrame) -> str:
+        """The description of the drawing of this data."""
+        return self.shows if isinstance(self.shows, str) else self.shows(data)
+
+    def prepared(self, study: Study) -> pd.DataFrame:
+        """The data of the figure, with the window of each run."""
+        return with_run_windows(study, self.prepare(study))
+
+
+def with_run_windows(study: Study, data: pd.DataFrame) -> pd.DataFrame:
+    """The data with the window of each run in the column ``window``, unless it has that column."""
+    if "window" in data or "model" not in data:
+        return data
+    return data.assign(window=data["model"].map({run.label: run.window for run in study.runs}).astype(float))
+
+
+def at_own_windows(prepare: Callable[[Study], pd.DataFrame]) -> Folded:
+    """The version of a figure with each run at its own window, for studies whose runs are shown at one."""
+
+    def prepare_own(study: Study) -> pd.DataFrame:
+        own = study.own
+        if own is None:
+            raise NotApplicable("every run is shown at its own window")
+        return with_run_windows(own, prepare(own))
+
+    return Folded("own-windows", "each run at its own window", prepare_own)
+
+
+def window_of(data: pd.DataFrame) -> str:
+    """The window or windows of the data of a figure, in words; empty if they are not known.
+
+    >>> window_of(pd.DataFrame({"window": [1024, 1024]})), window_of(pd.DataFrame({"window": [1024, 8192]}))
+    ('window of 1,024 tokens', 'windows of 1,024 to 8,192 tokens')
+    """
+    windows = np.unique(data["window"].dropna().to_numpy(float)) if "window" in data else np.zeros(0)
+    if not len(windows):
+        return ""
+    if len(windows) == 1:
+        return f"window of {windows[0]:,.0f} tokens"
+    return f"windows of {windows[0]:,.0f} to {windows[-1]:,.0f} tokens"
 
 
 def needed(frame: pd.DataFrame | None, content: str) -> pd.DataFrame:
@@ -77,11 +131,11 @@ def checkpoints(study: Study) -> list[StudyRun]:
 
 
 def before_and_after(study: Study) -> tuple[str, str]:
-    """The two checkpoints to compare: the first and the last; if windows differ, the last of the first window instead.
+    """The two checkpoints to compare: the first and the last; if own windows differ, the last of the first window.
 
     ``NotApplicable`` if there are fewer than two.
     """
-    runs = checkpoints(study)
+    runs = checkpoints(study.as_captured)
     shorter = [run.label for run in runs if run.window == runs[0].window]
     return (runs[0].label if len(shorter) == len(runs) else shorter[-1]), runs[-1].label
 

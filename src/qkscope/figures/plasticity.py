@@ -11,7 +11,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.plasticity import merged_pairs
-from qkscope.figures.axes import band, mean_sd, spread, time_axis
+from qkscope.figures.axes import band, mean_sd, spread, ticks, time_axis
+from qkscope.figures.eachrun import together
 from qkscope.figures.figure import Figure, NotApplicable, checkpoints, is_checkpoint, models, rows, timeline
 from qkscope.figures.style import (
     FAINT,
@@ -23,6 +24,7 @@ from qkscope.figures.style import (
     phase_colours,
     shortened,
 )
+from qkscope.progress import plural
 from qkscope.results.study import Study
 
 _MIN_PAIRS = 20
@@ -105,19 +107,24 @@ def _every_run(axes: Axes, data: pd.DataFrame) -> None:
 
 def say_profile(data: pd.DataFrame) -> list[str]:
     """Plasticity at the beginning and the end of the window, and the means of the variants."""
-    sentences, data = [], data[data["head"].isna()]
+    courses, means = {}, {}
+    data = data[data["head"].isna()]
     for model, profile in data.groupby("model", sort=False):
         first, last = profile.iloc[0], profile.iloc[-1]
-        variants = [
+        change = last["ap"] - first["ap"]
+        course = "hardly changes" if abs(change) < _SAME else "falls" if change < 0 else "rises"
+        courses[str(model)] = f"Plasticity {course} along the window: {first['ap']:.2f} → {last['ap']:.2f}."
+        variants = ", ".join(
             f"{label} {profile[name].mean():.2f}"
             for name, (label, *_) in VARIANTS.items()
             if profile[name].notna().any()
-        ]
-        sentences.append(
-            f"{model}: from {first['ap']:.2f} near the beginning of the window to {last['ap']:.2f} near its end; "
-            f"means over the window: {', '.join(variants)}."
         )
-    return sentences if len(sentences) <= 4 else [sentences[0], sentences[-1]]
+        means[str(model)] = f"Means over the window of {plural(int(profile['n_heads'].max()), 'head')}: {variants}."
+    return [together(courses), together(means)]
+
+
+_SAME = 0.01
+"""Plasticities that differ by less are told as about the same."""
 
 
 # ---- by the distances of keys -------------------------------------------------------------------
@@ -143,8 +150,8 @@ def draw_pairs(data: pd.DataFrame) -> Drawing:
     image = None
     for cell, column in zip(axes, columns, strict=True):
         table = data.pivot(index="inter_key", columns="key_to_query", values=column).sort_index(ascending=True)
-        image = cell.imshow(table.to_numpy(float), origin="lower", cmap="cividis", norm=norm, aspect="auto")
-        cell.set_facecolor("#efefef")
+        image = cell.imshow(table.to_numpy(float), origin="lower", cmap="BuGn", norm=norm, aspect="auto")
+        cell.set_facecolor("#d9d9d9")
         _octaves(cell, table)
         cell.set_title(VARIANTS[column][0])
         cell.set_xlabel("from the later key to the query (tokens)")
@@ -168,42 +175,77 @@ def _short(n: int) -> str:
 
 def say_pairs(data: pd.DataFrame) -> list[str]:
     """Near keys compared with distant keys."""
-    near, far = data["inter_key"] <= data["inter_key"].median(), data["inter_key"] > data["inter_key"].median()
-    means = [
-        float(np.average(pairs["ap"], weights=pairs["n_pairs"])) for pairs in (data[near], data[far]) if len(pairs)
+    median = data["inter_key"].median()
+    near, far = data[data["inter_key"] <= median], data[data["inter_key"] > median]
+    counted = f"{int(data['n_pairs'].sum()):,} pairs of keys of {data['model'].iloc[0]}."
+    if far.empty:
+        return [f"All pairs are of one octave of distance: {counted}"]
+    means = [float(np.average(pairs["ap"], weights=pairs["n_pairs"])) for pairs in (near, far)]
+    edge = 2 * int(near["inter_key"].max()) - 1
+    order = (
+        "about as often as"
+        if abs(means[0] - means[1]) < _SAME
+        else ("more often than" if means[0] > means[1] else "less often than")
+    )
+    return [
+        f"The query decides between keys up to {edge:,} tokens apart {order} between keys farther apart: plasticity "
+        f"{means[0]:.2f} against {means[1]:.2f}.",
+        f"{counted[0].upper()}{counted[1:]}",
     ]
-    sentences = [f"{data['model'].iloc[0]}, {int(data['n_pairs'].sum()):,} pairs of keys."]
-    if len(means) == 2:
-        edge = int(data["inter_key"].median())
-        sentences.append(f"Keys up to {2 * edge - 1:,} tokens apart: {means[0]:.2f}; farther apart: {means[1]:.2f}.")
-    return sentences
 
 
 # ---- over training ------------------------------------------------------------------------------
 
-OVER_TRAINING = {"ap_first20": ("first fifth", "#e0a030"), "ap_overall": ("whole window", INK),
-                 "ap_last20": ("last fifth", "#5c4b8a")}  # fmt: skip
+OVER_TRAINING = {
+    "ap_fixed_overall": ("queries turned to one place", "#1f8a70", "-"),
+    "ap_first20": ("published, first fifth", "#e0a030", "--"),
+    "ap_overall": ("published, whole window", INK, "-"),
+    "ap_last20": ("published, last fifth", "#5c4b8a", ":"),
+}
+"""Columns with their names, colours and lines."""
 
 
 def prepare_training(study: Study) -> pd.DataFrame:
-    """Mean and standard deviation over heads at each checkpoint."""
+    """Mean and standard deviation over heads at each checkpoint, and the median of the recency bias."""
     runs = checkpoints(study)
-    frame = rows(study, runs, "heads", *OVER_TRAINING)
-    return timeline(runs).merge(mean_sd(frame, list(OVER_TRAINING)), on="model", sort=False)
+    frame = rows(study, runs, "heads", "ap_first20", "ap_overall", "ap_last20")
+    columns = [name for name in OVER_TRAINING if name in frame and frame[name].notna().any()]
+    data = timeline(runs).merge(mean_sd(frame, columns), on="model", sort=False)
+    rotated = study.table("rotated", "bias_window")
+    if rotated is None:
+        return data
+    return data.merge(
+        rotated.groupby("model")["bias_window"].median().reset_index(), on="model", how="left", sort=False
+    )
+
+
+def _lines(data: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
+    """The lines that there are: where the rotation is not known, queries cannot be turned to one place."""
+    return {name: look for name, look in OVER_TRAINING.items() if name in data}
 
 
 def draw_training(data: pd.DataFrame) -> Drawing:
-    """Three lines; the band is that of the whole window."""
-    figure = canvas(6.6, 3.4)
-    axes = figure.subplots()
-    ends = spread([float(data[name].iloc[-1]) for name in OVER_TRAINING], 0.06)
+    """Lines, filled between the published number at both ends of the window; below, the recency bias."""
+    biased = "bias_window" in data and bool(data["bias_window"].notna().any())
+    figure = canvas(6.6, 4.6 if biased else 3.4)
+    cells = panels(figure, 2 if biased else 1, 1, sharex=True, height_ratios=[2.4, 1] if biased else [1])[:, 0]
+    axes, lines = cells[0], _lines(data)
+    ends = spread([float(data[name].iloc[-1]) for name in lines], 0.07)
     axes.fill_between(data["order"], data["ap_first20"], data["ap_last20"], color=FAINT, alpha=0.2, linewidth=0)
-    for (name, (label, colour)), height in zip(OVER_TRAINING.items(), ends, strict=True):
-        band(axes, data, name, colour, "-", label, height, band=False)
+    for (name, (label, colour, line)), height in zip(lines.items(), ends, strict=True):
+        band(axes, data, name, colour, line, label, height, band=False)
     axes.set(ylim=(0, 1), ylabel="attention plasticity, mean over heads")
     time_axis(axes, data)
     _windows(axes, data["window"].tolist())
     grid(axes)
+    if biased:
+        cells[1].plot(data["order"], data["bias_window"], color=INK, marker="o", markersize=3)
+        cells[1].axhline(0, color="#777777", linewidth=0.7)
+        cells[1].set_ylabel("median bias\nover the window")
+        ticks(cells[1], data)
+        axes.set_xlabel("")
+        axes.tick_params(axis="x", labelbottom=False)
+        grid(cells[1])
     return figure
 
 
@@ -219,8 +261,8 @@ def _windows(axes: Axes, windows: Sequence[float]) -> None:
 def say_training(data: pd.DataFrame) -> list[str]:
     """From the first checkpoint to the last."""
     first, last = data.iloc[0], data.iloc[-1]
-    changes = ", ".join(f"{label} {first[name]:.2f} → {last[name]:.2f}" for name, (label, _) in OVER_TRAINING.items())
-    sentences = [f"From {first['model']} to {last['model']}: {changes}."]
+    changes = [f"{label} {first[name]:.2f} → {last[name]:.2f}" for name, (label, *_) in _lines(data).items()]
+    sentences = [f"From {first['model']} to {last['model']}, mean plasticity goes: {'; '.join(changes)}."]
     windows = data["window"].dropna().unique()
     if len(windows) > 1:
         sentences.append(
@@ -230,12 +272,23 @@ def say_training(data: pd.DataFrame) -> list[str]:
     return sentences
 
 
+def _shows_profile(data: pd.DataFrame) -> str:
+    """The description of the variants that there are."""
+    names = {"ap_fixed": "with the queries of a bucket turned to one place",
+             "ap_published": "by the published model of queries"}  # fmt: skip
+    beside = " and ".join(name for column, name in names.items() if data[column].notna().any())
+    return (
+        "How often a query could turn the order of two earlier keys, 4p(1 − p) averaged over pairs of keys and heads, "
+        "against where in the window the query stands."
+        + (f" Beside the exact value: {beside}." if beside else "")
+        + " Thin lines are heads."
+    )
+
+
 PROFILE_FIGURE = Figure(
     "plasticity/01_profile",
     "Plasticity along the window",
-    "How often a query could turn the order of two earlier keys, 4p(1 − p) averaged over pairs of keys and heads, "
-    "against where in the window the query stands. Beside the exact value: with the queries of a bucket turned to one "
-    "place, and by the published model of queries. Thin lines are heads.",
+    _shows_profile,
     prepare_profile,
     draw_profile,
     say_profile,
@@ -244,7 +297,7 @@ PAIRS = Figure(
     "plasticity/02_pair_heatmap",
     "Which pairs of keys are up to the query",
     "Mean plasticity of pairs of keys by how far they are from each other and from the query; exact, and by the "
-    "published model. Distances are in octaves; pale grey: fewer than 20 pairs.",
+    "published model. Distances are in octaves; grey: fewer than 20 pairs.",
     prepare_pairs,
     draw_pairs,
     say_pairs,
@@ -252,8 +305,9 @@ PAIRS = Figure(
 TRAINING = Figure(
     "plasticity/05_over_training",
     "Plasticity over training",
-    "Mean plasticity over heads at each checkpoint: over the window, in its first fifth and in its last; what lies "
-    "between is filled. Where windows differ they stand below.",
+    "Mean plasticity over heads at each checkpoint: with queries turned to one place (ap_fixed_overall), and as "
+    "published (ap_overall), over the window, in its first fifth and in its last; what lies between is filled. Below, "
+    "the median recency bias, where it is known.",
     prepare_training,
     draw_training,
     say_training,

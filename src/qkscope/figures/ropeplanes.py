@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.figure import Figure, models, rows
-from qkscope.figures.style import K, Q, canvas, grid
+from qkscope.figures.style import DRIFT, SEPARATION, K, Q, canvas, grid
+from qkscope.progress import plural
 from qkscope.results.study import Study
 
 
@@ -53,26 +54,40 @@ def draw_spectrum(data: pd.DataFrame) -> Drawing:
     above, below = figure.subplots(2, 1, height_ratios=[1, 1.25])
     mean = data.groupby("plane")[["cycles", "var_share", "lock_q", "lock_k", "bias_share"]].mean()
     x = mean.index.to_numpy()
-    above.bar(x, mean["bias_share"], color="#c98b2b", width=0.8, label="share of the bias")
-    above.plot(x, mean["var_share"], color="#5b7553", marker="s", markersize=3, label="share of the variance")
-    above.plot(x, mean["lock_q"], color=Q, marker="o", markersize=3, label="lock of queries")
-    above.plot(x, mean["lock_k"], color=K, marker="o", markersize=3, label="lock of keys")
+    marks = [
+        above.bar(x, mean["bias_share"], color=DRIFT, width=0.8),
+        *above.plot(x, mean["var_share"], color=SEPARATION, marker="s", markersize=3, linestyle="--"),
+        *above.plot(x, mean["lock_q"], color=Q, marker="o", markersize=3),
+        *above.plot(x, mean["lock_k"], color=K, marker="D", markersize=3),
+    ]
     above.set(ylim=(0, 1), ylabel="mean over heads", xlim=(-0.6, len(x) - 0.4))
     turns = [int(i) for i in np.linspace(0, len(x) - 1, min(len(x), 9))]
-    above.set_xticks(turns, [f"{mean['cycles'].iloc[i]:.3g}" for i in turns])
+    above.set_xticks(turns, [_turns(mean["cycles"].iloc[i]) for i in turns])
     above.set_xlabel("turns over the window, plane by plane")
-    figure.legend(loc="outside upper center", ncols=4)
+    names = ["share of the bias", "share of the variance", "lock of queries", "lock of keys"]
+    figure.legend(marks, names, loc="outside upper center", ncols=4)
     grid(above)
     table = data.pivot_table(index=["layer", "head"], columns="plane", values="bias_share")
-    image = below.imshow(table.to_numpy(float), aspect="auto", cmap="YlOrBr", vmin=0, interpolation="nearest")
+    image = below.imshow(table.to_numpy(float), aspect="auto", cmap="Oranges", vmin=0, interpolation="nearest")
     layers = table.index.get_level_values("layer").to_numpy()
     starts = np.flatnonzero(np.r_[True, layers[1:] != layers[:-1]])
     step = max(1, len(starts) // 12)
     below.set_yticks(starts[::step], [f"layer {layer}" for layer in layers[starts[::step]]])
+    for start in starts[1:] if len(starts) <= 12 else ():
+        below.axhline(start - 0.5, color="white", linewidth=0.8)
     below.set_xlabel("RoPE plane, from the fastest to the slowest")
     below.set_title("share of each head's bias carried by each plane")
     figure.colorbar(image, ax=below, fraction=0.03, pad=0.01).outline.set_visible(False)
     return figure
+
+
+def _turns(turns: float) -> str:
+    """A number of turns: whole, if there are ten or more.
+
+    >>> _turns(1304.2), _turns(0.163), _turns(0.0)
+    ('1,304', '0.16', '0')
+    """
+    return f"{turns:,.0f}" if turns >= 10 or not turns else f"{turns:.2g}"
 
 
 def say_spectrum(data: pd.DataFrame) -> list[str]:
@@ -81,13 +96,18 @@ def say_spectrum(data: pd.DataFrame) -> list[str]:
     order = mean["bias_share"].sort_values(ascending=False)
     half = order.index[: int((order.cumsum() < 0.5).sum()) + 1]
     turns = mean.loc[half, "cycles"]
+    ends = dict.fromkeys(_turns(float(end)) for end in (turns.min(), turns.max()))
     n_others = int(data["other_layers"].iloc[0])
+    count = "planes carries" if len(half) == 1 else "planes carry"
+    left_out = (
+        f"{plural(n_others, 'layer')} {'turns' if n_others == 1 else 'turn'} at other speeds (another rotary base)"
+    )
     return [
-        f"{data['model'].iloc[0]}: {len(half)} of {len(mean)} planes carry half of the bias; they make "
-        f"{turns.min():.2g} to {turns.max():.2g} turns over the window.",
+        f"{data['model'].iloc[0]}: {len(half)} of {len(mean)} {count} half of the bias, at {' to '.join(ends)} turns "
+        "over the window.",
         f"Phases are locked to position at {mean['lock_q'].mean():.2f} for queries and {mean['lock_k'].mean():.2f} for "
         "keys, on average over planes (1: every vector is the same one, turned).",
-        *([f"{n_others} layers turn at other speeds (another rotary base) and are left out."] if n_others else []),
+        *([f"{left_out} and {'is' if n_others == 1 else 'are'} not shown."] if n_others else []),
     ]
 
 

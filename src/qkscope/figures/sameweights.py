@@ -54,7 +54,11 @@ def draw_same_weights(data: pd.DataFrame) -> Drawing:
     for number, window in enumerate(windows):
         row = data[data["window"] == window].iloc[0]
         x = np.arange(len(names)) + (number - (len(windows) - 1) / 2) * 0.26
-        right.bar(x, [row[name] / first[name] for name in names], width=0.24, color=PHASES[number % len(PHASES)])
+        sizes = [row[name] / first[name] for name in names]
+        right.bar(x, sizes, width=0.24, color=PHASES[number % len(PHASES)])
+        for place, size in zip(x, sizes, strict=True):
+            right.annotate(f"{size:.2g}", (place, max(size, 0)), (0, 2), textcoords="offset points", ha="center",
+                           fontsize=6.5)  # fmt: skip
     right.axhline(1, color="#777777", linewidth=0.8, linestyle=(0, (4, 3)))
     right.set_xticks(range(len(names)), list(names.values()))
     right.set_ylabel(f"relative to window {windows[0]:,}")
@@ -67,11 +71,20 @@ def say_same_weights(data: pd.DataFrame) -> list[str]:
     """The effect of the window alone on each number."""
     by_window = data.drop_duplicates("window").sort_values("window")
     first, last = by_window.iloc[0], by_window.iloc[-1]
-    changes = {name: last[name] / first[name] - 1 for name in ("bias_strength", "bias_window", "decay")}
+    change = {name: last[name] / first[name] - 1 for name in ("bias_strength", "bias_window", "decay")}
+    least = min(change, key=lambda name: abs(change[name])) == "decay"
     return [
-        f"{first['model']}, the same weights at windows of {first['window']:,} and {last['window']:,}: the bias "
-        f"changes by {changes['bias_strength']:+.0%} per token and by {changes['bias_window']:+.0%} per window, decay "
-        f"by {changes['decay']:+.0%}."
+        f"{first['model']}, the same weights at windows of {first['window']:,} and {last['window']:,} tokens: the "
+        f"slope of a line changes by {change['bias_strength']:+.0%} per token and by {change['bias_window']:+.0%} over "
+        "the window, the fall per doubling of the distance (decay) by "
+        f"{change['decay']:+.0%}{', the least of the three' if least else ''}.",
+        "Means over heads at each window: "
+        + "; ".join(
+            f"{row['window']:,}: {row['bias_strength']:.3g} per token, {row['bias_window']:.3g} over the window, "
+            f"decay {row['decay']:.3g}"
+            for _, row in by_window.iterrows()
+        )
+        + ".",
     ]
 
 

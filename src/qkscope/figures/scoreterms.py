@@ -6,15 +6,26 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.analyses.acrossheads import mean_over_heads
 from qkscope.analyses.scores import HEAD_CLASSES
 from qkscope.figures.figure import Figure, needed
 from qkscope.figures.style import canvas, panels, shortened
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
+from qkscope.progress import plural
 from qkscope.results.study import Study
 
 TERM_COLOURS = {term: HEAD_CLASSES[term] for term in TERMS}
 """Position dark, keys red and queries blue as everywhere, content yellow."""
 MOST_RUNS = 6
+
+
+def share_in_words(share: float) -> str:
+    """A part of the variance in words: a covariance with the score may be negative, a share may not.
+
+    >>> share_in_words(0.34), share_in_words(-0.04)
+    ('34%', 'under 1%')
+    """
+    return f"{share:.0%}" if share >= 0.005 else "under 1%"
 
 
 def chosen_runs(labels: list[str], most: int = MOST_RUNS) -> list[str]:
@@ -25,52 +36,72 @@ def chosen_runs(labels: list[str], most: int = MOST_RUNS) -> list[str]:
 
 
 def prepare_terms(study: Study) -> pd.DataFrame:
-    """Mean part of each term over the heads of a layer; the four sum to 1."""
+    """Mean part of each term over the heads of a layer, which sum to 1; without a layer, over all heads of the run."""
     scores = needed(study.tables.get("scores"), "the terms of the score")
     columns = [f"part_{term}" for term in TERMS]
     scores = scores.dropna(subset=columns)
     scores = needed(scores[scores["model"].isin(chosen_runs(study.labels))], "the terms of the score")
-    return scores.groupby(["model", "layer"], sort=False, as_index=False)[columns].mean()
+    layers = scores.groupby(["model", "layer"], sort=False, as_index=False)[columns].mean()
+    whole = [
+        {"model": model, "layer": np.nan, "n_heads": len(heads)} | mean_over_heads(heads, columns)
+        for model, heads in scores.groupby("model", sort=False)
+    ]
+    return pd.concat([layers, pd.DataFrame(whole)], ignore_index=True)
+
+
+TERM_HATCHES = {"position": None, "key": "////", "query": None, "content": "...."}
+"""Hatches by which terms can be told apart without colours."""
 
 
 def draw_terms(data: pd.DataFrame) -> Drawing:
     """One panel per run, a stack of four parts for each layer; negative ones go below zero."""
-    runs = list(data["model"].unique())
-    columns = min(len(runs), 3)
+    runs, data = list(data["model"].unique()), data.dropna(subset=["layer"])
+    columns = len(runs) if len(runs) <= 4 else 3
     rows = -(-len(runs) // columns)
-    figure = canvas(2.5 * columns + 0.7, 2.1 * rows + 0.5)
+    figure = canvas((2.5 if columns < 4 else 2.05) * columns + 0.7, 2.1 * rows + 0.5)
     cells = panels(figure, rows, columns, sharey=True)
     for cell, run in zip(cells.flat, runs, strict=False):
         of_run = data[data["model"] == run].sort_values("layer")
         above, below = np.zeros(len(of_run)), np.zeros(len(of_run))
+        places = np.arange(len(of_run))
         for term in TERMS:
             part = of_run[f"part_{term}"].to_numpy(float)
             bottom = np.where(part < 0, below, above)
-            cell.bar(of_run["layer"], part, 0.86, bottom=bottom, color=TERM_COLOURS[term], label=term)
+            cell.bar(places, part, 0.86, bottom=bottom, color=TERM_COLOURS[term], label=term, hatch=TERM_HATCHES[term],
+                     edgecolor="white", linewidth=0)  # fmt: skip
             above, below = above + np.maximum(part, 0), below + np.minimum(part, 0)
         cell.axhline(1, color="#777777", linewidth=0.7, linestyle=(0, (4, 3)))
         cell.set_title(shortened(run))
         cell.set_xlabel("layer")
+        shown = places[:: -(-len(places) // 8)]
+        cell.set_xticks(shown, [f"{layer:.0f}" for layer in of_run["layer"].to_numpy()[shown]])
     for cell in cells.flat[len(runs) :]:
         cell.set_visible(False)
     for row in cells:
-        row[0].set_ylabel("share of score variance")
+        row[0].set_ylabel("part of score variance")
     figure.legend(*cells.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(TERMS))
     return figure
 
 
 def say_terms(data: pd.DataFrame) -> list[str]:
-    """The largest term of each run, and the shares of all terms."""
-    columns = [f"part_{term}" for term in TERMS]
-    sentences = []
-    for run, of_run in data.groupby("model", sort=False):
-        means = of_run[columns].mean()
-        largest = str(means.idxmax()).removeprefix("part_")
-        shares = ", ".join(f"{term} {means[f'part_{term}']:.0%}" for term in TERMS)
-        sentences.append(
-            f"{run}: the largest part of the variance of scores is {largest} ({shares}; mean over layers)."
-        )
-    return sentences
+    """The largest term of each run, if the intervals tell, and the parts of all."""
+    claims, parts = {}, {}
+    for _, run in data[data["layer"].isna()].iterrows():
+        first, second = sorted(TERMS, key=lambda term: -run[f"part_{term}"])[:2]
+        if run[f"part_{first}_low"] > run[f"part_{second}_high"]:
+            claims[run["model"]] = (
+                f"most of what varies in scores is the term {first}"
+                if (run[f"part_{first}_low"] > 0.5)
+                else f"the term {first} has the largest part in what varies in scores"
+            )
+        else:
+            both = " and ".join(term for term in TERMS if term in (first, second))
+            claims[run["model"]] = f"the terms {both} have about equal parts in what varies in scores"
+        shares = ", ".join(f"{term} {share_in_words(run[f'part_{term}'])}" for term in TERMS)
+        parts[run["model"]] = f"{run['model']}: {shares} (means over {plural(int(run['n_heads']), 'head')})."
+    told = {claim: [model for model in claims if claims[model] == claim] for claim in dict.fromkeys(claims.values())}
+    sentence = "; ".join(f"in {', '.join(models)} {claim}" for claim, models in told.items())
+    return [f"{sentence[0].upper()}{sentence[1:]}.", *parts.values()]
 
 
 SCORE_TERMS = Figure(

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.analyses.components import TAXONOMY
 from qkscope.figures.axes import band, mean_sd, spread, time_axis
 from qkscope.figures.componenttracks import component_tracks
-from qkscope.figures.figure import Figure, checkpoints, discordant, rows, timeline
-from qkscope.figures.style import CLASSES, K, Q, canvas, grid
+from qkscope.figures.figure import Figure, at_own_windows, checkpoints, discordant, rows, timeline
+from qkscope.figures.style import CLASSES, K, Q, canvas, grid, panels, write_on
+from qkscope.progress import plural
 from qkscope.results.study import Study
 
 # ---- position on component 0 --------------------------------------------------------------------
@@ -40,36 +41,42 @@ def _to_last_pc0(tracks: pd.DataFrame, last: str) -> pd.DataFrame:
 
 
 def draw_signal(data: pd.DataFrame) -> Drawing:
-    """Three lines with bands of one standard deviation; dotted: the direction that is PC0 at the last checkpoint."""
-    figure = canvas(6.6, 3.4)
-    axes = figure.subplots()
-    for name, colour in (("followed_r_q", Q), ("followed_abs_r_k", K)):
-        if name in data and (data["already_pc0"] < 1).any():
-            axes.plot(data["order"], data[name], color=colour, linestyle=":", linewidth=1.1)
-            axes.set_title("dotted: along what is PC0 at the last checkpoint", fontsize=7, loc="right", pad=16)
-    lines = (("r_q", Q, "-", "r_q"), ("r_k", K, "-", "r_k"), ("abs_r_k", K, "--", "|r_k|"))
-    ends = spread([float(data[name].iloc[-1]) for name, *_ in lines], 0.075)
-    for (name, colour, line, label), height in zip(lines, ends, strict=True):
-        band(axes, data, name, colour, line, label, height, band=name != "abs_r_k")
-    axes.axhline(0, color="#777777", linewidth=0.7)
-    axes.set_ylabel("correlation with position on PC0")
+    """Queries left, keys right; dotted: the direction that is PC0 at the last checkpoint."""
+    figure = canvas(8.4, 3.4)
+    cells = panels(figure, 1, 2, sharey=True)[0]
+    followed = "already_pc0" in data and bool((data["already_pc0"] < 1).any())
+    lines = (
+        (cells[0], Q, {"r_q": ("r_q", "-"), "followed_r_q": ("r_q, followed", ":")}),
+        (cells[1], K, {"r_k": ("r_k", "-"), "abs_r_k": ("|r_k|", "--"), "followed_abs_r_k": ("|r_k|, followed", ":")}),
+    )
     low = float((data["r_k"] - data["r_k_sd"]).min())
-    axes.set_ylim(min(-0.05, low - 0.05), 1.08)
-    time_axis(axes, data)
-    grid(axes)
+    for cell, colour, looks in lines:
+        shown = {name: look for name, look in looks.items() if followed or not name.startswith("followed")}
+        ends = spread([float(data[name].iloc[-1]) for name in shown], 0.085)
+        for (name, (label, line)), height in zip(shown.items(), ends, strict=True):
+            band(cell, data, name, colour, line, label, height, band=name in ("r_q", "r_k"))
+        cell.axhline(0, color="#777777", linewidth=0.7)
+        cell.set_ylim(max(min(-0.05, low - 0.05), -1.05), 1.08)
+        time_axis(cell, data)
+        grid(cell)
+    cells[0].set_ylabel("correlation with position on PC0")
     return figure
 
 
 def say_signal(data: pd.DataFrame) -> list[str]:
     """The change from the first checkpoint to the last, and the part of it that is a change of sign."""
     first, last = data.iloc[0], data.iloc[-1]
-    return [
+    sentences = [
         f"From {first['model']} to {last['model']}, mean r_q goes {first['r_q']:.2f} → {last['r_q']:.2f}, mean r_k "
-        f"{first['r_k']:+.2f} → {last['r_k']:+.2f}, mean |r_k| {first['abs_r_k']:.2f} → {last['abs_r_k']:.2f}.",
-        "Where the sign is defined, the share of heads whose keys drift against their queries goes "
-        f"{first['discordant']:.0%} → {last['discordant']:.0%}; what changes in r_k but not in |r_k| is that.",
-        *_say_component_tracks(data),
+        f"{first['r_k']:+.2f} → {last['r_k']:+.2f}, mean |r_k| {first['abs_r_k']:.2f} → {last['abs_r_k']:.2f}, over "
+        f"{plural(int(last['n_heads']), 'head')} that differ by ±{last['r_q_sd']:.2f} in r_q."
     ]
+    if np.isfinite([first["discordant"], last["discordant"]]).all():
+        sentences.append(
+            "Where the sign is defined, the share of heads whose keys drift against their queries goes "
+            f"{first['discordant']:.0%} → {last['discordant']:.0%}; what changes in r_k but not in |r_k| is that."
+        )
+    return [*sentences, *_say_component_tracks(data)]
 
 
 def _say_component_tracks(data: pd.DataFrame) -> list[str]:
@@ -90,11 +97,15 @@ def _say_component_tracks(data: pd.DataFrame) -> list[str]:
 def prepare_classes(study: Study) -> pd.DataFrame:
     """Share of each class of heads at each checkpoint."""
     runs = checkpoints(study)
-    frame = rows(study, runs, "pc0", "taxonomy")
-    shares = frame.groupby("model", sort=False)["taxonomy"].value_counts(normalize=True).unstack(fill_value=0)
+    frame = rows(study, runs, "pc0", "taxonomy_published")
+    shares = frame.groupby("model", sort=False)["taxonomy_published"].value_counts(normalize=True).unstack(fill_value=0)
     shares = shares.reindex(columns=list(TAXONOMY), fill_value=0.0).reset_index()
     counts = frame.groupby("model", sort=False).size().rename("n_heads").reset_index()
     return timeline(runs).merge(counts, on="model", sort=False).merge(shares, on="model", sort=False)
+
+
+HATCHES = {"k-positional": "////", "content-focused": "...."}
+"""Hatches of classes that without colours would look like their neighbours."""
 
 
 def _draw_classes(data: pd.DataFrame) -> Drawing:
@@ -105,12 +116,13 @@ def _draw_classes(data: pd.DataFrame) -> Drawing:
     x = data["order"].to_numpy()
     for kind, colour in CLASSES.items():
         share = data[kind].to_numpy(float)
-        axes.bar(x, share, bottom=below, width=0.82, color=colour, label=kind)
+        if not share.any():
+            continue
+        axes.bar(x, share, bottom=below, width=0.82, color=colour, label=kind, hatch=HATCHES.get(kind),
+                 edgecolor="white", linewidth=0)  # fmt: skip
         for position, low, size in zip(x, below, share, strict=True):
             if size >= 0.06:
-                light = kind in ("content-focused", "mixed", "q-positional")
-                axes.text(position, low + size / 2, f"{size:.0%}", ha="center", va="center", fontsize=6.5,
-                          color="#222222" if light else "white")  # fmt: skip
+                write_on(axes, position, low + size / 2, f"{size:.0%}", colour, fontsize=6.5)
         below += share
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of heads")
@@ -120,10 +132,18 @@ def _draw_classes(data: pd.DataFrame) -> Drawing:
 
 
 def _say_classes(data: pd.DataFrame) -> list[str]:
-    """The change of the class shares from the first checkpoint to the last."""
+    """The class whose share changes most, and all shares at both ends."""
     first, last = data.iloc[0], data.iloc[-1]
-    changes = [f"{kind} {first[kind]:.0%} → {last[kind]:.0%}" for kind in TAXONOMY]
-    return [f"From {first['model']} to {last['model']} ({last['n_heads']:,.0f} heads): " + ", ".join(changes) + "."]
+    changes = {kind: last[kind] - first[kind] for kind in TAXONOMY}
+    most = max(changes, key=lambda kind: abs(changes[kind]))
+    start = f"From {first['model']} to {last['model']} ({plural(int(last['n_heads']), 'head')})"
+    if not changes[most]:
+        return [f"{start} no class has more heads or fewer: " + ", ".join(f"{k} {last[k]:.0%}" for k in TAXONOMY) + "."]
+    shares = ", ".join(f"{kind} {first[kind]:.0%} → {last[kind]:.0%}" for kind in TAXONOMY if kind != most)
+    return [
+        f"{start} the class whose share changes most is {most}: {first[most]:.0%} → {last[most]:.0%}.",
+        f"The other classes: {shares}.",
+    ]
 
 
 # ---- share of PC0 -------------------------------------------------------------------------------
@@ -151,24 +171,27 @@ def draw_share(data: pd.DataFrame) -> Drawing:
 def say_share(data: pd.DataFrame) -> list[str]:
     """Start, end, and the largest step."""
     first, last = data.iloc[0], data.iloc[-1]
-    steps = data["explained_variance"].diff().abs()
-    step = int(steps.iloc[1:].to_numpy().argmax()) + 1
+    steps = data["explained_variance"].diff()
+    step = int(steps.abs().iloc[1:].to_numpy().argmax()) + 1
     return [
-        f"PC0's mean share goes {first['explained_variance']:.3f} → {last['explained_variance']:.3f}; the largest step "
-        f"is from {data['model'].iloc[step - 1]} to {data['model'].iloc[step]} "
-        f"({data['explained_variance'].diff().iloc[step]:+.3f})."
+        f"From {first['model']} to {last['model']} PC0's mean share of the pooled variance goes "
+        f"{first['explained_variance']:.1%} → {last['explained_variance']:.1%}, over heads that differ by "
+        f"±{last['explained_variance_sd']:.1%}.",
+        f"The largest step is from {data['model'].iloc[step - 1]} to {data['model'].iloc[step]}: "
+        f"{100 * steps.iloc[step]:+.1f} points.",
     ]
 
 
 SIGNAL = Figure(
     "qk-pca/07_position_signal",
     "Position on PC0 over training",
-    "Mean r_q, r_k and |r_k| on PC0 over heads at each checkpoint; bands are one standard deviation over heads. "
-    "Dotted, where it differs: r_q and |r_k| along the direction that is PC0 at the last checkpoint, followed "
-    "back from one to the next.",
+    "Mean over heads of r_q (left) and of r_k and |r_k| (right) on PC0 at each checkpoint; bands are one standard "
+    "deviation over heads. Dotted, where it differs: along the direction that is PC0 at the last checkpoint, "
+    "followed back from one to the next.",
     prepare_signal,
     draw_signal,
     say_signal,
+    at_own_windows(prepare_signal),
 )
 CLASSES_FIGURE = Figure(
     "qk-pca/08_taxonomy_evolution",
@@ -177,6 +200,7 @@ CLASSES_FIGURE = Figure(
     prepare_classes,
     _draw_classes,
     _say_classes,
+    at_own_windows(prepare_classes),
 )
 SHARE = Figure(
     "qk-pca/09_explained_variance_over_training",
@@ -185,4 +209,5 @@ SHARE = Figure(
     prepare_share,
     draw_share,
     say_share,
+    at_own_windows(prepare_share),
 )

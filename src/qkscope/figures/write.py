@@ -1,21 +1,24 @@
-"""A figure on disk: figure.png, figure.svg, data.csv and a README that describes it and this data."""
+"""A figure on disk: figure.png, also for dark pages, figure.svg, data.csv and a README about it and this data."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
+from matplotlib.transforms import Bbox
 
 from qkscope._version import __version__
 from qkscope.engine import ExecutionTarget, for_each
 from qkscope.errors import TableError
 from qkscope.figures.catalogue import CATALOGUE, FIGURES_BY_NAME
-from qkscope.figures.figure import NotApplicable
-from qkscope.figures.style import house_style
+from qkscope.figures.dark import darkened
+from qkscope.figures.figure import Figure, NotApplicable, window_of, with_run_windows
+from qkscope.figures.style import FAINT, house_style
 from qkscope.files.atomic import atomic_path, write_together
 from qkscope.results.frames import csv_bytes
 from qkscope.results.study import Study
@@ -27,9 +30,18 @@ class WrittenFigure:
 
     name: str
     title: str
+    """With the window, if it is known."""
     shows: str
     says: list[str]
     png: bytes
+    dark: bytes
+    """The same png for a dark page."""
+    window: str
+    """The window or windows of what is drawn, in words; empty if they are not known."""
+    suffix: str = ""
+    """Ends the names of the files of a folded version: ``figure-own-windows.png``; else empty."""
+    folded: WrittenFigure | None = None
+    """A second version, which pages show on demand, such as each run at its own window."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +56,12 @@ class SkippedFigure:
 @dataclass(frozen=True)
 class _Task:
     name: str
-    data: pd.DataFrame
     folder: Path
-    about: str
+    data: pd.DataFrame
+    folded: pd.DataFrame | None
+    command: str
+    families: dict[str, str]
+    """Family and phase of each run, for the README."""
 
 
 def write_figures(
@@ -59,6 +74,7 @@ def write_figures(
 ) -> tuple[list[WrittenFigure], list[SkippedFigure]]:
     """Draw every figure of the catalogue that applies, each into its own folder."""
     tasks, skipped = [], []
+    about = {run.label: ", ".join(filter(None, (run.family, run.phase))) for run in study.runs}
     for path in (
         folder,
         *(folder / figure.name for figure in CATALOGUE),
@@ -68,7 +84,8 @@ def write_figures(
             raise TableError(f"{path} is a symbolic link, and figures would be written to its target; remove it")
     for figure in CATALOGUE:
         try:
-            tasks.append(_Task(figure.name, figure.prepare(study), folder / figure.name, _produced(study, command)))
+            data = figure.prepared(study)
+            tasks.append(_Task(figure.name, folder / figure.name, data, _folded(figure, study), command, about))
         except NotApplicable as error:
             skipped.append(SkippedFigure(figure.name, figure.title, str(error)))
     drawn: dict[int, WrittenFigure] = {}
@@ -81,35 +98,70 @@ def write_figures(
     return [drawn[index] for index in range(len(tasks))], skipped
 
 
+def _folded(figure: Figure, study: Study) -> pd.DataFrame | None:
+    try:
+        return None if figure.folded is None else with_run_windows(study, figure.folded.prepare(study))
+    except NotApplicable:
+        return None
+
+
 def _write(task: _Task) -> WrittenFigure:
     figure = FIGURES_BY_NAME[task.name]
+    written, files = _drawn(figure, task.data, "")
+    if task.folded is not None and figure.folded is not None:
+        folded, more = _drawn(figure, task.folded, figure.folded.suffix)
+        written, files = replace(written, folded=folded), files | more
+    write_together(task.folder, files | {"README.md": _readme(written, task).encode()})
+    return written
+
+
+def _drawn(figure: Figure, data: pd.DataFrame, suffix: str) -> tuple[WrittenFigure, dict[str, bytes]]:
+    """One version of a figure, and its files."""
     with house_style():
-        png, svg = png_and_svg(figure.draw(task.data))
-    says = figure.says(task.data)
-    readme = _readme(figure.title, figure.shows, says, task.about, task.data)
-    csv = csv_bytes(task.data, "%.7g")
-    write_together(
-        task.folder,
-        {"figure.png": png, "figure.svg": svg, "data.csv": csv, "README.md": readme.encode()},
+        png, svg, in_the_dark = pictures(figure.draw(data), window_of(data))
+    end = f"-{suffix}" if suffix else ""
+    version = f", {figure.folded.title}" if suffix and figure.folded is not None else ""
+    window = window_of(data)
+    title = f"{figure.title}{version} ({window})" if window else f"{figure.title}{version}"
+    written = WrittenFigure(
+        figure.name, title, _shows(figure, data), figure.says(data), png, in_the_dark, window, suffix
     )
-    return WrittenFigure(task.name, figure.title, figure.shows, says, png)
+    files = {f"figure{end}.png": png, f"figure{end}.svg": svg, f"figure{end}-dark.png": in_the_dark}
+    return written, files | {f"data{end}.csv": csv_bytes(data, "%.7g")}
 
 
 FORMATS = ("png", "svg", "pdf")
 
 
-def png_and_svg(drawing: Drawing) -> tuple[bytes, bytes]:
-    """The figure as png and svg, laid out once, since layout takes longer than drawing."""
-    png = rendered(drawing, "png")
+def _shows(figure: Figure, data: pd.DataFrame) -> str:
+    """The caption, with the window."""
+    window, caption = window_of(data), figure.caption(data)
+    if not window:
+        return caption
+    return f"{caption} Drawn at {window}." if window.startswith("windows") else f"{caption} Drawn at a {window}."
+
+
+def pictures(drawing: Drawing, note: str = "") -> tuple[bytes, bytes, bytes]:
+    """The figure as png, svg and dark png, with a note below, laid out once, since that takes longer than drawing."""
+    drawing.set_dpi(rcParams["savefig.dpi"])  # sizes of texts depend on it
+    drawing.draw_without_rendering()
     drawing.set_layout_engine(None)  # keep the layout
-    return png, rendered(drawing, "svg")
+    width, height = drawing.get_size_inches()
+    strip = 0.2 if note else 0.0
+    if note:
+        drawing.text(
+            1 - 0.06 / width, (0.04 - strip) / height, note, ha="right", va="bottom", fontsize=6.5, color=FAINT
+        )
+    box = Bbox([[0, -strip], [width, height]])
+    light = [rendered(drawing, form, box) for form in ("png", "svg")]
+    return light[0], light[1], rendered(darkened(drawing), "png", box)
 
 
-def rendered(drawing: Drawing, form: str) -> bytes:
-    """The figure as the bytes of a file, without a date."""
+def rendered(drawing: Drawing, form: str, box: Bbox | None = None) -> bytes:
+    """The figure, or what is within a box in inches, as the bytes of a file, without a date."""
     buffer = io.BytesIO()
     no_date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
-    drawing.savefig(buffer, format=form, metadata=no_date)
+    drawing.savefig(buffer, format=form, metadata=no_date, bbox_inches=box)
     return buffer.getvalue()
 
 
@@ -127,16 +179,15 @@ def save(drawing: Drawing, path: Path) -> None:
         raise TableError(f"cannot write {path} ({error.strerror}); choose another --output") from None
 
 
-def _produced(study: Study, command: str) -> str:
-    runs = [
-        f"- {run.label}"
-        + (f" ({run.family})" if run.family else "")
-        + (f", {run.phase}" if run.phase else "")
-        + (f", window {run.window:,}" if run.window else "")
-        for run in study.runs
-    ]
-    produced = f"With `{command}`, " if command else "With "
-    return "\n".join([f"{produced}qkscope {__version__}, from the tables of:", "", *runs])
+def _produced(task: _Task) -> list[str]:
+    """The command, and the runs that are drawn."""
+    data, start = task.data, f"With `{task.command}`, " if task.command else "With "
+    lines = [f"{start}qkscope {__version__}, from the tables of:", ""]
+    for label in data["model"].unique():
+        about = task.families.get(label, "")
+        window = window_of(data[data["model"] == label])
+        lines.append(f"- {label}" + (f" ({about})" if about else "") + (f", {window}" if window else ""))
+    return [*lines, "", f"`data.csv` holds what is drawn: {len(data):,} rows."]
 
 
 def _plain(text: str) -> str:
@@ -144,10 +195,16 @@ def _plain(text: str) -> str:
     return text.replace("<", "&lt;")
 
 
-def _readme(title: str, shows: str, says: list[str], about: str, data: pd.DataFrame) -> str:
-    says, about = [_plain(sentence) for sentence in says], _plain(about)
-    lines = [f"# {title}", "", "![](figure.png)", "", "## What it shows", "", shows, "", "## In this data", ""]
-    lines += [f"- {sentence}" for sentence in says]
-    lines += ["", "## How it was produced", "", about, "", f"`data.csv` holds what is drawn: {len(data):,} rows.", ""]
-    lines += ["## Key takeaway", "", says[0], ""] if says else []
-    return "\n".join(lines)
+def _readme(written: WrittenFigure, task: _Task) -> str:
+    """The description, the sentences about this data, how it was produced and, at the end, the key takeaway."""
+    lines = [f"# {written.title}", "", "![](figure.png)", "", "## What it shows", "", written.shows, ""]
+    lines += ["## In this data", "", *_bullets(written), "", "## How it was produced", "", *_produced(task), ""]
+    if written.folded is not None:
+        lines += [f"## {written.folded.title}", "", f"![](figure-{written.folded.suffix}.png)", ""]
+        lines += [*_bullets(written.folded), ""]
+    lines += ["## Key takeaway", "", written.says[0], ""] if written.says else []
+    return "\n".join(_plain(line) for line in lines)
+
+
+def _bullets(written: WrittenFigure) -> list[str]:
+    return [f"- {sentence}" for sentence in written.says]

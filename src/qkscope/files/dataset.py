@@ -19,7 +19,7 @@ from qkscope.files.atomic import write_together
 from qkscope.files.hub import Files, Located, locate
 from qkscope.files.readers import read_text
 from qkscope.files.vectors import DATA_FILE, no_token_texts, read_rows, read_token_texts, write_rows
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 _KEYS = ("theta", "dims", "frequencies", "layout", "start", "sign")
 

@@ -28,6 +28,8 @@ class RopeEntry(_Entry):
     start: Annotated[int, Field(ge=0, lt=100_000, strict=True)]
     sign: Literal[-1, 1]
     attention_factor: Annotated[float, Field(gt=0, lt=1e6, allow_inf_nan=False)] = 1.0
+    theta: Any = None
+    """The base whose powers the frequencies are; None if there is none, as in scaled encodings."""
 
 
 class LayerEntry(_Entry):

@@ -10,7 +10,8 @@ While a capture is in progress there is ``progress.json`` instead of ``run.json`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -41,6 +42,15 @@ not fit into memory, and the loss."""
 PUSHED = "pushed"
 """Key of run.json: items that were removed when the run was pushed, and the SHA-256 of the original file."""
 UNFINISHED = "capture unfinished in {}; rerun the same capture command to resume"
+
+
+def at_window(folder: str, window: int) -> str:
+    """Return the folder of the same capture at another window.
+
+    >>> at_window("runs/long/", 1024)
+    'runs/long-at-1024'
+    """
+    return f"{folder.rstrip('/')}-at-{window}"
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,32 @@ class RunFolder:
 
 PASSAGE_FILE, PASSAGE_ENTRY = "passage.safetensors", "passage"
 """The file of the passage, and the key of run.json with its tokens."""
+PASSAGE = (
+    "In the lighthouse Ann Keller wrote: on Monday three ships, on Tuesday a storm. Years later Ann Keller read it "
+    "again: on Monday three ships, on Tuesday a storm. The sea was quiet now, and no ship came to the old lighthouse."
+)
+"""The passage of runs that were given no other."""
+
+
+def is_bundled(tokens: Sequence[str]) -> bool:
+    """Return True if these tokens are of the bundled passage: their letters follow each other in it.
+
+    >>> is_bundled(["<s>", "In", " the", " light", "##house"]), is_bundled(["In", " a", " submarine"])
+    (True, False)
+    """
+    letters, at = _letters(PASSAGE), 0
+    for token in tokens:
+        part = _letters(token)
+        at = letters.find(part, at) + len(part)
+        if at < len(part):
+            return False
+    return True
+
+
+def _letters(text: str) -> str:
+    """Return letters and digits in lower case, without special tokens."""
+    return re.sub(r"<[^>]*>|\[[^\]]*\]|[\W_]", "", text).lower()
+
 
 Vectors = tuple[Shaped[np.ndarray, "tokens heads d"], Shaped[np.ndarray, "tokens key_heads d"]]
 

@@ -19,7 +19,7 @@ from qkscope.core.rows import Rows
 from qkscope.errors import HeadError
 from qkscope.files.atomic import atomic_path
 from qkscope.files.readers import parquet_file
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 DATA_FILE = "data.parquet"
 INT32 = 2**31

@@ -13,12 +13,14 @@ the model nor random states, so the loss is the same, bit for bit, as without th
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import re
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.scores import HEAD_CLASSES
 from qkscope.api import capture_corpus
-from qkscope.capture.corpus import Corpus, check_texts
+from qkscope.capture.corpus import Corpus
+from qkscope.capture.given import read_texts
 from qkscope.capture.model import eval_mode, seconds_of_a_pass
 from qkscope.capture.options import CaptureOptions
 from qkscope.capture.watch import plain_model
@@ -37,6 +40,8 @@ from qkscope.config import StudyConfig, StudyRunConfig, load_study_config
 from qkscope.engine import IN_PROCESS
 from qkscope.errors import ConfigError, QkscopeError
 from qkscope.files.atomic import check_writable, write_together
+from qkscope.options import check_path, is_whole
+from qkscope.progress import plural
 from qkscope.results.analyze import analyze
 from qkscope.results.job import Job
 from qkscope.runs.run import Run
@@ -69,7 +74,9 @@ class TrainingStudy:
         *,
         every: int = 500,
         window: int | None = None,
+        compare_at: int | Sequence[int] = (),
         max_share: float | None = 0.01,
+        ends: bool = True,
         title: str = "",
         phase: str | None = None,
         bos: bool | None = None,
@@ -78,24 +85,28 @@ class TrainingStudy:
         """Texts are strings, with a tokenizer, or token ids, as for ``qkscope.capture_model``.
 
         A measurement is due every ``every`` steps. It is made as soon as all measurements together take at most
-        ``max_share`` of the time since the start; with None, immediately.
+        ``max_share`` of the time since the start; with None, immediately. The first step (of a new study) and the last
+        are measured at once, whatever they cost, unless ``ends`` is False. If the window grows during training,
+        ``compare_at`` is the one at which ``qkscope report`` compares all measurements, from the same passes.
         """
-        if every < 1 or (max_share is not None and not 0 < max_share <= 1):
-            raise ConfigError(f"expected every ≥ 1 and 0 < max_share ≤ 1, got {every} and {max_share}")
+        _check_every(every, max_share)
         self.folder, self.tokenizer = Path(folder), tokenizer
-        check_texts(texts, tokenizer)
-        self.texts, self.bos = texts, bos
+        self.texts, self.bos = read_texts(texts, tokenizer), bos
         self._corpus: Corpus | None = None
-        self.every, self.window, self.max_share = every, window, max_share
+        self.every, self.window, self.compare_at, self.max_share = every, window, compare_at, max_share
         self.title, self.phase, self.options = title, phase, options
         check_writable(self.folder)
+        self.ends = ends
+        self._at_first = ends and not any(self.folder.glob("step-*/run.json"))
+        self.skipped = 0
+        """Measurements that were due and never made, to keep within the share of the time."""
         self.measured: list[int] = []
         """Steps that this object has measured."""
         self.spent = 0.0
         """Seconds that all measurements took so far."""
         self._cost = 0.0
         """Seconds that the next measurement is expected to take."""
-        self._due = False
+        self._due = self._warned = False
         self._start = time.monotonic()
 
     @property
@@ -104,20 +115,37 @@ class TrainingStudy:
         return self.spent / max(time.monotonic() - self._start, 1e-9)
 
     def at(self, step: int, model: Any) -> dict[str, float] | None:
-        """Measure if a measurement is due and affordable; returns numbers to log, or None."""
-        self._due |= step % self.every == 0
-        return self._measure(step, model) if self._due and self._affordable(model) else None
+        """Measure if a measurement is due and affordable, or at the first step; returns numbers to log, or None."""
+        is_first, self._at_first = self._at_first, False
+        if step % self.every == 0:
+            self.skipped += self._due
+            self._due = True
+        if is_first or (self._due and self._affordable(model)):
+            return self._measure(step, model)
+        if self._due and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the measurement of step %d is put off: all measurements together may take at most %.1f%% of the time "
+                "(max_share)", step, 100 * (self.max_share or 1),
+            )  # fmt: skip
+        return None
 
     def close(self, step: int, model: Any) -> dict[str, float] | None:
-        """Measure the last state, if time allows, and log the time of all measurements."""
+        """Measure the last state, and log the time of all measurements and how many were skipped."""
         scalars = None
-        if step not in self.measured and self._affordable(model):
+        if step not in self.measured and (self.ends or self._affordable(model)):
             scalars = self._measure(step, model)
+        self.skipped, self._due = self.skipped + self._due, False
         bound = "" if self.max_share is None else f", at most {self.max_share:.1%}"
         _log.info(
-            "%d measurements in %s took %.1f s (%.2f%% of the time%s)",
-            len(self.measured), self.folder, self.spent, 100 * self.share, bound,
+            "%s in %s took %.1f s (%.2f%% of the time%s)",
+            plural(len(self.measured), "measurement"), self.folder, self.spent, 100 * self.share, bound,
         )  # fmt: skip
+        if self.skipped:
+            _log.warning(
+                "skipped %s that fell due, to keep within max_share; raise it, or every, or give fewer texts",
+                plural(self.skipped, "measurement"),
+            )  # fmt: skip
         return scalars
 
     def _affordable(self, model: Any) -> bool:
@@ -136,8 +164,8 @@ class TrainingStudy:
         with self._counted(), eval_mode(model):
             plain = plain_model(model)
             run = capture_corpus(
-                plain, plain, self.corpus(plain), window=self.window, folder=run_folder, name=run_folder.name,
-                options=self.options or CaptureOptions(sample=_SAMPLE), bar=False,
+                plain, plain, self.corpus(plain), window=self.window, compare_at=self.compare_at, folder=run_folder,
+                name=run_folder.name, options=self.options or CaptureOptions(sample=_SAMPLE), bar=False,
             )  # fmt: skip
             scalars = logged(run)
             self._write_study()
@@ -210,8 +238,14 @@ def _per_head(table: pd.DataFrame | None, name: str) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
+def _check_every(every: object, max_share: object) -> None:
+    share_is_right = max_share is None or (isinstance(max_share, Real) and 0 < float(max_share) <= 1)
+    if not is_whole(every) or every < 1 or not share_is_right:  # type: ignore[operator]
+        raise ConfigError(f"expected every ≥ 1 and 0 < max_share ≤ 1, got {every!r} and {max_share!r}")
+
+
 class QkScopeCallback(TrainerCallback):
-    """A callback that measures every ``every`` steps, within ``max_share`` of the training's time.
+    """A callback that measures every ``every`` steps, within ``max_share`` of the training's time, and at both ends.
 
     ``folder`` is by default ``qkscope`` in the Trainer's output folder, the tokenizer the Trainer's
     ``processing_class``. Other options are those of ``TrainingStudy``. In distributed training, only the first process
@@ -227,6 +261,13 @@ class QkScopeCallback(TrainerCallback):
         tokenizer: Any = None,
         **options: Any,
     ) -> None:
+        read_texts(texts, tokenizer or str)  # strings get the Trainer's tokenizer
+        _check_every(every, options.get("max_share", 0.01))
+        if folder is not None:
+            check_path(folder, "folder")
+        unknown = options.keys() - inspect.signature(TrainingStudy).parameters.keys()
+        if unknown:
+            raise ConfigError(f"QkScopeCallback has no option {min(unknown)!r}; TrainingStudy lists them")
         self.texts, self.every, self.folder, self.tokenizer, self.options = texts, every, folder, tokenizer, options
         self.study: TrainingStudy | None = None
         self._trainer: weakref.ReferenceType[Trainer] | None = None

@@ -6,24 +6,39 @@ of them computes a number or decides which of two is larger.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar, cast
 
 import pandas as pd
 
 from qkscope.analyses.acrossheads import correlation
 from qkscope.analyses.components import TAXONOMY
+from qkscope.analyses.scores import FLAT
 from qkscope.errors import TableError
 from qkscope.figures.bias import prepare_separation
+from qkscope.figures.eachrun import by_run, together
 from qkscope.figures.figure import NotApplicable, before_and_after, checkpoints, models
-from qkscope.heads import TERMS
-from qkscope.report.values import DOCUMENTS, Value, figures, frames_of, mean_of, pooled, published, rounded
+from qkscope.headids import TERMS
+from qkscope.report.values import (
+    CLASS_COLUMNS,
+    DOCUMENTS,
+    Value,
+    figures,
+    frames_of,
+    in_text,
+    mean_of,
+    pooled,
+    published,
+    rounded,
+)
 from qkscope.report.windows import OneModel, at_which_windows, changes, comparison, in_percent, same_weights
 from qkscope.results.compare import Comparison, Side, compare_runs
 from qkscope.results.reader import Folder, read_folder
-from qkscope.results.study import Study, StudyRun
+from qkscope.results.study import Study, StudyRun, select_runs
+from qkscope.results.summary import read_summary
 
 SAME = 0.1
 """A curve whose fall per doubling moved by less than this share is said to be unchanged."""
@@ -31,13 +46,13 @@ LINE_CHANGED = 0.5
 """A change of the published slope by at least this share is reported next to that of the curve."""
 STAND_OUT = 3
 """Heads named for each extreme."""
-FIRST_PAGE = (("decay", "heads"), ("position_share_q", "heads"), ("r_q", "qk"), ("position-dominated", "qk"),
+FIRST_PAGE = (("decay", "heads"), ("position_share_q", "heads"), ("r_q", "qk"), ("class_position", "heads"),
               ("bias_window", "rotated"))  # fmt: skip
 """Columns that the first page follows over training, with their tables."""
 FOLLOWED = (("decay", "heads"), ("position_share_q", "heads"), ("position_share_k", "heads"), ("r_q", "qk"),
-            ("r_k", "qk"), ("abs_r_k", "qk"), ("explained_variance", "qk"), ("position-dominated", "qk"),
-            ("r_k_a", "rotated"), ("mu_q_a", "rotated"), ("alpha_k_window", "rotated"), ("bias_window", "rotated"),
-            ("plane_var_fraction", "rotated"))  # fmt: skip
+            ("r_k", "qk"), ("abs_r_k", "qk"), ("explained_variance", "qk"), ("class_position", "heads"),
+            ("position-dominated", "qk"), ("r_k_a", "rotated"), ("mu_q_a", "rotated"), ("alpha_k_window", "rotated"),
+            ("bias_window", "rotated"), ("plane_var_fraction", "rotated"))  # fmt: skip
 """Columns that the section on training follows."""
 
 
@@ -59,19 +74,71 @@ class Claim:
     """The window at which the numbers were measured, in words."""
 
 
+_C = TypeVar("_C", bound="Claim | None")
+
+
+def _of_each_run(claim: Callable[[Claims], _C]) -> cached_property[_C]:
+    """A claim about one run; of several runs, what it says of each."""
+
+    def of_each_run(self: Claims) -> _C:
+        if len(self.labels) == 1:
+            return claim(self)
+        told = {name: one for name, claims in self.each.items() if (one := getattr(claims, claim.__name__)) is not None}
+        return cast("_C", _together(told) if told else None)
+
+    of_each_run.__doc__ = claim.__doc__
+    return cached_property(of_each_run)
+
+
+def _together(claims: Mapping[str, Claim]) -> Claim:
+    """A claim about several runs from those about each, with the order that all of them have."""
+    orders, windows = {claim.order for claim in claims.values()}, {claim.window for claim in claims.values()}
+    headline, detail, sure = (
+        together({name: getattr(claim, wording) for name, claim in claims.items() if getattr(claim, wording)})
+        for wording in ("headline", "detail", "sure")
+    )
+    order, window = orders.pop() if len(orders) == 1 else 0, windows.pop() if len(windows) == 1 else ""
+    return Claim(headline, detail, {}, order, sure, window)
+
+
 @dataclass(frozen=True)
 class Claims:
     """Every claim about a study; None where its tables do not have the numbers.
 
-    A claim is about the models that are compared or, if all runs are checkpoints, about the last one.
+    A claim is about the models that are compared, each for itself, or, if all runs are checkpoints, about the last one.
     """
 
     study: Study
 
     @cached_property
     def labels(self) -> list[str]:
-        """The runs that claims are about."""
-        return [run.label for run in models(self.study)]
+        """The runs that claims are about; the same run twice is one."""
+        return [run.label for run in models(self.study) if run.label not in self.copies]
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Models of the study that are an earlier one again, by the digest of their run, and that one."""
+        first: dict[str, str] = {}
+        digests = {run.label: _digest(run) for run in models(self.study)}
+        return {
+            label: earlier
+            for label, digest in digests.items()
+            if digest and (earlier := first.setdefault(digest, label)) != label
+        }
+
+    @cached_property
+    def each(self) -> dict[str, Claims]:
+        """Claims about each run alone, by its name, which has its window if windows differ."""
+        if len(self.labels) == 1:
+            return {self.labels[0]: self}
+        runs = [self.study.run(label) for label in self.labels]
+        differ = len({run.window for run in runs}) > 1
+        return {
+            f"{run.label} at window {run.window:,}" if differ and run.window else run.label: Claims(
+                select_runs(self.study, [run.label])
+            )
+            for run in runs
+        }
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame | None]:
@@ -81,22 +148,17 @@ class Claims:
     @cached_property
     def window(self) -> str:
         """The window of these runs, in words; empty if it is not known."""
-        windows = sorted({run.window for run in models(self.study) if run.window})
-        if not windows:
-            return ""
-        ends = dict.fromkeys([windows[0], windows[-1]])
-        return f"window {' to '.join(f'{window:,}' for window in ends)}"
+        runs = [self.study.run(label) for label in self.labels]
+        windows = {run.label: f"{run.window:,}" for run in runs if run.window}
+        return f"window {by_run(windows)}" if windows else ""
 
     def mean(self, table: str, column: str) -> Value | None:
-        """Return the mean of a column over all heads."""
-        return mean_of(self.study, self.labels, self.frames[table], column)
+        """Return the mean of a column over all heads of the run."""
+        (label,) = self.labels
+        return mean_of(self.study, label, self.frames[table], column)
 
     def _means(self, table: str, *columns: str) -> dict[str, Value]:
         return {column: value for column in columns if (value := self.mean(table, column)) is not None}
-
-    @property
-    def _pooled(self) -> str:
-        return "" if len(self.labels) == 1 else f" (over all heads of {len(self.labels)} models)"
 
     # ---- the first sentence ------------------------------------------------------------------------
 
@@ -107,42 +169,65 @@ class Claims:
 
     @cached_property
     def extension(self) -> Claim | None:
-        """The effect of a longer window on the distance curve, at one window or over the same distances."""
+        """The effect of a longer context on the distance curve, at one window or over the same distances."""
         ends = self._before_and_after("decay", "heads")
         if ends is None:
             return None
         before, after, (first, last) = ends
-        windows = [self.study.run(label).window for label in (before, after)]
+        windows = [self.study.as_captured.run(label).window for label in (before, after)]
         if windows[0] == windows[1] or None in windows or first.value <= 0:
             return None
         change = last.value / first.value - 1
-        steeper = "steeper" if change > 0 else "flatter"
-        course = "left the recency curve where it was"
+        course = "left this model's preference for near tokens as it was"
         if abs(change) >= SAME:
-            course = f"made the recency curve {abs(change):.0%} {steeper}"
-        line, numbers = self._published_slope(before, after)
+            course = f"made this model's preference for near tokens {abs(change):.0%} "
+            course += "stronger" if change > 0 else "weaker"
+        of_window = at_which_windows(self.study, before, after)
         return Claim(
-            f"Extending the context from {windows[0]:,} to {windows[1]:,} tokens {course}{line}.",
-            f"The mean score falls by {rounded(first.value)} logits with every doubling of the distance before and "
-            f"{rounded(last.value)} after ({change:+.0%}){numbers}.",
+            f"Extending the context from {windows[0]:,} to {windows[1]:,} tokens {course}.",
+            f"Score lost with every doubling of the distance to a key: {in_text(first.value)} logits before and "
+            f"{in_text(last.value)} after ({change:+.0%}){of_window}.",
             {before: first, after: last},
             last.compare(first),
-            window=at_which_windows(self.study, before, after),
+            window=of_window,
         )
 
-    def _published_slope(self, before: str, after: str) -> tuple[str, str]:
-        """Return phrases on the published slope per token, each run at its own window; empty if it hardly changes."""
-        ends = [mean_of(self.study, [label], self.frames["rotated"], "bias_strength") for label in (before, after)]
-        if ends[0] is None or ends[1] is None or ends[0].value <= 0:
-            return "", ""
-        change = ends[1].value / ends[0].value - 1
+    @cached_property
+    def published_slope(self) -> Claim | None:
+        """The published slope before and after an extension, each run at its own window and both at one."""
+        if self.extension is None:
+            return None
+        before, after = before_and_after(self.study)
+        own = self.study.as_captured
+        slopes = {}
+        for name, study in {"own windows": own, "one window": self.study}.items():
+            table = frames_of(study)["rotated"]
+            ends = [mean_of(study, label, table, "bias_strength") for label in (before, after)]
+            if ends[0] is None or ends[1] is None or ends[0].value <= 0:
+                return None
+            slopes[name] = (ends[0], ends[1], ends[1].value / ends[0].value - 1)
+        first, last, change = slopes["own windows"]
         if abs(change) < LINE_CHANGED:
-            return "", ""
-        return (
-            f", though the published slope per token {'rose' if change > 0 else 'fell'} by {abs(change):.0%}",
-            f"; the published slope mu_q_a · alpha_k, in q·k per token, each at its own window, went from "
-            f"{rounded(ends[0].value)} to {rounded(ends[1].value)}",
+            return None
+        windows = [f"{own.run(label).window:,}" for label in (before, after)]
+        at_one = "" if self.study.own is None else f"; {slopes['one window'][2]:+.0%} at one window"
+        detail = (
+            f"The published bias mu_q_a · alpha_k is the slope of a straight line through the scores along axis a, in "
+            f"q·k per token. At the runs' own windows, {windows[0]} and {windows[1]} tokens, its mean goes from "
+            f"{in_text(first.value)} to {in_text(last.value)} ({change:+.0%})."
         )
+        if self.study.own is not None:
+            both, later, at_one_window = slopes["one window"]
+            detail += (
+                f" At one window, {self.study.run(after).window:,} tokens, it goes from {in_text(both.value)} to "
+                f"{in_text(later.value)} ({at_one_window:+.0%})."
+            )
+        detail += (
+            " The scores fall about as the logarithm of the distance, and a line through a logarithm is the flatter "
+            "the longer the window; it also changes with the size of queries and keys along one axis. The fall per "
+            "doubling of the distance does not depend on the window."
+        )
+        return Claim(f"Why the published slope says {change:+.0%} (own windows{at_one})", detail)
 
     @cached_property
     def training(self) -> Claim | None:
@@ -155,7 +240,7 @@ class Claims:
         course = {1: "grew", -1: "shrank", 0: "did not change beyond its intervals"}[order]
         return Claim(
             f"Through training the part of queries and keys that position alone determines {course}.",
-            f"{before}: {rounded(first.value, True)} of the variance; {after}: {rounded(last.value, True)}.",
+            f"{before}: {first.share()} of the variance; {after}: {last.share()}.",
             {before: first, after: last},
             order,
             window=at_which_windows(self.study, before, after),
@@ -190,7 +275,7 @@ class Claims:
             return None
         column = difference.main_column
         heads = ", ".join(
-            f"l{row['layer']:02d}h{row['head']:02d} ({rounded(row['a'])} → {rounded(row['b'])})"
+            f"l{row['layer']:02d}h{row['head']:02d} ({in_text(row['a'])} → {in_text(row['b'])})"
             for row in difference.changed_most(column, 5).to_dict("records")
         )
         detail = f"{column} changed most in {heads}." if heads else ""
@@ -205,28 +290,34 @@ class Claims:
         ends = comparison(self.study, column, table, before, after)
         return None if ends is None else (before, after, ends)
 
-    @cached_property
+    @_of_each_run
     def state(self) -> Claim:
         """The share of heads that favour near keys, and the share of the vectors that is position."""
         values = self._means("heads", "decays", "position_share")
-        phrases = []
+        phrases = [f"{self._flat.share()} of heads are flat, attending almost evenly"] if self._flat else []
         if "decays" in values:
-            phrases.append(f"{values['decays'].value:.0%} of heads score near keys higher than far ones")
+            phrases.append(f"{values['decays'].share()} of heads score near keys higher than far ones")
         if "position_share" in values:
-            share = f"{values['position_share'].value:.0%}"
+            share = values["position_share"].share()
             phrases.append(f"position alone determines {share} of the variance of queries and keys")
         if not phrases:
             values = self._means("qk", "r_q")
             phrases = [
-                f"along their first component queries follow position with a correlation of {rounded(value.value)}"
+                f"along their first component queries follow position with a correlation of {in_text(value.value)}"
                 for value in values.values()
             ]
-        sentence = ", and ".join(phrases)
+        sentence = ", and ".join(filter(None, [", ".join(phrases[:-1]), *phrases[-1:]]))
         return Claim(f"{sentence[:1].upper()}{sentence[1:]}." if phrases else "", values=values, window=self.window)
+
+    @cached_property
+    def _flat(self) -> Value | None:
+        """The share of heads that are flat, if it is most of them."""
+        flat = self.mean("heads", "class_flat")
+        return flat if flat is not None and flat.value > 0.5 else None
 
     # ---- the score ---------------------------------------------------------------------------------
 
-    @cached_property
+    @_of_each_run
     def recency(self) -> Claim | None:
         """The direction and size of the change of the mean score with distance."""
         values = self._means("heads", "decay", "decays")
@@ -244,24 +335,25 @@ class Claims:
             0: f"falls by {decay.text()} logits, which may be none,",
         }[order]
         return Claim(
-            f"The mean score {verb} by {rounded(abs(decay.value))} logits with every doubling of the distance.",
+            f"The mean score {verb} by {in_text(abs(decay.value))} logits with every doubling of the distance.",
             f"{values['decays'].text(percent=True)} of heads favour near keys: with every doubling of the distance the "
-            f"mean score {course} on average over heads{self._pooled}.",
+            f"mean score {course} on average over heads.",
             values,
             order,
             sure,
             self.window,
         )
 
-    @cached_property
+    @_of_each_run
     def published_line(self) -> Claim | None:
         """The direction of the bias by the published line, with the published shares."""
         values = self._means("rotated", "positive", "bias_window", "mu_q_a_positive")
         if "positive" not in values:
             return None
-        size = (
-            f", by {values['bias_window'].text()} in q·k over the window on average" if "bias_window" in values else ""
-        )
+        reach = "the window"
+        if self.study.run(self.labels[0]).sliding_layers:
+            reach += ", or the reach of sliding layers,"
+        size = f", by {values['bias_window'].text()} in q·k over {reach} on average" if "bias_window" in values else ""
         mean_query = ""
         if "mu_q_a_positive" in values:
             mean_query = (
@@ -274,7 +366,7 @@ class Claims:
         sentence += f"{pooled('positive_bias_share'):.1%} over 11 models){size}{mean_query}."
         return Claim(sentence, sentence, values, window=self.window)
 
-    @cached_property
+    @_of_each_run
     def terms(self) -> Claim | None:
         """The largest of the four terms in the variance of scores."""
         values = {term: value for term in TERMS if (value := self.mean("heads", f"part_{term}")) is not None}
@@ -282,61 +374,82 @@ class Claims:
             return None
         largest = sorted(values, key=lambda term: -values[term].value)
         order = values[largest[0]].compare(values[largest[1]])
-        shares = ", ".join(f"{term} {rounded(values[term].value, True)}" for term in largest)
+        shares = ", ".join(f"{term} {values[term].share()}" for term in largest)
         first = f"What varies in scores is {largest[0]} and {largest[1]} about alike"
         sure = "their intervals overlap"
         if order:
             first = f"The largest part of what varies in scores is {largest[0]}"
             sure = "the first is larger than the second beyond the intervals"
+        if self._flat is not None:
+            first = f"In {self._flat.share()} of heads scores vary by less than {FLAT} logits; of what little varies"
         return Claim(f"{first}: {shares}.", "", values, order, sure, self.window)
 
-    @cached_property
+    @_of_each_run
     def score_share(self) -> Claim | None:
-        """The share of the variance of scores that the distance determines."""
-        for column in ("position_share_of_score", "score_position"):
-            value = self.mean("heads", column)
-            if value is not None:
-                sentence = (
-                    f"The distance between tokens determines {value.text(percent=True)} of the variance of scores."
-                )
-                return Claim(sentence, sentence, {column: value}, window=self.window)
-        return None
+        """The part of position in the variance of scores."""
+        value = self.mean("heads", "part_position")
+        if value is None:
+            return None
+        sentence = f"Position accounts for {value.text(percent=True)} of the variance of scores."
+        return Claim(sentence, sentence, {"part_position": value}, window=self.window)
 
-    @cached_property
+    @_of_each_run
     def loss(self) -> Claim | None:
-        """The rise of the loss without each term of all heads' scores."""
+        """The rise of the loss without each term of all heads' scores; no sentence about one term alone."""
         table = self.study.tables.get("effects_together")
         if table is None:
             return None
-        measured = table[(table["over"] == "all") & table["change"].isin(TERMS) & table["model"].isin(self.labels)]
+        of_all = table["heads"] == "all" if "heads" in table else True  # not of heads that were named
+        measured = table[
+            (table["over"] == "all") & of_all & table["change"].isin(TERMS) & table["model"].isin(self.labels)
+        ]
         values = {
             str(row["change"]): Value(row["delta_nll"], row["delta_nll_low"], row["delta_nll_high"], DOCUMENTS)
             for _, row in measured[measured["model"] == measured["model"].iloc[-1:].max()].iterrows()
         }
         if not values:
             return None
+        windows = sorted(int(window) for window in measured["window"].dropna().unique()) if "window" in measured else []
         largest = sorted(values, key=lambda term: -values[term].value)
         rises = ", ".join(f"without {term} {values[term].value:+.2f}" for term in largest)
         return Claim(
-            f"The loss depends most on {largest[0]}, in nats per token: {rises}.",
+            f"The loss depends most on {largest[0]}, in nats per token: {rises}." if len(largest) > 1 else "",
             "",
             values,
             values[largest[0]].compare(values[largest[1]]) if len(largest) > 1 else 0,
             "measured by taking the term away in all heads, on texts that the means were not made from",
+            f"texts of up to {windows[-1]:,} tokens" if windows else "",
         )
 
-    @cached_property
+    @_of_each_run
     def distance(self) -> Claim:
-        """The accuracy with which means predict the distance curve."""
-        values = self._means("heads", "distance_worst")
-        if not values:
+        """The accuracy with which means predict the distance curve: with and without a constant, by reach of layers."""
+        curves, heads = self._rows("distance", "measured", "predicted"), self._rows("heads", "distance_worst")
+        if curves is None or heads is None:
             return Claim("The distance curve and what means say of it")
-        worst = values["distance_worst"]
-        return Claim(f"Means predict the distance curve to within {worst.value:.2g} logits", values=values)
+        fits = curves.groupby(["layer", "head"])[["measured", "predicted"]].apply(_fits).dropna().reset_index()
+        sliding = self.study.run(self.labels[0]).sliding_layers
+        of_layers = {
+            "layers with a sliding window": fits[fits["layer"].isin(sliding)],
+            "layers that see everything": fits[~fits["layer"].isin(sliding)],
+        }
+        groups = {name: rows for name, rows in of_layers.items() if len(rows)}
+        phrases = [
+            f"R² {rows['r2'].median():.2f} in the median head{f' of {name}' if len(groups) > 1 else ''} "
+            f"({rows['r2_shape'].median():.2f} apart from a constant)"
+            for name, rows in groups.items()
+        ]
+        worst = heads["distance_worst"].quantile([0.5, 0.9])
+        return Claim(
+            f"Means alone predict the distance curve with {', and with '.join(phrases)}",
+            f"The largest error of a head's curve is {in_text(worst[0.5])} logits in the median head; in a tenth of "
+            f"the heads it exceeds {in_text(worst[0.9])}.",
+            window=self.window,
+        )
 
     # ---- queries and keys --------------------------------------------------------------------------
 
-    @cached_property
+    @_of_each_run
     def share(self) -> Claim | None:
         """The share of queries and keys that position determines, and its linear part."""
         columns = ("position_share", "position_share_q", "position_share_k", "posvar_q", "posvar_k")
@@ -355,7 +468,7 @@ class Claims:
             return None
         return Claim(sentences[0], " ".join(sentences), values, window=self.window)
 
-    @cached_property
+    @_of_each_run
     def formula(self) -> Claim | None:
         """The published formula of positional variance against the exact share."""
         values = self._means("heads", "posvar_q", "posvar_q_published", "posvar_q_pc0_share", "posvar_k_pc0_share")
@@ -363,11 +476,14 @@ class Claims:
             return None
         exact, by_formula = values["posvar_q"], values["posvar_q_published"]
         order = by_formula.compare(exact)
-        headline = f"The published formula and the exact one agree: {rounded(by_formula.value, True)} of queries."
+        headline = (
+            "The published formula and the exact one cannot be told apart here: "
+            f"{by_formula.share()} and {exact.share()} of the queries' variance."
+        )
         if order:
             headline = (
                 f"The published formula gives {'more' if order > 0 else 'less'} positional variance than there is: "
-                f"{rounded(by_formula.value, True)} of queries where {rounded(exact.value, True)} is linear in "
+                f"{by_formula.share()} of queries where {exact.share()} is linear in "
                 "position."
             )
         detail = ""
@@ -380,7 +496,7 @@ class Claims:
         sure = "beyond their intervals" if order else "their intervals overlap"
         return Claim(headline, detail, values, order, sure, self.window)
 
-    @cached_property
+    @_of_each_run
     def first_component(self) -> Claim | None:
         """The correlations of queries and keys with position along PC0."""
         values = self._means("qk", "r_q", "abs_r_k", "explained_variance")
@@ -394,17 +510,21 @@ class Claims:
             sentence += f" PC0 holds {values['explained_variance'].text(percent=True)} of the variance."
         return Claim(sentence, sentence, values, window=self.window)
 
-    @cached_property
+    @_of_each_run
     def classes(self) -> Claim | None:
-        """The published classes of heads, the most frequent first."""
-        values = {kind: value for kind, value in self._means("qk", *TAXONOMY).items() if value.value > 0}
-        if not values:
-            return None
-        largest = sorted(values, key=lambda kind: -values[kind].value)
-        sentence = ", ".join(f"{values[kind].text(percent=True)} {kind}" for kind in largest) + "."
-        return Claim(sentence, sentence, values, window=self.window)
+        """The kinds of heads by the parts of their scores, the most frequent first, and by the published classes."""
+        kinds = {name: value for name, value in self._means("heads", *CLASS_COLUMNS).items() if value.value > 0}
+        as_published = {kind: value for kind, value in self._means("qk", *TAXONOMY).items() if value.value > 0}
+        sentences = []
+        if kinds:
+            at = f" over a {self.window.replace('window', 'window of')} tokens" if self.window else ""
+            sentences.append(f"By the parts of their scores{at}: {_shares(kinds)}.")
+        if as_published:
+            sentences.append(f"By the published classes, on PC0: {_shares(as_published)}.")
+        text = " ".join(sentences)
+        return Claim(text, text, kinds | as_published, window=self.window) if sentences else None
 
-    @cached_property
+    @_of_each_run
     def axes(self) -> Claim:
         """The class, queries or keys, that follows position more closely along axis a, beyond the intervals."""
         values = self._means("rotated", "r_q_a", "r_k_a")
@@ -427,7 +547,7 @@ class Claims:
             self.window,
         )
 
-    @cached_property
+    @_of_each_run
     def axes_order(self) -> Claim | None:
         """The order of queries and keys on PC0 against that on axis a."""
         values = self._means("qk", "r_q", "abs_r_k") | dict(self.axes.values)
@@ -439,9 +559,9 @@ class Claims:
             turn = "The order on the two axes cannot be told from these intervals"
         numbers = f"on PC0 r_q {values['r_q'].text()} against |r_k| {values['abs_r_k'].text()}, "
         numbers += f"on axis a r_q_a {values['r_q_a'].text()} against r_k_a {values['r_k_a'].text()}"
-        return Claim(turn, f"{turn}: {numbers}{self._pooled}.", values, orders[0] * orders[1], window=self.window)
+        return Claim(turn, f"{turn}: {numbers}.", values, orders[0] * orders[1], window=self.window)
 
-    @cached_property
+    @_of_each_run
     def separation(self) -> Claim | None:
         """The separation of queries and keys."""
         values = self._means("heads", "lda_accuracy_gaussian") | self._means("rotated", "plane_var_fraction")
@@ -454,7 +574,7 @@ class Claims:
             sentence += f" The plane of drift and separation holds {plane} of the variance."
         return Claim(sentence, sentence, values, window=self.window)
 
-    @cached_property
+    @_of_each_run
     def rings(self) -> Claim | None:
         """The number of planes that turn with position, and their share of the variance."""
         values = self._means("heads", "active_planes", "strong_planes", "turning_share")
@@ -471,7 +591,7 @@ class Claims:
         sentence += f"count that grows with the number of documents{closely}.{size}"
         return Claim(sentence, sentence, values, window=self.window)
 
-    @cached_property
+    @_of_each_run
     def residual_drift(self) -> Claim | None:
         """The correlation with position within a class along the strongest direction off a and b."""
         rows = self._rows("rotated", "residual_r_q", "residual_r_k")
@@ -479,12 +599,12 @@ class Claims:
             return None
         medians = [Value(float(rows[column].median())) for column in ("residual_r_q", "residual_r_k")]
         sentence = (
-            "Within a class some directions off a and b do drift: along the strongest, |r| with position is "
+            "Within a class some directions off a do drift: along the strongest, |r| with position is "
             f"{medians[0].value:.2f} for queries and {medians[1].value:.2f} for keys in the median head."
         )
         return Claim(sentence, sentence, dict(zip(("residual_r_q", "residual_r_k"), medians, strict=True)))
 
-    @cached_property
+    @_of_each_run
     def outstanding(self) -> Claim | None:
         """The heads with the largest and smallest bias, and with the least positional variance."""
         phrases = []
@@ -492,7 +612,7 @@ class Claims:
         if bias is not None:
             phrases.append("strongest bias: " + self._names(bias.nlargest(STAND_OUT, "bias_window"), "bias_window"))
             if (bias["bias_window"] < 0).any():
-                least = bias.nsmallest(STAND_OUT, "bias_window")
+                least = bias[bias["bias_window"] < 0].nsmallest(STAND_OUT, "bias_window")
                 phrases.append("most against it: " + self._names(least, "bias_window"))
         overhead = self._rows("heads", "positional_overhead")
         if overhead is not None:
@@ -504,16 +624,15 @@ class Claims:
         return Claim(sentence, sentence, window=self.window)
 
     def _rows(self, table: str, *columns: str) -> pd.DataFrame | None:
-        frame = self.frames[table]
+        frame = self.frames.get(table, self.study.tables.get(table))
         if frame is None or not set(columns) <= set(frame):
             return None
         rows = frame[frame["model"].isin(self.labels)].dropna(subset=list(columns))
         return None if rows.empty else rows
 
     def _names(self, rows: pd.DataFrame, column: str) -> str:
-        of_model = [f" of {model}" if len(self.labels) > 1 else "" for model in rows["model"]]
-        named_values = zip(rows["layer"], rows["head"], of_model, rows[column], strict=True)
-        return ", ".join(f"l{layer:02d}h{head:02d}{owner} ({value:.3g})" for layer, head, owner, value in named_values)
+        named_values = zip(rows["layer"], rows["head"], rows[column], strict=True)
+        return ", ".join(f"l{layer:02d}h{head:02d} ({value:.3g})" for layer, head, value in named_values)
 
     # ---- several runs ------------------------------------------------------------------------------
 
@@ -561,7 +680,7 @@ class Claims:
     def training_lines(self) -> list[str]:
         """Return the changes of means from the first checkpoint to the last, and from the first window to the last."""
         try:
-            runs = checkpoints(self.study)
+            runs = checkpoints(self.study.as_captured)
         except NotApplicable:
             return []
         lines = self._changes(runs[0].label, runs[-1].label)
@@ -581,10 +700,11 @@ class Claims:
 
     def _own_windows(self, before: str, after: str) -> list[str]:
         """Return the change of the published lines at each run's own window, which are not directly comparable."""
-        windows = [self.study.run(label).window for label in (before, after)]
+        own = self.study.as_captured
+        windows, table = [own.run(label).window for label in (before, after)], frames_of(own)["rotated"]
         phrases = []
         for column, name in (("bias_strength", "per token"), ("bias_window", "per window")):
-            ends = [mean_of(self.study, [label], self.frames["rotated"], column) for label in (before, after)]
+            ends = [mean_of(own, label, table, column) for label in (before, after)]
             if ends[0] is not None and ends[1] is not None:
                 phrases.append(f"{name} the bias {ends[0].change(ends[1])} ({ends[0].text()} → {ends[1].text()})")
         if not phrases or None in windows or windows[0] == windows[1]:
@@ -602,13 +722,12 @@ class Claims:
             return []
         over_all = correlation(data["separation_strength"], data["bias_strength"])
         lines = [f"Over all {len(data):,} heads: r = {over_all:+.2f}."]
-        if data["family"].nunique() < 2:
-            return lines
         published_r = pooled("bias_separation_r")
-        for family, heads in data.groupby("family", sort=False):
+        within = next((name for name in ("family", "model") if data[name].nunique() > 1), None)
+        for group, heads in data.groupby(within, sort=False) if within else ():
             r = correlation(heads["separation_strength"], heads["bias_strength"])
-            published_note = f" (published {published_r[family]:+.2f})" if family in published_r else ""
-            lines.append(f"{str(family) or 'No family'}: r = {r:+.2f}{published_note}, {len(heads):,} heads.")
+            published_note = f" (published {published_r[group]:+.2f})" if group in published_r else ""
+            lines.append(f"{str(group) or 'No family'}: r = {r:+.2f}{published_note}, {len(heads):,} heads.")
         return lines
 
     def published_lines(self, *columns: tuple[str, str]) -> list[str]:
@@ -619,9 +738,30 @@ class Claims:
         return [f"Published over 11 models and 3,239 heads: {', '.join(values)}."]
 
 
+def _fits(curve: pd.DataFrame) -> pd.Series:
+    """R² of the predicted curve of a head over its bins, and of its shape alone, apart from a constant."""
+    error, spread = curve["measured"] - curve["predicted"], ((curve["measured"] - curve["measured"].mean()) ** 2).sum()
+    missed = {"r2": (error**2).sum(), "r2_shape": ((error - error.mean()) ** 2).sum()}
+    return pd.Series({name: 1 - size / spread if spread > 0 else float("nan") for name, size in missed.items()})
+
+
 def _range(value: float | list[float]) -> str:
     """Return a published value, or the range over models that a pair of values means."""
     return " to ".join(rounded(end) for end in value) + " by model" if isinstance(value, list) else rounded(value)
+
+
+def _shares(kinds: Mapping[str, Value]) -> str:
+    """Classes with their shares of heads, the most frequent first."""
+    largest = sorted(kinds, key=lambda kind: -kinds[kind].value)
+    return ", ".join(f"{kinds[kind].text(percent=True)} {CLASS_COLUMNS.get(kind, kind)}" for kind in largest)
+
+
+def _digest(run: StudyRun) -> str:
+    """The digest of a run, from the summary of its tables; empty if there is none."""
+    entries = read_summary(Path(run.source))["models"] if run.source else {}
+    entry = entries.get(run.label) or (next(iter(entries.values())) if len(entries) == 1 else {})
+    source = entry.get("dataset")
+    return str(source.get("digest") or "") if isinstance(source, dict) else ""
 
 
 def _model_in(folder: Folder, run: StudyRun) -> str:

@@ -1,22 +1,22 @@
-"""explorer.html: a map of all heads by any metric, and all details of the selected head."""
+"""explorer.html: a map of all heads by any metric, and all details of the selected head, at one window at a time."""
 
 from __future__ import annotations
 
-from importlib.resources import files
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from qkscope._version import __version__
-from qkscope.figures.figure import NotApplicable
-from qkscope.figures.hero import compared_runs, strongest_head
+from qkscope.figures.figure import NotApplicable, before_and_after
 from qkscope.report.explorerdata import (
     COMPLEMENT_AXES,
+    PLAIN,
     head_frame,
     metrics,
     numbers,
     packed,
+    packed_json,
     passage_tokens,
     passages,
     point_words,
@@ -26,98 +26,173 @@ from qkscope.report.page import render
 from qkscope.results.study import Study, StudyRun
 
 FIRST_METRICS = ("part_position", "decay", "bias_window", "r_q", "r_k", "r_k_a", "posvar_q", "explained_variance")
-"""The metric shown first is the first of these that exists."""
+"""Metrics that a page may open on, in order of preference."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A run at one window: its tables, and its heads in order."""
+
+    run: StudyRun
+    window: int
+    """0 if it is not known."""
+    tables: dict[str, pd.DataFrame]
+    frame: pd.DataFrame = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        """The label of the run."""
+        return self.run.label
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """Layer and number of each head."""
+        return list(zip(self.frame["layer"].astype(int), self.frame["head"].astype(int), strict=True))
+
+    @property
+    def n_positions(self) -> int:
+        """The window or, if it is not known, one more than the last position of a point."""
+        if self.window:
+            return self.window
+        points = self.tables.get("points")
+        return 1 if points is None or points.empty else int(points["position"].max()) + 1
+
+    @property
+    def effects_window(self) -> int | None:
+        """The window of the texts on which effects were measured."""
+        effects = self.tables.get("effects")
+        known = None if effects is None or "window" not in effects else effects["window"].dropna()
+        return None if known is None or known.empty else int(known.max())
+
+
+def views(study: Study) -> list[View]:
+    """Each run at each window it has tables at: first those of the study itself, then those at its other windows."""
+    runs: dict[tuple[str, int], StudyRun] = {}
+    tables: dict[tuple[str, int], dict[str, pd.DataFrame]] = {}
+    for part in (study, *study.at.values()):
+        by_run = {name: dict(iter(frame.groupby("model", sort=False))) for name, frame in part.tables.items()}
+        for run in part.runs:
+            key = (run.label, run.window or 0)
+            runs.setdefault(key, run)
+            own = {name: frames[run.label] for name, frames in by_run.items() if run.label in frames}
+            tables[key] = own | tables.get(key, {})
+    return [View(run, key[1], tables[key], head_frame(Study((run,), tables[key]))) for key, run in runs.items()]
 
 
 def explorer_html(study: Study, *, report: str | None = None) -> str:
     """The whole page; ``report`` is the report's file name, if there is one."""
-    frame = head_frame(study)
-    shown_metrics = metrics(frame)
+    shown = views(study)
+    shown_metrics = metrics(pd.concat([view.frame for view in shown], ignore_index=True))
     columns = [metric.column for metric in shown_metrics]
-    by_run = {run.label: frame[frame["model"] == run.label].reset_index(drop=True) for run in study.runs}
-    points = _points(study, by_run)
-    texts = _texts(study, by_run)
-    data = {
-        "runs": [
-            _run(run, by_run[run.label], columns, _last_position(study, run))
-            | {"tokens": passage_tokens(study, run.label), "words": _words(study, run.label)}
-            for run in study.runs
-        ],
+    start, first = _start(study, shown, columns)
+    core = {
+        "runs": [{"label": run.label, "family": run.family, "phase": run.phase or ""} for run in study.runs],
+        "windows": sorted({view.window for view in shown}),
+        "views": [_view(view, study.labels.index(view.label), columns) for view in shown],
         "metrics": [vars(metric) for metric in shown_metrics],
-        "start": _start(study),
-        "preferred": [
-            *FIRST_METRICS,
-            "part_content",
-            "effect_position",
-            "reach90",
-            "ap_fixed_overall",
-            "position_share",
-        ],
-        "first": next((name for name in FIRST_METRICS if name in columns), columns[0] if columns else None),
-        "planes": [_planes(study, run.label, by_run[run.label]) for run in study.runs],
-        "rope": [_rows(study, "planes", run.label, by_run[run.label], ROPE) for run in study.runs],
-        "distance": [_rows(study, "distance", run.label, by_run[run.label], CURVE) for run in study.runs],
-        "plasticity": [_rows(study, "plasticity", run.label, by_run[run.label], _PROFILE) for run in study.runs],
+        "named": [name for name in PLAIN if name in columns][:N_NAMED],
+        "first": first,
+        "start": start,
         "complementAxes": COMPLEMENT_AXES,
+        "report": report or "",
     }
+    blocks = [("core", packed_json(core))]
+    blocks += [(f"detail-{v}", packed_json(_detail(view, columns))) for v, view in enumerate(shown)]
     return render(
         "explorer.html.j2",
         title=study.title or (study.labels[0] if len(study.runs) == 1 else f"{len(study.runs)} runs"),
-        data=data,
-        points=points,
-        texts=texts,
+        blocks=[*blocks, *_points(shown), *_texts(shown, start["window"])],
         report=report,
         version=__version__,
-        plotly=plotly_js(),
     )
 
 
-def _start(study: Study) -> dict[str, Any]:
-    """The first view of the page: the last run, its strongest head, and the run that it is compared with."""
+N_NAMED = 12
+"""Numbers with a plain name that the page offers first."""
+
+
+def _start(study: Study, shown: list[View], columns: list[str]) -> tuple[dict[str, Any], str | None]:
+    """The first view of the page: the last run, the one it is compared with, a window of both, the strongest head.
+
+    Also the metric shown first: the first of ``FIRST_METRICS`` that this view has.
+    """
+    before, label = _first_pair(study)
+    windows = {name: [view.window for view in shown if view.label == name] for name in study.labels}
+    window = windows[label][0]  # the study's own comes first
+    common = set(windows[label]) & set(windows[before] if before is not None else windows[label])
+    if common and window not in common:
+        window = max(common)
+    view = next(view for view in shown if view.label == label and view.window == window)
+    other = None if before is None or before == label else study.labels.index(before)
+    present = [name for name in columns if name in view.frame and view.frame[name].notna().any()]
+    metric = next((name for name in FIRST_METRICS if name in present), present[0] if present else None)
+    start = {"run": study.labels.index(label), "other": other, "window": window, "head": _strongest(view, metric)}
+    return start, metric
+
+
+def _first_pair(study: Study) -> tuple[str | None, str]:
+    """The run that the page opens on, and the one beside it: two checkpoints of a training, or both of two runs.
+
+    Of a training with phases, these are the end of its first phase and its last checkpoint.
+    """
     try:
-        label, (layer, head), _ = strongest_head(study)
+        before, last = before_and_after(study)
     except NotApplicable:
-        return {"run": len(study.runs) - 1, "other": None, "head": None}
-    _, labels = compared_runs(study)
-    other = study.labels.index(labels[0]) if len(labels) > 1 else None
-    return {"run": study.labels.index(label), "other": other, "head": f"l{layer:02d}h{head:02d}"}
+        return (study.labels[0] if len(study.runs) == 2 else None), study.labels[-1]
+    phase = study.run(before).phase
+    if phase is not None and phase != study.run(last).phase:
+        before = [run.label for run in study.runs if run.phase == phase][-1]
+    return before, last
 
 
-def plotly_js() -> Markup:
-    """Plotly's JavaScript library, as its Python package ships it."""
-    return Markup((files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
+def _strongest(view: View, metric: str | None) -> str | None:
+    """The name of the head with the largest value."""
+    if metric is None:
+        return None
+    row = view.frame.loc[view.frame[metric].abs().idxmax()]
+    return f"l{int(row['layer']):02d}h{int(row['head']):02d}"
 
 
-def _last_position(study: Study, run: StudyRun) -> int:
-    """The number of positions: the window, or one more than the last position if the window is unknown."""
-    if run.window:
-        return run.window
-    points = study.tables.get("points")
-    if points is None or run.label not in set(points["model"]):
-        return 1
-    return int(points.loc[points["model"] == run.label, "position"].max()) + 1
+def _view(view: View, run: int, columns: list[str]) -> dict[str, Any]:
+    """The part of a view that maps, lists and searches need."""
+    frame = view.frame
+    missing: list[None] = [None] * len(frame)
+    return {
+        "run": run,
+        "window": view.window,
+        "positions": view.n_positions,
+        "effectsWindow": view.effects_window,
+        "nope": sorted(view.run.nope_layers),
+        "sliding": sorted(view.run.sliding_layers),
+        "layer": frame["layer"].astype(int).tolist(),
+        "head": frame["head"].astype(int).tolist(),
+        "key": frame["k_head"].fillna(-1).astype(int).tolist() if "k_head" in frame else [],
+        "kind": frame["kind"].tolist(),
+        "role": frame["role"].fillna("").astype(str).tolist()
+        if "role" in frame and frame["role"].notna().any()
+        else [],
+        "flags": frame["flags"].fillna("").astype(str).tolist() if "flags" in frame else [],
+        "values": [numbers(frame, column) if column in frame else missing for column in columns],
+    }
 
 
-def _run(run: StudyRun, frame: pd.DataFrame, columns: list[str], window: int) -> dict[str, Any]:
+def _detail(view: View, columns: list[str]) -> dict[str, Any]:
+    """The part of a view that only the panel of one head needs."""
+    frame = view.frame
     ends = {
         column: [numbers(frame, f"{column}_low"), numbers(frame, f"{column}_high")]
         for column in columns
         if f"{column}_low" in frame and frame[f"{column}_low"].notna().any()
     }
+    points, passage = view.tables.get("points"), view.tables.get("passage")
     return {
-        "label": run.label,
-        "family": run.family,
-        "phase": run.phase or "",
-        "window": window,
-        "nope": sorted(run.nope_layers),
-        "sliding": sorted(run.sliding_layers),
-        "layer": frame["layer"].astype(int).tolist(),
-        "head": frame["head"].astype(int).tolist(),
-        "key": frame["k_head"].fillna(-1).astype(int).tolist() if "k_head" in frame else [],
-        "kind": frame["kind"].tolist(),
-        "flags": frame["flags"].fillna("").astype(str).tolist() if "flags" in frame else [],
-        "values": [numbers(frame, column) for column in columns],
         "ends": ends,
+        "planes": _planes(view),
+        "rope": _rows(view, "planes", ROPE),
+        "distance": _rows(view, "distance", CURVE),
+        "plasticity": _rows(view, "plasticity", _PROFILE),
+        "words": [""] if points is None else point_words(points),
+        "tokens": passage_tokens(passage),
     }
 
 
@@ -126,73 +201,56 @@ _PROFILE = ("q_position", "ap", "ap_se", "ap_published", "ap_fixed")
 CURVE = ("distance_low", "distance_high", "measured", "measured_se", "predicted")
 
 
-def _rows(
-    study: Study, table: str, label: str, frame: pd.DataFrame, columns: tuple[str, ...]
-) -> list[list[list[float | None]]]:
-    """For each head of the run, its rows of a table: one list per column; empty if it has no rows."""
-    rows = study.tables.get(table)
+def _rows(view: View, table: str, columns: tuple[str, ...]) -> list[list[list[float | None]]]:
+    """For each head of the view, its rows of a table: one list per column; empty if it has no rows."""
+    rows = view.tables.get(table)
     if rows is None or not set(columns) <= set(rows):
         return []
-    own_rows = rows[rows["model"] == label].dropna(subset=[columns[0]])
-    by_head = dict(iter(own_rows.groupby(["layer", "head"])))
-    heads = zip(frame["layer"].astype(int), frame["head"].astype(int), strict=True)
-    return [[numbers(by_head[key], column) for column in columns] if key in by_head else [] for key in heads]
+    by_head = dict(iter(rows.dropna(subset=[columns[0]]).groupby(["layer", "head"])))
+    return [[numbers(by_head[key], column) for column in columns] if key in by_head else [] for key in view.heads]
 
 
-def _planes(study: Study, label: str, frame: pd.DataFrame) -> list[list[list[float]]]:
-    """For each head of the run, (share, angle_r, frequency, active) of each plane; empty if it has no planes."""
-    table = study.tables.get("planes")
+def _planes(view: View) -> list[list[list[float]]]:
+    """For each head of the view, (share, angle_r, frequency, active) of each plane; empty if it has no planes."""
+    table = view.tables.get("planes")
     if table is None or not {"var_share", "angle_r", "frequency", "active"} <= set(table):
         return []
-    own_rows = table[table["model"] == label]
-    if "view" in own_rows:
-        own_rows = own_rows[own_rows["view"] == "svd"]
+    own_rows = table[table["view"] == "svd"] if "view" in table else table
     by_head = {key: rows.sort_values("plane") for key, rows in own_rows.groupby(["layer", "head"])}
     planes: list[list[list[float]]] = []
-    for layer, head in zip(frame["layer"], frame["head"], strict=True):
-        rows_of_head = by_head.get((int(layer), int(head)))
-        if rows_of_head is None:
+    for key in view.heads:
+        if key not in by_head:
             planes.append([])
             continue
-        values = rows_of_head[["var_share", "angle_r", "frequency", "active"]].astype(float).fillna(0.0).to_numpy()
+        values = by_head[key][["var_share", "angle_r", "frequency", "active"]].astype(float).fillna(0.0).to_numpy()
         planes.append([[float(f"{value:.4g}") for value in row] for row in values])
     return planes
 
 
-def _points(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
-    """(element id, base64) of each head that has points: ``points-RUN-HEAD`` by their numbers in the page."""
-    table = study.tables.get("points")
-    if table is None or table.empty:
-        return []
-    groups = dict(iter(table.groupby(["model", "layer", "head"], sort=False)))
+def _points(shown: list[View]) -> list[tuple[str, str]]:
+    """(element id, base64) of each head that has points: ``points-VIEW-HEAD`` by their numbers in the page."""
+    groups: dict[tuple[int, int], pd.DataFrame] = {}
+    for v, view in enumerate(shown):
+        table = view.tables.get("points")
+        if table is None or table.empty:
+            continue
+        by_head = dict(iter(table.groupby(["layer", "head"], sort=False)))
+        groups |= {(v, i): by_head[key] for i, key in enumerate(view.heads) if key in by_head}
     n_rows = rows_per_kind(len(groups))
-    elements = []
-    for r, run in enumerate(study.runs):
-        frame, vocabulary = by_run[run.label], _words(study, run.label)
-        window = _last_position(study, run)
-        for i, (layer, head) in enumerate(zip(frame["layer"], frame["head"], strict=True)):
-            points_of_head = groups.get((run.label, int(layer), int(head)))
-            if points_of_head is not None and n_rows:
-                elements.append((f"points-{r}-{i}", packed(points_of_head, window, n_rows, vocabulary)))
-    return elements
-
-
-def _words(study: Study, label: str) -> list[str]:
-    """The tokens of a run's points as text."""
-    table = study.tables.get("points")
-    return [""] if table is None else point_words(table[table["model"] == label])
-
-
-def _texts(study: Study, by_run: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
-    """(element id, base64) of each head that has a passage: ``text-RUN-HEAD`` by their numbers in the page."""
-    heads = {
-        label: list(zip(frame["layer"].astype(int), frame["head"].astype(int), strict=True))
-        for label, frame in by_run.items()
-    }
-    packed_heads = passages(study, heads)
+    words = {v: point_words(shown[v].tables["points"]) for v in sorted({v for v, _ in groups})}
     return [
-        (f"text-{r}-{i}", text)
-        for r, label in enumerate(study.labels)
-        for i, key in enumerate(heads[label])
-        if (text := packed_heads.get((label, *key))) is not None
+        (f"points-{v}-{i}", packed(points, shown[v].n_positions, n_rows, words[v]))
+        for (v, i), points in groups.items()
+        if n_rows
     ]
+
+
+def _texts(shown: list[View], window: int) -> list[tuple[str, str]]:
+    """(element id, base64) of each head that has a passage: ``text-VIEW-HEAD`` by their numbers in the page.
+
+    Views at the window that the page opens at come first, and of these the last run.
+    """
+    order = sorted(range(len(shown)), key=lambda v: (shown[v].window != window, -v))
+    tables = {v: table for v in order if (table := shown[v].tables.get("passage")) is not None}
+    packed_heads = passages({v: (table, shown[v].heads) for v, table in tables.items()})
+    return [(f"text-{v}-{i}", text) for (v, i), text in packed_heads.items()]

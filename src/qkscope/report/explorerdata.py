@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import json
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from qkscope.analyses.analysis import ENDS, HEAD_KEY
-from qkscope.heads import TERMS
-from qkscope.results.schema import TABLES
+from qkscope.headids import TERMS
+from qkscope.results.effects import known_effect
+from qkscope.results.schema import QUESTIONS, TABLES, question
 from qkscope.results.side import TOKEN
 from qkscope.results.study import Study
 
@@ -34,31 +38,8 @@ class Metric:
     signed: bool
     group: str
     """The question that it belongs to."""
-
-
-_GROUPS = {
-    "Cause": ("effect_", "part_", "logit_sd", "score_", "position_share_of_score", "positional", "symbolic",
-              "interaction_share"),
-    "Reach": ("mass_", "reach", "sink_gap", "curve_area"),
-    "Plasticity": ("ap_",),
-    "Bias": ("decay", "curve_range", "bias", "alpha", "mu_", "amplification", "slope", "distance", "content_offset",
-             "query_term", "interaction", "constant"),
-    "Class": ("fisher", "separation", "lda", "plane_var", "r_squared"),
-    "Rotation": ("active", "strong", "turning", "omega", "residual", "angle"),
-}  # fmt: skip
-"""Questions, and the prefixes of their columns; all other columns are about position."""
-_ORDER = ("Position", "Bias", "Cause", "Reach", "Plasticity", "Class", "Rotation")
-
-
-def question(column: str) -> str:
-    """The question that a column belongs to.
-
-    >>> question("decay"), question("r_q"), question("positional_overhead"), question("effect_position")
-    ('Bias', 'Position', 'Position', 'Cause')
-    """
-    if column == "positional_overhead":
-        return "Position"
-    return next((name for name, starts in _GROUPS.items() if column.startswith(starts)), "Position")
+    plain: str = ""
+    """Its name in plain words, if it has one."""
 
 
 def head_frame(study: Study) -> pd.DataFrame:
@@ -84,7 +65,7 @@ def head_frame(study: Study) -> pd.DataFrame:
 
 def _kinds(heads: pd.DataFrame) -> pd.Series:
     """The class of each head by the parts of its scores or, where they are not known, the published one; or empty."""
-    classes = [heads[name].astype(object) for name in ("head_class", "taxonomy") if name in heads]
+    classes = [heads[name].astype(object) for name in ("head_class", "taxonomy_published") if name in heads]
     kinds = pd.Series(None, heads.index, dtype=object)
     for column in classes:
         kinds = kinds.where(kinds.notna(), column)
@@ -92,11 +73,12 @@ def _kinds(heads: pd.DataFrame) -> pd.Series:
 
 
 def _effects(study: Study) -> pd.DataFrame | None:
-    """One row per head: the estimated effect of each term."""
+    """One row per head: the effect of each term, measured where it was, otherwise estimated."""
     effects = study.tables.get("effects")
     if effects is None or effects["kl_predicted"].isna().all():
         return None
-    wide = effects.pivot_table(index=list(HEAD_KEY), columns="term", values="kl_predicted")
+    known = effects.assign(effect=known_effect(effects))
+    wide = known.pivot_table(index=list(HEAD_KEY), columns="term", values="effect")
     return wide.add_prefix("effect_").rename_axis(columns=None).reset_index()
 
 
@@ -110,12 +92,14 @@ def metrics(frame: pd.DataFrame) -> list[Metric]:
         if not pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all():
             continue
         on = " (on component 0)" if column in TABLES["qk"] and "omponent" not in column.meaning else ""
-        available.append(Metric(name, column.unit, column.meaning + on, column.signed, question(name)))
+        plain = PLAIN.get(name, "")
+        available.append(Metric(name, column.unit, column.meaning + on, column.signed, question(name), plain))
     for term in TERMS:
         if f"effect_{term}" in frame:
-            meaning = f"what the prediction changes by without the {term} term of its scores, estimated"
-            available.append(Metric(f"effect_{term}", "nats per token", meaning, False, "Cause"))
-    return sorted(available, key=lambda metric: _ORDER.index(metric.group))
+            meaning = f"what the prediction changes by without the {term} term of its scores, measured or estimated"
+            plain = PLAIN.get(f"effect_{term}", "")
+            available.append(Metric(f"effect_{term}", "nats per token", meaning, False, "Cause", plain))
+    return sorted(available, key=lambda metric: QUESTIONS.index(metric.group))
 
 
 def numbers(frame: pd.DataFrame, column: str) -> list[float | None]:
@@ -124,25 +108,59 @@ def numbers(frame: pd.DataFrame, column: str) -> list[float | None]:
     return [None if not np.isfinite(value) else float(f"{value:.5g}") for value in values]
 
 
+PLAIN = {
+    "part_position": "position's part of the scores",
+    "part_content": "content's part of the scores",
+    "part_key": "the key's part of the scores",
+    "part_query": "the query's part of the scores",
+    "decay": "score lost per doubling of distance",
+    "position_share": "position's share of queries and keys",
+    "reach90": "distance within which 90% of attention lies",
+    "mass_sink": "attention on the first tokens",
+    "ap_fixed_overall": "plasticity that content accounts for",
+    "effect_position": "effect of taking position away",
+    "effect_content": "effect of taking content away",
+    "r_q": "how closely queries follow position",
+    "r_k": "how closely keys follow position",
+    "bias_window": "published recency bias over the window",
+}
+"""Names in plain words of the numbers that a reader asks for first."""
+
+
+def packed_json(value: Any) -> str:
+    """A value as JSON, compressed, in base64."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _compressed(text.encode())
+
+
+def _compressed(content: bytes) -> str:
+    return base64.b64encode(zlib.compress(content, 9)).decode("ascii")
+
+
 WIDE = ("pc0", "pc1", "a", "b")
 """Columns stored with 16 bits."""
 COMPLEMENT_AXES = 12
 """Coordinates of the complement, stored with 8 bits each: six planes."""
-BUDGET = 11_500_000
-"""Maximum number of characters for the points of all heads of a page."""
-MOST_ROWS = 300
-"""Points of each kind per head, at most."""
+BUDGET = 4_200_000
+"""Number of characters that the points of all heads of a page should take."""
+MOST = 11_500_000
+"""Number of characters that they may take, where each head would have too few."""
+MOST_ROWS, FEWEST_ROWS = 200, 80
+"""Points of each kind per head: at most, and as long as the page may take them."""
 
 
 def rows_per_kind(n_heads: int) -> int:
-    """The largest number of points of each kind per head that keeps the page within its budget.
+    """The number of points of each kind per head that keeps the page within its budget.
 
-    >>> rows_per_kind(100), rows_per_kind(1000), rows_per_kind(3000)
-    (300, 176, 57)
+    >>> rows_per_kind(100), rows_per_kind(320), rows_per_kind(1000), rows_per_kind(3000)
+    (200, 200, 80, 57)
     """
-    per_row = 2 * (2 + len(WIDE)) + COMPLEMENT_AXES
-    room = (BUDGET * 3 // 4) // max(n_heads, 1) - 4 * 2 * (len(WIDE) + COMPLEMENT_AXES) - 4
-    return max(0, min(MOST_ROWS, room // (2 * per_row)))
+
+    def room(budget: int) -> int:
+        per_row = 2 * (2 + len(WIDE)) + COMPLEMENT_AXES
+        return ((budget * 3 // 4) // max(n_heads, 1) - 4 * 2 * (len(WIDE) + COMPLEMENT_AXES) - 4) // (2 * per_row)
+
+    return max(0, min(MOST_ROWS, max(room(BUDGET), min(FEWEST_ROWS, room(MOST)))))
 
 
 def packed(points: pd.DataFrame, window: int, most: int, vocabulary: Sequence[str] = ("",)) -> str:
@@ -168,7 +186,7 @@ def packed(points: pd.DataFrame, window: int, most: int, vocabulary: Sequence[st
         + np.concatenate(wide).astype("<u2").tobytes()
         + np.concatenate(narrow).astype("u1").tobytes()
     )
-    return base64.b64encode(blob).decode("ascii")
+    return _compressed(blob)
 
 
 def point_words(points: pd.DataFrame) -> list[str]:
@@ -210,32 +228,29 @@ PASSAGE_BUDGET = 12_000_000
 """Maximum number of characters for the passages of all heads of a page."""
 
 
-def passages(study: Study, heads: dict[str, list[tuple[int, int]]]) -> dict[tuple[str, int, int], str]:
-    """Passages of heads in base64, given the heads of each run; the last run first, until the budget is used up."""
-    table = study.tables.get("passage")
-    if table is None or table.empty:
-        return {}
-    packed_heads: dict[tuple[str, int, int], str] = {}
-    groups = dict(iter(table.groupby(["model", "layer", "head"], sort=False)))
+def passages(views: Mapping[int, tuple[pd.DataFrame, Sequence[tuple[int, int]]]]) -> dict[tuple[int, int], str]:
+    """Passages in base64 by view and number of the head, given the passages and heads of each view, most wanted first.
+
+    Heads whose passage exceeds what is left of the budget have none.
+    """
+    packed_heads: dict[tuple[int, int], str] = {}
     room = PASSAGE_BUDGET
-    for label in reversed(study.labels):
-        for layer, head in heads[label]:
-            rows = groups.get((label, layer, head))
-            text = None if rows is None else packed_passage(rows)
+    for view, (table, heads) in views.items():
+        groups = dict(iter(table.groupby(["layer", "head"], sort=False)))
+        for i, key in enumerate(heads):
+            text = packed_passage(groups[key]) if key in groups else None
             if text is None or len(text) > room:
                 continue
-            packed_heads[label, layer, head] = text
+            packed_heads[view, i] = text
             room -= len(text)
     return packed_heads
 
 
-def passage_tokens(study: Study, label: str) -> list[str]:
+def passage_tokens(table: pd.DataFrame | None) -> list[str]:
     """The tokens of a run's passage; empty if it has none."""
-    table = study.tables.get("passage")
-    of_run = None if table is None else table[table["model"] == label]
-    if of_run is None or of_run.empty:
+    if table is None or table.empty:
         return []
-    first = of_run[(of_run["layer"] == of_run["layer"].iloc[0]) & (of_run["head"] == of_run["head"].iloc[0])]
+    first = table[(table["layer"] == table["layer"].iloc[0]) & (table["head"] == table["head"].iloc[0])]
     last = first[first["q_token"] == first["q_token"].max()].sort_values("k_token")
     return [str(text) for text in last["text"]]
 
@@ -250,7 +265,7 @@ def packed_passage(rows: pd.DataFrame) -> str | None:
         return None
     units = rows["unit"].to_numpy("<f4")[np.flatnonzero(query == key)]
     levels = [rows[term].to_numpy(float).round().clip(-127, 127).astype("i1") for term in TERMS]
-    return base64.b64encode(units.tobytes() + np.concatenate(levels).tobytes()).decode("ascii")
+    return _compressed(units.tobytes() + np.concatenate(levels).tobytes())
 
 
 def _complete(rows: pd.DataFrame, pairs: Sequence[np.ndarray]) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from qkscope.analyses.components import TAXONOMY
 from qkscope.report.claims import details
 from qkscope.report.sections import Finding, Measure
+from qkscope.report.values import CLASS_COLUMNS
 from qkscope.report.windows import same_weights_lines
 
 _FIRST = Measure("explained_variance", "PC0's share of variance", "qk", percent=True)
@@ -67,12 +67,19 @@ FINDINGS = (
     Finding(
         "taxonomy",
         "Kinds of heads",
-        "Heads by how their queries and keys follow position on PC0: above 0.7 is strong, below 0.3 is weak.",
-        "Classes use |r_k|. A mean of signed r_k can fall because heads turn discordant rather than because keys "
-        "forget position, so |r_k| and the discordant share stand beside it.",
+        "Heads by what most of the variance of their scores is: position, key, query or content, beyond the intervals; "
+        "else mixed. A head whose scores hardly vary is flat, whatever their parts are: it attends almost evenly.",
+        "The published classes, on the right, are by how queries and keys follow position on PC0: |r| above 0.7 is "
+        "strong, below 0.3 is weak. They do not say what scores are made of: weights that never saw a text are "
+        "content-focused by them. A mean of signed r_k can fall because heads turn discordant rather than because keys "
+        "forget position, so the discordant share stands beside them.",
         ("qk-pca/02_rq_vs_rk_scatter",),
         (
-            *(Measure(kind, kind, "qk", percent=True) for kind in TAXONOMY),
+            *(Measure(column, kind, "heads", percent=True) for column, kind in CLASS_COLUMNS.items()),
+            *(
+                Measure(kind, f"published: {kind}", "qk", percent=True)
+                for kind in ("position-dominated", "content-focused")
+            ),
             Measure("discordant", "discordant", "qk", percent=True),
         ),
     ),
@@ -92,6 +99,7 @@ FINDINGS = (
             Measure("r_k_a", "r_k on a", "rotated"),
         ),
         lambda claims: details(claims.axes_order),
+        menu="Queries and keys along the drift",
     ),
     Finding(
         "bias",
@@ -188,8 +196,10 @@ FINDINGS = (
             Measure("distance_log_r2", "R² of a line over log distance", "heads"),
             Measure("distance_worst", "largest error (logits)", "heads"),
             Measure("content_offset", "measured − predicted (logits)", "heads"),
-            Measure("position_share_of_score", "position's share of score variance", "heads", percent=True),
+            Measure("position_share_of_score", "explained over single pairs", "heads", percent=True),
         ),
+        lambda claims: details(claims.distance),
+        menu="The distance curve",
     ),
     Finding(
         "score",
@@ -226,9 +236,11 @@ FINDINGS = (
         "Of two earlier keys one scores higher. Over the queries at one place of the window that can be the same one "
         "always, or depend on the query: plasticity is 4p(1 − p) for the probability p that a query prefers the later "
         "one, averaged over pairs of keys.",
-        "Plasticity depends on the width of the position buckets, which follows the window: within a bucket RoPE turns "
-        "queries, and that counts as variety. ap_fixed turns them to one place first. The published model of queries "
-        "keeps variances and drops covariances, which takes correlated coordinates for independent votes.",
+        "The published number, ap_overall, depends on the width of the position buckets, which follows the window: "
+        "within a bucket RoPE turns queries, and that counts as variety, so heads that follow position alone have the "
+        "highest values. ap_fixed_overall turns queries to one place first; it is the plasticity meant on this page. "
+        "The published model of queries keeps variances and drops covariances, which takes correlated coordinates for "
+        "independent votes.",
         (
             "plasticity/01_profile",
             "plasticity/02_pair_heatmap",
@@ -237,26 +249,26 @@ FINDINGS = (
             "plasticity/05_over_training",
         ),
         (
-            Measure("ap_overall", "over the window", "heads"),
-            Measure("ap_first20", "first fifth", "heads"),
-            Measure("ap_last20", "last fifth", "heads"),
-            Measure("ap_drop", "drop", "heads"),
+            Measure("ap_fixed_overall", "over the window", "heads"),
+            Measure("ap_overall", "as published (ap_overall)", "heads"),
+            Measure("ap_first20", "as published, first fifth", "heads"),
+            Measure("ap_last20", "as published, last fifth", "heads"),
+            Measure("ap_drop", "as published, drop", "heads"),
         ),
     ),
     Finding(
         "context",
         "Effective context, in one row per run",
         "Positional overhead, the share of the variance of queries and keys that is a linear function of position, is "
-        "the scalar that the published study proposes for how much of a head is left for content. Beside it stand what "
-        "position explains of single scores, how far plasticity falls along the window, and the bias over the window.",
+        "the scalar that the published study proposes for how much of a head is left for content. Beside it stand the "
+        "part of position in single scores, plasticity, and the bias over the window.",
         "None of these is a benchmark of long-context behaviour. Overhead is a share of variance, not of the score; "
         "a small share can still decide which key wins. The same numbers, with medians and counts, are in runs.csv.",
         (),
         (
             Measure("positional_overhead", "positional overhead", "heads", percent=True),
-            Measure("position_share_of_score", "position's share of score variance", "heads", percent=True),
-            Measure("ap_overall", "plasticity", "heads"),
-            Measure("ap_drop", "its drop along the window", "heads"),
+            Measure("part_position", "position's part of what varies in scores", "heads", percent=True),
+            Measure("ap_fixed_overall", "plasticity", "heads"),
             Measure("bias_causal_window", "causal bias per window", "rotated"),
             Measure("distance_r2", "R² of the distance curve", "heads"),
         ),

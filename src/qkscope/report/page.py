@@ -60,9 +60,9 @@ def as_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def data_url(png: bytes) -> str:
-    """A PNG image as a data URL."""
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+def data_url(picture: bytes, form: str) -> str:
+    """A picture of this form, such as png, as a data URL."""
+    return f"data:image/{form};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")

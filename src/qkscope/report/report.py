@@ -7,6 +7,8 @@ import logging
 import re
 import struct
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,12 +48,8 @@ def report_html(
     hero = next((figure for figure in written if figure.name == HERO.name), None)
     claims = Claims(study)
     first = front(claims)
-    pictures = {
-        figure.name: {"title": figure.title, "shows": figure.shows, "says": figure.says, "png": data_url(figure.png)}
-        | dict(zip(("width", "height"), _on_page(figure.png), strict=True))
-        for figure in written
-    }
-    thumbnails = {figure.name: data_url(_small(figure.png)) for figure in written if figure.name in first.figures}
+    with ThreadPoolExecutor() as threads:  # compressing leaves the interpreter free
+        pictures = dict(zip((figure.name for figure in written), threads.map(_picture, written), strict=True))
     missing = {figure.name: {"title": figure.title, "reason": figure.reason} for figure in skipped}
     sections = [finding.fill(claims) for finding in FINDINGS]
     sections = [s for s in sections if s.rows or s.lines or any(name in pictures for name in s.figures)]
@@ -61,7 +59,6 @@ def report_html(
         title=study.title or (study.labels[0] if len(study.runs) == 1 else "Position and content in attention heads"),
         front=first,
         hero=None if hero is None else pictures[hero.name],
-        thumbnails=thumbnails,
         measured="effects_together" in study.tables,
         opening=answers(claims),
         interval_note=interval_note(claims),
@@ -77,6 +74,24 @@ def report_html(
         unsure=[run.label for run in study.runs if run.label.lower() in UNSURE_KEY_HEADS],
         any_published=any(is_published(run.label) for run in study.runs),
     )
+
+
+def _picture(figure: WrittenFigure) -> dict[str, object]:
+    """A figure as the page shows it: its words, its pictures for both themes, and the version that is folded."""
+    width, height = _on_page(figure.png)
+    return {
+        "title": figure.title, "shows": figure.shows, "says": figure.says, "width": width, "height": height,
+        "light": _compressed(figure.png), "dark": _compressed(figure.dark),
+        "suffix": f"-{figure.suffix}" if figure.suffix else "",
+        "folded": None if figure.folded is None else _picture(figure.folded),
+    }  # fmt: skip
+
+
+def _compressed(png: bytes) -> str:
+    """A picture as a data URL of a third of its size, without loss."""
+    compressed = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").save(compressed, "webp", lossless=True, method=1, quality=20)
+    return data_url(compressed.getvalue(), "webp")
 
 
 def words(sections: Sequence[Section]) -> list[tuple[str, str]]:
@@ -105,22 +120,12 @@ def head_list(study: Study) -> dict[str, object]:
     }
 
 
-def _small(png: bytes) -> bytes:
-    """The picture at the size of a card."""
-    picture = Image.open(io.BytesIO(png))
-    picture.thumbnail(THUMBNAIL)
-    small = io.BytesIO()
-    picture.convert("RGB").save(small, "png", optimize=True)
-    return small.getvalue()
-
-
 def _on_page(png: bytes) -> tuple[int, int]:
     """Width and height on the page, so that text in figures is about as large as the text around them."""
     width, height = png_size(png)
     return round(PIXELS * width), round(PIXELS * height)
 
 
-THUMBNAIL = (560, 320)
 WORDS = [
     ("query, key", "Vectors of a head; a key scores by the product of the query with it."),
     ("position", "Where a token stands in its text; the window is the number of positions looked at."),
@@ -144,7 +149,7 @@ def png_size(png: bytes) -> tuple[int, int]:
 
 
 _log = logging.getLogger("qkscope")
-REPORT, EXPLORER, PDF, FIGURES, TABLES_FOLDER = "report.html", "explorer.html", "report.pdf", "figures", "tables"
+REPORT, EXPLORER, PDF, FIGURES = "report.html", "explorer.html", "report.pdf", "figures"
 RUNS, TRACKS = "runs.csv", "tracks.csv"
 GENERATOR = b'<meta name="generator" content="qkscope">'
 """In the head of every page that qkscope writes."""
@@ -179,7 +184,8 @@ def write_pages(
 ) -> list[SkippedFigure]:
     """Write figures, report.html, explorer.html, runs.csv and, for checkpoints, tracks.csv; returns skipped figures."""
     try:
-        written, skipped = write_figures(study, folder / FIGURES, command=command, workers=workers, on_done=on_figures)
+        drawn = _without_copies(study)
+        written, skipped = write_figures(drawn, folder / FIGURES, command=command, workers=workers, on_done=on_figures)
         if len(study.runs) > 2:  # a second for each
             _log.info("writing the pages of %d runs", len(study.runs))
         page = report_html(study, written, skipped, command=command, explorer=EXPLORER)
@@ -188,6 +194,12 @@ def write_pages(
     except OSError as error:
         raise TableError(f"cannot write to {folder} ({error.strerror}); choose another folder") from None
     return skipped
+
+
+def _without_copies(study: Study) -> Study:
+    """The study for figures: a run that is an earlier one again is not drawn as another model."""
+    copies = Claims(study).copies
+    return replace(study, runs=tuple(run for run in study.runs if run.label not in copies)) if copies else study
 
 
 def _csv_files(study: Study) -> dict[str, bytes]:

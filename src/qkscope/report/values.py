@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -15,11 +14,15 @@ import pandas as pd
 
 from qkscope.analyses.acrossheads import clusters, mean_over_heads
 from qkscope.analyses.components import TAXONOMY
+from qkscope.analyses.scores import HEAD_CLASSES
+from qkscope.analyses.uncertainty import wilson
 from qkscope.figures.figure import discordant, with_window
 from qkscope.results.study import Study
 
 DOCUMENTS, KEY_HEADS, COUNTED = "documents", "key heads", "counted heads"
-SHARES_OF_HEADS = frozenset({*TAXONOMY, "positive", "discordant", "decays", "mu_q_a_positive"})
+CLASS_COLUMNS = {f"class_{kind}": kind for kind in HEAD_CLASSES}
+"""Columns of the classes by the parts of scores, as TAXONOMY has those of the published ones."""
+SHARES_OF_HEADS = frozenset({*TAXONOMY, *CLASS_COLUMNS, "positive", "discordant", "decays", "mu_q_a_positive"})
 """Columns with 1 (yes) or 0 (no) for each head; their mean is a share of heads."""
 
 
@@ -33,18 +36,40 @@ class Value:
     over: str = ""
 
     def text(self, percent: bool = False) -> str:
-        """The number with its interval.
+        """The number with its interval; a share that cannot be told from zero is told by the end of its interval.
 
-        >>> Value(0.25, 0.2, 0.3, "documents").text(percent=True)
-        '25.0% [20.0%, 30.0%]'
+        >>> Value(0.25, 0.2, 0.3, "documents").text(percent=True), Value(-0.04, -0.04, 0.1).text(percent=True)
+        ('25% [20%, 30%]', 'no more than 10%')
+        >>> Value(0.7374, 0.7351, 0.7398).text()
+        '0.737 [0.735, 0.740]'
         """
-        return f"{rounded(self.value, percent)} {self.interval(percent)}".rstrip()
+        if percent and not self.above_zero:
+            return self.share()
+        digits = 3 if self.interval() and in_text(self.low, percent) == in_text(self.high, percent) else 2
+        return f"{in_text(self.value, percent, digits)} {self.interval(percent, digits)}".rstrip()
 
-    def interval(self, percent: bool = False) -> str:
+    @property
+    def above_zero(self) -> bool:
+        """False for a share, fitted on other documents or a covariance, that cannot be told from zero."""
+        return self.over == COUNTED or not (self.value < 0 or self.low <= 0)
+
+    def share(self) -> str:
+        """The number as a share in words: never negative, and no more than it can be told to be.
+
+        >>> Value(0.254).share(), Value(0.03, -0.01, 0.07).share(), Value(-0.02).share(), Value(0, -1, 0.001).share()
+        ('25%', 'no more than 7.0%', 'not more than chance', 'under 1%')
+        """
+        if self.above_zero or not math.isfinite(self.value):
+            return in_text(self.value, percent=True)
+        if math.isnan(self.high):
+            return "not more than chance"
+        return f"no more than {in_text(self.high, percent=True)}" if self.high >= 0.01 else "under 1%"
+
+    def interval(self, percent: bool = False, digits: int = 2) -> str:
         """The interval in brackets; empty if there is none."""
         if math.isnan(self.low) or (self.low == self.high and self.over != COUNTED):
             return ""  # if all heads have the same value, a bootstrap over heads has no width
-        return f"[{rounded(self.low, percent)}, {rounded(self.high, percent)}]"
+        return f"[{in_text(self.low, percent, digits)}, {in_text(self.high, percent, digits)}]"
 
     def negative(self) -> Value:
         """The number with the opposite sign."""
@@ -96,26 +121,40 @@ def rounded(number: float, percent: bool = False) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
-def mean_of(
-    study: Study, labels: Sequence[str], frame: pd.DataFrame | None, column: str, key: str = ""
-) -> Value | None:
-    """Mean of a column over the heads of these runs; None if the table does not have it.
+def in_text(number: float, percent: bool = False, digits: int = 2) -> str:
+    """A number in running text: two significant digits, or as many as say where an interval ends.
 
-    The interval is over documents if there is one run and its summary has an interval (under ``key`` or the column's
-    name), and a bootstrap over key heads otherwise. A share of heads has Wilson's interval, also at 0 and 100%.
+    >>> in_text(0.737), in_text(0.0641, percent=True), in_text(0.999, percent=True), in_text(1234.5), in_text(0.0)
+    ('0.74', '6.4%', '100%', '1,200', '0')
+    """
+    if not math.isfinite(number):
+        return "–"
+    if number == 0:
+        return "0%" if percent else "0"
+    shown = 100 * number if percent else number
+    decimals = max(digits - 1 - math.floor(math.log10(abs(float(f"{shown:.{digits - 1}e}")))), 0)
+    if abs(shown) < 1e-3:
+        return f"{shown:.{digits - 1}e}" + "%" * percent
+    return f"{float(f'{shown:.{digits - 1}e}'):,.{decimals}f}" + "%" * percent
+
+
+def mean_of(study: Study, label: str, frame: pd.DataFrame | None, column: str, key: str = "") -> Value | None:
+    """Mean of a column over the heads of a run; None if the table does not have it.
+
+    The interval is over documents if the run's summary has one (under ``key`` or the column's name), and a bootstrap
+    over key heads otherwise. A share of heads has Wilson's interval, also at 0 and 100%.
     """
     if frame is None or column not in frame:
         return None
-    rows = frame[frame["model"].isin(list(labels))].dropna(subset=[column])
+    rows = frame[frame["model"] == label].dropna(subset=[column])
     if rows.empty:
         return None
     if column in SHARES_OF_HEADS:
         return _share(rows, column)
-    if len(labels) == 1:
-        mean = float(rows[column].astype(float).mean())
-        summary = study.run(labels[0]).headline.get(key or column, {})
-        if "low" in summary and np.isclose(summary["mean"], mean, rtol=1e-6, atol=1e-12):
-            return Value(mean, summary["low"], summary["high"], DOCUMENTS)
+    mean = float(rows[column].astype(float).mean())
+    summary = study.run(label).headline.get(key or column, {})
+    if "low" in summary and np.isclose(summary["mean"], mean, rtol=1e-6, atol=1e-12):
+        return Value(mean, summary["low"], summary["high"], DOCUMENTS)
     mean_and_ends = mean_over_heads(rows.assign(**{column: rows[column].astype(float)}), [column])
     return Value(mean_and_ends[column], mean_and_ends[f"{column}_low"], mean_and_ends[f"{column}_high"], KEY_HEADS)
 
@@ -123,20 +162,8 @@ def mean_of(
 def _share(rows: pd.DataFrame, column: str) -> Value:
     """A share of heads with Wilson's interval; heads that read the same key head count as one observation."""
     share, n = float(rows[column].astype(float).mean()), int(clusters(rows).max()) + 1
-    low, high = wilson(share, n)
-    return Value(share, low, high, COUNTED)
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of n observations.
-
-    >>> [round(end, 3) for end in wilson(1.0, 16)], [round(end, 3) for end in wilson(0.5, 16)]
-    ([0.806, 1.0], [0.28, 0.72])
-    """
-    z = 1.959964
-    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
+    low, high = wilson(np.array(share), np.array(n))
+    return Value(share, float(low), float(high), COUNTED)
 
 
 def frames_of(study: Study) -> dict[str, pd.DataFrame | None]:
@@ -145,19 +172,23 @@ def frames_of(study: Study) -> dict[str, pd.DataFrame | None]:
 
 
 def heads(study: Study) -> pd.DataFrame | None:
-    """The table of heads with the column ``decays``: 1 if the mean score falls with distance."""
+    """The table of heads with ``decays``, 1 if the mean score falls with distance, and one column per class."""
     frame = study.tables.get("heads")
-    if frame is None or "decay" not in frame:
-        return frame
-    return frame.assign(decays=(frame["decay"] > 0).astype(float).where(frame["decay"].notna()))
+    if frame is not None and "decay" in frame:
+        frame = frame.assign(decays=(frame["decay"] > 0).astype(float).where(frame["decay"].notna()))
+    if frame is not None and "head_class" in frame:
+        known = frame["head_class"].notna()
+        kinds = {c: (frame["head_class"] == kind).astype(float).where(known) for c, kind in CLASS_COLUMNS.items()}
+        frame = frame.assign(**kinds)
+    return frame
 
 
 def with_derived(study: Study) -> pd.DataFrame | None:
-    """Component 0 with |r_k|, whether it is discordant, and one column per class."""
+    """Component 0 with |r_k|, whether it is discordant, and one column per published class."""
     first = study.pc0
     if first is None:
         return None
-    classes = {kind: (first["taxonomy"] == kind).astype(float) for kind in TAXONOMY}
+    classes = {kind: (first["taxonomy_published"] == kind).astype(float) for kind in TAXONOMY}
     return first.assign(abs_r_k=first["r_k"].abs(), discordant=discordant(first), **classes)
 
 

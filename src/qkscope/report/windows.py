@@ -13,13 +13,16 @@ SAME_WEIGHTS = (
     ("bias_strength", "rotated", "bias per token"),
     ("bias_window", "rotated", "bias per window"),
     ("r_q", "qk", "r_q on PC0"),
-    ("position-dominated", "qk", "position-dominated heads"),
+    ("class_position", "heads", "heads of the class position"),
+    ("position-dominated", "qk", "position-dominated heads (published class)"),
     ("position_share_q", "heads", "position's share of queries"),
     ("decay", "heads", "decay: logits per doubling of distance"),
 )
 """Columns, their tables, and their names in the table of one model at several windows."""
 
 
+NAMES = {column: name for column, _, name in SAME_WEIGHTS if column in SHARES_OF_HEADS}
+"""Columns that are no columns of tables, in words."""
 _SHARES = frozenset(column.name for columns in TABLES.values() for column in columns if column.unit == "share")
 
 
@@ -45,7 +48,7 @@ def same_weights(study: Study) -> OneModel | None:
         return None
     rows = []
     for column, table, name in SAME_WEIGHTS:
-        means = [mean_of(study.at[w], [label], frames_of(study.at[w])[table], column) for w in windows]
+        means = [mean_of(study.at[w], label, frames_of(study.at[w])[table], column) for w in windows]
         values = [value for value in means if value is not None]
         if len(values) == len(windows):
             rows.append((name, column, values))
@@ -71,8 +74,8 @@ def _study_for_comparison(study: Study, before: str, after: str) -> Study:
 
 
 def at_which_windows(study: Study, before: str, after: str) -> str:
-    """The windows at which two runs are compared, in words; empty if all runs of the study have the same one."""
-    if study.compare_at is None:
+    """The windows at which two runs are compared, in words; empty if they were captured at one."""
+    if study.compare_at is None and study.own is None:
         return ""
     compared = _study_for_comparison(study, before, after)
     windows = [compared.run(label).window for label in (before, after)]
@@ -85,20 +88,22 @@ def comparison(study: Study, column: str, table: str, before: str, after: str) -
     """A mean of two runs, at one window if possible; None if either has no such number."""
     compared = _study_for_comparison(study, before, after)
     frame = frames_of(compared)[table]
-    first, second = (mean_of(compared, [label], frame, column) for label in (before, after))
+    first, second = (mean_of(compared, label, frame, column) for label in (before, after))
     return None if first is None or second is None else (first, second)
 
 
 def window_note(study: Study) -> str:
-    """The window at which runs are compared, or a warning if there is none; empty if all have the same one."""
+    """The window of all runs if they were captured at several, or a warning; empty if they have one."""
+    if study.own is not None:
+        windows = f"{study.own.windows[0]:,} to {study.own.windows[-1]:,}"
+        return (
+            f"Runs were captured at windows of {windows} tokens. All numbers here are at {study.windows[0]:,}, where "
+            "all were captured, unless another window is named: a line, a correlation or a class at another window "
+            "is another question."
+        )
     if study.compare_at is None:
         return ""
     windows = f"{study.windows[0]:,} to {study.windows[-1]:,}"
-    if not study.uncompared:
-        return (
-            f"Runs have windows of {windows} tokens. What is compared between them is at {study.compare_at:,}, where "
-            "all were captured; a line, a correlation or a class at another window is another question."
-        )
     missing = ", ".join(study.uncompared[:3]) + (" and more" if len(study.uncompared) > 3 else "")
     return (
         f"Runs have windows of {windows} tokens, and {missing} {'was' if len(study.uncompared) == 1 else 'were'} not "
@@ -122,5 +127,5 @@ def changes(study: Study, columns: Sequence[tuple[str, str]], before: str, after
         if ends is not None:
             percent = in_percent(column)
             course = f"{ends[0].text(percent)} → {ends[1].text(percent)}"
-            lines.append((column, f"{column}: {course}; it {ends[0].change(ends[1])}."))
+            lines.append((column, f"{NAMES.get(column, column)}: {course}; it {ends[0].change(ends[1])}."))
     return lines

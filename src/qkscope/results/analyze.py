@@ -22,14 +22,14 @@ from qkscope.core.headdata import HeadData
 from qkscope.engine import ExecutionTarget, for_each
 from qkscope.errors import ConfigError, HeadError, TableError
 from qkscope.files.runfolder import MANIFEST
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.options import N_BUCKETS
 from qkscope.results.folder import check_results_folder, write_folder
 from qkscope.results.frames import arranged, empty_table
-from qkscope.results.job import RUN_TABLES, Job, Task, find_cached_tables, with_points
-from qkscope.results.reader import Folder, is_results, read_folder
+from qkscope.results.job import Job, Task, find_cached_tables, with_points
+from qkscope.results.reader import TABLES_FOLDER, Folder, read_folder, results_folders
 from qkscope.results.side import REPLICATES, replicate_rows
-from qkscope.results.summary import Failure, ModelResults
+from qkscope.results.summary import Failure, ModelResults, read_summary
 from qkscope.runs.run import Run, open_run, with_token_texts
 from qkscope.runs.source import LoadSpec
 
@@ -148,25 +148,36 @@ def analyze(
 def tables_of(location: str | Path, *, workers: int | None = 1, on_done: OnDone | None = None) -> Folder:
     """The tables of a results folder, or of a captured run, in whose folder they are kept once they are computed."""
     path = Path(location)
-    if is_results(path):
-        return read_folder(path)
+    folders = [] if (path / MANIFEST).is_file() else results_folders(path)
+    if len(folders) > 1:
+        raise TableError(f"{path} has tables of several runs; give one of {', '.join(map(str, folders))}")
+    if folders:
+        return read_folder(folders[0])
     run = open_run(location)
     if not (path / MANIFEST).is_file():
         raise TableError(f"{location} has no tables yet; run: qkscope analyze {location} -o results, then give results")
-    job, folder = Job.from_options(run, "analyze"), path / RUN_TABLES
+    folder = path / TABLES_FOLDER
+    kept = label_in(folder, run)
+    job = Job.from_options(replace(run, model=kept), "analyze")
     if find_cached_tables(job, [folder]) is None:
         check_results_folder(folder)
         started = time.monotonic()
         results = analyze([job], target=ExecutionTarget(workers), on_done=on_done)
         write_results(folder, results, wall_seconds=time.monotonic() - started)
-    return read_folder(folder)
+    return read_folder(folder).of(kept, run.model)
 
 
-def write_results(folder: Path, results: Sequence[ModelResults], *, wall_seconds: float) -> list[Path]:
+def label_in(folder: Path, run: Run) -> str:
+    """The label of a run in its folder's tables: another than its own after the folder was copied or moved."""
+    return next(iter(read_summary(folder)["models"]), run.model)
+
+
+def write_results(
+    folder: Path, results: Sequence[ModelResults], *, wall_seconds: float, published: bool = False
+) -> list[Path]:
     """Write tables and summary.json; returns the csv files. A model without any successful head changes nothing."""
-    return write_folder(
-        folder, [result for result in results if result.n_failed < result.n_heads], wall_seconds=wall_seconds
-    )
+    successful = [result for result in results if result.n_failed < result.n_heads]
+    return write_folder(folder, successful, wall_seconds=wall_seconds, published=published)
 
 
 def _check(jobs: Sequence[Job]) -> None:

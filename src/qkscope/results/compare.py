@@ -7,6 +7,7 @@ interval is much narrower than those of the two runs suggest. Runs are compared 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from scipy.special import bdtr, stdtrit
 from qkscope.analyses.catalogue import DECLARED_TABLES
 from qkscope.analyses.uncertainty import MIN_GROUPS, jackknife
 from qkscope.errors import TableError
+from qkscope.progress import plural
 from qkscope.results.derived import suggested
 from qkscope.results.reader import Folder
 from qkscope.results.side import WITHOUT
@@ -25,6 +27,8 @@ KEY = ["layer", "head"]
 MAIN = ("part_position", "part_content", "decay", "position_share", "ap_fixed_overall")
 """The columns that the sentence is about."""
 _ALPHA = 0.05
+ROUNDING = 1e-5
+"""Differences below this share of the numbers are rounding, as between two kernels of attention in single precision."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,12 @@ class Side:
         """Digest of the run."""
         return self._source().get("digest")
 
-    def _source(self) -> dict[str, str]:
+    def _entry(self) -> dict[str, Any]:
         entry = self.folder.summary.get(self.label)
-        source = entry.get("dataset") if isinstance(entry, dict) else None
+        return entry if isinstance(entry, dict) else {}
+
+    def _source(self) -> dict[str, str]:
+        source = self._entry().get("dataset")
         return source if isinstance(source, dict) else {}
 
     def _own(self, tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -80,7 +87,15 @@ class Side:
                     own = values[["k_head", column.name]].join(rows, how="inner")
                     # Replicates of an earlier analysis stay where the latest one left intervals out.
                     columns[column.name] = own[values[se].reindex(own.index).notna()]
+        if all(rows.empty for rows in columns.values()):
+            raise TableError(f"{self.label} has no intervals, which a comparison needs; {self._why_no_intervals()}")
         return columns
+
+    def _why_no_intervals(self) -> str:
+        documents = self._entry().get("n_documents")
+        if documents is None or documents >= MIN_GROUPS:
+            return "analyse it again, without --no-intervals"
+        return f"it was measured on {plural(documents, 'document')}: capture {MIN_GROUPS} or more"
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,8 @@ class Comparison:
     """One row per column and head."""
     summary: pd.DataFrame
     """One row per column: means over heads, the share of heads that rose and fell, and a sign test over key heads."""
+    nested: bool = False
+    """True if a run is compared at a shorter window than its own, which the other has too."""
 
     @property
     def sentence(self) -> str:
@@ -118,13 +135,20 @@ class Comparison:
             names = ", ".join(rows["column"])
             return [
                 f"{begin}, no mean over heads of {names} changed beyond its interval; {share:.0%} of the intervals of "
-                "single heads exclude zero, of which chance accounts for 5%."
+                "single heads exclude zero, where chance alone would make about 5% do so.",
+                *self._remarks,
             ]
         largest = changed.assign(most=changed[["up", "down"]].max(axis=1)).sort_values("most", ascending=False)
         first, *others = (_in_words(row) for _, row in largest.iterrows())
-        unpaired = "The runs read different documents, so intervals are those of unpaired means."
         further = [f"Also: {'; '.join(others)}."] if others else []
-        return [f"{begin}, {first}.", *further, *([] if self.paired else [unpaired])]
+        return [f"{begin}, {first}.", *further, *self._remarks]
+
+    @property
+    def _remarks(self) -> list[str]:
+        """Sentences on what was compared, where it is not what one would expect."""
+        unpaired = "The runs read different documents, so intervals are those of unpaired means."
+        nested = f"{self.window:,} tokens is the largest window that both were captured at." if self.nested else ""
+        return [text for text in ("" if self.paired else unpaired, nested) if text]
 
     @property
     def main_column(self) -> str:
@@ -165,9 +189,10 @@ def _in_words(row: pd.Series) -> str:
 def compare_runs(a: Side, b: Side) -> Comparison:
     """Compare two runs of one shape at one window; an error says why they cannot be compared."""
     if a.window != b.window:
+        known = sorted((side.window, side.label) for side in (a, b) if side.window)
         raise TableError(
             f"{a.label} was measured at a window of {a.window} tokens and {b.label} at {b.window}; numbers of heads "
-            f"depend on the window, so capture both with --window {min(w for w in (a.window, b.window) if w)}"
+            f"depend on the window, so capture {known[-1][1]} with --compare-at {known[0][0]} too"
         )
     columns_a, columns_b = a.columns(), b.columns()
     _check_same_heads(a, b, columns_a, columns_b)
@@ -212,6 +237,7 @@ def _differences(
     """The difference of one column in each head, and what holds over all heads."""
     a, b = values
     difference = b - a
+    beyond = np.where(np.abs(difference) > _rounding(values), difference, 0.0)
     se, low, high = _interval(values, replicates, paired=paired)
     unpaired_se, unpaired_low, unpaired_high = _interval(values, replicates, paired=False)
     table = pd.DataFrame({"a": a, "b": b, "difference": difference, "difference_se": se, "low": low, "high": high})
@@ -222,11 +248,11 @@ def _differences(
     means = [value[known].mean(keepdims=True) if known.any() else np.array([np.nan]) for value in values]
     over_heads = [_mean(replicate[known]) for replicate in replicates]
     _, mean_low, mean_high = _interval(means, over_heads, paired=paired)
-    by_key_head = table.groupby(["layer", "k_head"])["difference"].mean()
+    by_key_head = table.assign(beyond=beyond).groupby(["layer", "k_head"])["beyond"].mean()
     rose, fell = int((by_key_head > 0).sum()), int((by_key_head < 0).sum())
     summary = {
         "n_heads": len(a), "mean_a": a.mean(), "mean_b": b.mean(), "difference": difference.mean(),
-        "low": mean_low[0], "high": mean_high[0], "up": (difference > 0).mean(), "down": (difference < 0).mean(),
+        "low": mean_low[0], "high": mean_high[0], "up": (beyond > 0).mean(), "down": (beyond < 0).mean(),
         "changed": table["changed"].mean(), "changed_unpaired": ((unpaired_low > 0) | (unpaired_high < 0)).mean(),
         "se_ratio": (table["difference_se"] / table["unpaired_se"].replace(0.0, np.nan)).median(),
         "sign_p": sign_test(rose, fell),
@@ -242,12 +268,15 @@ def _mean(replicates: Float[np.ndarray, "heads groups"]) -> Float[np.ndarray, "1
 def _interval(
     values: list[Float[np.ndarray, "heads"]], replicates: list[Float[np.ndarray, "heads groups"]], *, paired: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Standard error and 95% interval of b − a: from paired replicates, or from the two standard errors."""
-    difference = values[1] - values[0]
+    """Standard error and 95% interval of b − a: from paired replicates, or from the two standard errors.
+
+    The interval is wider by what rounding may change on each side.
+    """
+    difference, rounding = values[1] - values[0], _rounding(values)
     if paired:
         of_difference = replicates[1] - replicates[0]
         interval = jackknife(np.nan_to_num(difference), np.nan_to_num(of_difference), ~np.isnan(of_difference) * 1.0)
-        return interval.se, interval.low, interval.high
+        return interval.se, interval.low - rounding, interval.high + rounding
     parts = [
         jackknife(np.nan_to_num(value), np.nan_to_num(replicate), ~np.isnan(replicate) * 1.0).se
         for value, replicate in zip(values, replicates, strict=True)
@@ -255,7 +284,13 @@ def _interval(
     se = np.hypot(*parts)
     groups = np.minimum(*((~np.isnan(replicate)).sum(-1) for replicate in replicates))
     half = stdtrit(np.maximum(groups, MIN_GROUPS) - 1, 1 - _ALPHA / 2) * se
-    return se, difference - half, difference + half
+    return se, difference - half - rounding, difference + half + rounding
+
+
+def _rounding(values: list[Float[np.ndarray, "heads"]]) -> Float[np.ndarray, "heads"]:
+    """The largest difference of each head that is rounding: a share of its number, or of the column's usual size."""
+    size = np.maximum(*np.abs(values))
+    return ROUNDING * np.maximum(size, np.median(size))
 
 
 def sign_test(up: int, down: int) -> float:

@@ -15,7 +15,9 @@ from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
 from qkscope.analyses.components import TAXONOMY
 from qkscope.analyses.tabulate import heads_from
 from qkscope.errors import TableError
-from qkscope.results.schema import STATISTICS, SUMMED_UP, column_names
+from qkscope.headids import TERMS
+from qkscope.options import is_whole
+from qkscope.results.schema import STATISTICS, SUMMED_UP, TEXTS, column_names
 from qkscope.results.summary import merged_headline
 
 
@@ -141,6 +143,10 @@ def _row(link: str, name: str, n: int, value: float, low: float, high: float) ->
 # ---- the heads that a column ranks highest -----------------------------------------------------
 
 
+PARTS = tuple(f"part_{term}" for term in TERMS)
+"""The columns that say what the scores of a head are made of."""
+
+
 def suggested(name: str, names: Sequence[str]) -> str:
     """The end of a message about a column that does not exist: the names close to it, or where all are listed."""
     near = [known for known in names if name.lower() in known] or get_close_matches(name, names, 3)
@@ -148,16 +154,32 @@ def suggested(name: str, names: Sequence[str]) -> str:
 
 
 def top_heads(heads: pd.DataFrame, by: str, n: int = 10, *, lowest: bool = False) -> pd.DataFrame:
-    """The heads with the highest (or lowest) values of a column, with its interval, class and parts."""
-    numbers = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name])]
-    if by not in numbers:
-        raise TableError(f"heads have no number {by!r}{suggested(by, numbers)}")
-    shown = [by, f"{by}_low", f"{by}_high", "head_class", "part_position", "part_key", "part_query", "part_content"]
-    shown += ["decay", "flags"]
+    """The heads with the highest (or lowest) values of a column, with its interval, class, parts and their window."""
+    _check_number(heads, by)
+    if not is_whole(n) or n < 1:
+        raise TableError(f"expected n, how many heads, to be 1 or more, got {n!r}")
+    shown = [by, f"{by}_low", f"{by}_high", "head_class", *PARTS, "decay", "window", "flags"]
     rows = heads.dropna(subset=[by]).sort_values(by, ascending=lowest, kind="stable").head(n)
     return rows[
         ["model", "layer", "head", "k_head", *dict.fromkeys(name for name in shown if name in rows)]
     ].reset_index(drop=True)
+
+
+def number_of_heads(tables: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
+    """All tables about whole heads joined; an error with the nearest names if this column is not a number of them."""
+    heads = one_row_per_head(tables)
+    _check_number(heads, column)
+    return heads
+
+
+def _check_number(heads: pd.DataFrame, column: str) -> None:
+    if not isinstance(column, str):
+        raise TableError(f"expected the name of a column, such as 'part_position', got {column!r}")
+    if column in heads and column in TEXTS:
+        raise TableError(f"{column} is text, not a number; give a number such as {', '.join(PARTS)}")
+    numbers = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name])]
+    if column not in numbers:
+        raise TableError(f"heads have no number {column!r}{suggested(column, numbers)}")
 
 
 def one_row_per_head(tables: Mapping[str, pd.DataFrame], model: str | None = None) -> pd.DataFrame:

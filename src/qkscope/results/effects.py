@@ -6,7 +6,9 @@ are written by ``qkscope effects``, into a results folder or on their own; numbe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +19,7 @@ from qkscope.errors import TableError
 from qkscope.files.atomic import finish, locked
 from qkscope.results.frames import read_table, write_tables
 from qkscope.results.schema import column_names
+from qkscope.results.summary import MEASURED_OF, SUMMARY, is_other, read_summary, summary_bytes
 
 LEAST_DOCUMENTS = 4
 """With fewer documents there is no interval."""
@@ -25,7 +28,10 @@ LEAST_DOCUMENTS = 4
 def mean_with_interval(
     sums: Float[np.ndarray, "documents"], counts: Float[np.ndarray, "documents"], *, positive: bool = False
 ) -> tuple[float, float, float]:
-    """Σ sums / Σ counts and its 95% interval over documents: jackknife with Student's t, on the root if positive."""
+    """Σ sums / Σ counts and its 95% interval over documents: jackknife with Student's t, on the root if positive.
+
+    It is centred at the estimate, which for documents of one length is the bias-corrected value unless on the root.
+    """
     nonempty = counts > 0
     sums, counts = sums[nonempty], counts[nonempty]
     n = len(sums)
@@ -44,19 +50,49 @@ def mean_with_interval(
     return (mean, max(low, 0.0) ** 2, high**2) if positive else (mean, low, high)
 
 
+def interval_text(low: Any, high: Any, form: str) -> str:
+    """Return an interval in brackets after a space; empty if there is none.
+
+    >>> interval_text(0.123, 0.456, "+.1f"), interval_text(float("nan"), float("nan"), ".2f")
+    (' [+0.1, +0.5]', '')
+    """
+    return "" if np.isnan(low) or np.isnan(high) else f" [{low:{form}}, {high:{form}}]"
+
+
+def known_effect(effects: pd.DataFrame) -> pd.Series:
+    """Return the divergence of each row: measured where it was, otherwise estimated."""
+    estimated: pd.Series = effects["kl_predicted"]
+    return effects["kl"].fillna(estimated) if "kl" in effects else estimated
+
+
+def strongest_heads(effects: pd.DataFrame, n: int = 3) -> list[str]:
+    """Return a line for each term: the heads whose effect on the prediction is largest, measured if it was."""
+    lines = []
+    for term, rows in effects.groupby("term", sort=False):
+        largest = known_effect(rows).dropna().sort_values(ascending=False).head(n)
+        heads = [
+            f"l{layer:02d}h{head:02d} ({value:.2g}, {'estimated' if np.isnan(kl) else 'measured'})"
+            for value, layer, head, kl in zip(
+                largest, *(rows.loc[largest.index, c] for c in ("layer", "head", "kl")), strict=True
+            )
+        ]
+        if heads:
+            lines.append(f"{term} matters most in {', '.join(heads)}: divergence without it, in nats per token")
+    return lines
+
+
 def effects_frame(
-    model: str,
-    family: str,
+    about: dict[str, object],
     q_per_kv: int,
     heads: list[tuple[int, int]],
     terms: list[str],
     fisher: Float[np.ndarray, "documents heads terms"],
     single: dict[tuple[tuple[int, int], str], Float[np.ndarray, "documents octaves measures"]],
-    strongest: set[tuple[int, int]],
+    chosen: dict[tuple[int, int], str],
     gamma: float,
     lengths: Float[np.ndarray, "documents"],
 ) -> pd.DataFrame:
-    """``effects``; ``single`` has kl, delta_nll, nll and tokens of each change that was measured."""
+    """``effects``; ``single`` has kl, delta_nll, nll and tokens of each change that was measured, ``chosen`` why."""
     rows = []
     for i, (layer, head) in enumerate(heads):
         for t, term in enumerate(terms):
@@ -65,9 +101,10 @@ def effects_frame(
             estimate = mean_with_interval(np.nan_to_num(information) * lengths, counted, positive=True)
             measured = single.get(((layer, head), term))
             nothing = dict.fromkeys(("kl", "kl_low", "kl_high", "delta_nll", "delta_nll_low", "delta_nll_high"), np.nan)
-            choice = "" if measured is None else "strongest" if (layer, head) in strongest else "random"
+            choice = "" if measured is None else chosen[layer, head]
             rows.append(
-                {"model": model, "family": family, "layer": layer, "head": head, "k_head": head // q_per_kv}
+                about
+                | {"layer": layer, "head": head, "k_head": head // q_per_kv}
                 | {"term": term, "chosen": choice, "gamma": gamma}
                 | dict(
                     zip(
@@ -83,20 +120,18 @@ def effects_frame(
 
 
 def together_frame(
-    model: str,
-    family: str,
-    changes: dict[str, Float[np.ndarray, "documents octaves measures"]],
-    n_heads: int,
+    about: dict[str, object],
+    changes: dict[tuple[str, str], tuple[int, Float[np.ndarray, "documents octaves measures"]]],
     gamma: float,
 ) -> pd.DataFrame:
-    """``effects_together``: each change over all tokens, and by octave of their position."""
+    """``effects_together``: each change of some heads over all tokens, and by octave of their position."""
     rows = []
-    for change, sums in changes.items():
+    for (change, heads), (n_heads, sums) in changes.items():
         selections = [("all", np.nan, sums.sum(1))]
         selections += [("octave", float(2**octave), sums[:, octave]) for octave in range(sums.shape[1])]
         for over, start, selected in selections:
             if selected[:, 3].sum() > 0:
-                labels = {"model": model, "family": family, "change": change, "over": over, "position": start}
+                labels = about | {"change": change, "heads": heads, "over": over, "position": start}
                 labels |= {"n_heads": n_heads, "gamma": 1.0 if change in ("drift", "control") else gamma}
                 rows.append(labels | cost_columns(selected) | {"nll": selected[:, 2].sum() / selected[:, 3].sum()})
     return pd.DataFrame(rows, columns=column_names("effects_together"))
@@ -111,12 +146,24 @@ def cost_columns(sums: Float[np.ndarray, "documents measures"]) -> dict[str, flo
     return dict(zip(names, (*kl, *nll), strict=True))
 
 
-def write_measured(folder: Path, frames: dict[str, pd.DataFrame]) -> list[Path]:
-    """Write such tables into a folder that keeps its rows of other models; returns the csv files."""
+def check_measured(folder: Path, label: str, source: Mapping[str, object]) -> None:
+    """Raise an error if a folder has tables of other weights than those of a run (``source``) under this label."""
+    if is_other(read_summary(folder)["models"].get(label, {}), source, "weights"):
+        raise TableError(
+            f"{folder} has tables of {label} from a run of other weights; write elsewhere, or give one of them another "
+            "label"
+        )
+
+
+def write_measured(folder: Path, frames: dict[str, pd.DataFrame], source: Mapping[str, object]) -> list[Path]:
+    """Write such tables into a folder that keeps its rows of other models; returns the csv files.
+
+    ``source`` identifies the run; the summary records it, so that tables of another run never stand beside these.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         finish(folder)
-        merged = {}
+        merged, summary = {}, read_summary(folder)
         for name, frame in frames.items():
             old = read_table(folder, name)
             other_models = [] if old is None else [old[~old["model"].isin(frame["model"])]]
@@ -124,4 +171,8 @@ def write_measured(folder: Path, frames: dict[str, pd.DataFrame]) -> list[Path]:
             if not nonempty:
                 raise TableError(f"{name} would have no rows; {folder} is unchanged")
             merged[name] = pd.concat(nonempty, ignore_index=True)
-        return write_tables(folder, merged, {})
+            for label in map(str, frame["model"].unique()):
+                check_measured(folder, label, source)
+                of_tables = summary["models"].setdefault(label, {}).setdefault(MEASURED_OF, {})
+                of_tables[name] = {key: source[key] for key in ("weights", "digest") if key in source}
+        return write_tables(folder, merged, {SUMMARY: summary_bytes(summary)})

@@ -6,14 +6,13 @@ computed model by model into one folder.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from qkscope.analyses.catalogue import DECLARED_TABLES, SCALARS
+from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES, SCALARS
 from qkscope.analyses.pca import HEADS_TABLE
 from qkscope.analyses.tabulate import with_scalars
 from qkscope.errors import TableError
@@ -22,7 +21,15 @@ from qkscope.results.derived import derived_tables
 from qkscope.results.frames import read_table, write_tables
 from qkscope.results.schema import TABLES
 from qkscope.results.side import AXES, REPLICATES, SIDE_TABLES
-from qkscope.results.summary import SUMMARY, ModelResults, read_summary, updated_summary
+from qkscope.results.summary import (
+    SUMMARY,
+    ModelResults,
+    is_other,
+    other_measured,
+    read_summary,
+    summary_bytes,
+    updated_summary,
+)
 
 _OURS = re.compile(
     "|".join(re.escape(name) for table in TABLES for name in (f"{table}.csv", f"{table}.parquet"))
@@ -37,8 +44,13 @@ def result_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_file() and _OURS.fullmatch(path.name))
 
 
-def check_results_folder(folder: Path) -> None:
-    """Raise before the computation if writing would fail after it: a folder or table that must not be replaced."""
+def check_results_folder(
+    folder: Path, runs: Mapping[str, Mapping[str, object]] | None = None, analyses: Collection[str] = ()
+) -> None:
+    """Raise before the computation if writing would fail after it: a folder or table that must not be replaced.
+
+    ``runs`` are the identities of the runs to analyse, by label, and ``analyses`` what is computed of them.
+    """
     check_writable(folder)
     settle(folder)
     for name in TABLES:
@@ -47,11 +59,33 @@ def check_results_folder(folder: Path) -> None:
         read_table(folder, name)
     for side in SIDE_TABLES:
         side.read(folder)
-    read_summary(folder)
+    tables = {table.name for analysis in ANALYSES if analysis.name in analyses for table in analysis.tables}
+    known = read_summary(folder)["models"]
+    for label, source in (runs or {}).items():
+        if label in known:
+            check_one_run(folder, label, source, tables)
 
 
-def write_folder(folder: Path, results: Sequence[ModelResults], *, wall_seconds: float) -> list[Path]:
-    """Write tables and summary.json; returns the csv files."""
+def check_one_run(folder: Path, label: str, source: Mapping[str, object], written: Collection[str]) -> None:
+    """Raise an error if rows of another run, or of other weights, would remain under this label.
+
+    ``source`` identifies the run; rows of the tables in ``written`` are replaced.
+    """
+    entry = read_summary(folder)["models"].get(label, {})
+    kept = [name for name in DECLARED_TABLES if name not in written] if is_other(entry, source, "digest") else []
+    foreign = [name for name in kept if (old := read_table(folder, name)) is not None and label in set(old["model"])]
+    foreign += other_measured(entry, source)
+    if foreign:
+        raise TableError(
+            f"{folder} has {', '.join(foreign)} of {label} from another run; write elsewhere, or give one of them "
+            "another label"
+        )
+
+
+def write_folder(
+    folder: Path, results: Sequence[ModelResults], *, wall_seconds: float, published: bool = False
+) -> list[Path]:
+    """Write tables and summary.json; returns the csv files. With ``published``, qk.csv has the published names."""
     if not results:
         raise TableError(f"no head could be analysed; {folder} is unchanged")
     names = [name for name in results[0].tables.frames if name in TABLES]
@@ -64,11 +98,15 @@ def write_folder(folder: Path, results: Sequence[ModelResults], *, wall_seconds:
             name: _with_kept_rows(folder, name, [result.tables.frames[name] for result in results], models)
             for name in names
         }
+        before = read_summary(folder)["models"]
+        for result in results:
+            check_one_run(folder, result.model, result.source, result.tables.frames)
+        changed = [r.model for r in results if is_other(before.get(r.model, {}), r.source, "digest")]
         frames = _with_scalars(folder, frames)
         summary = updated_summary(read_summary(folder), results, wall_seconds)
         frames |= derived_tables(_Tables(folder, frames), summary["models"])
-        text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        return write_tables(folder, frames, {SUMMARY: text.encode()} | _side_files(folder, results))
+        others = {SUMMARY: summary_bytes(summary)} | _side_files(folder, results, changed)
+        return write_tables(folder, frames, others, published=published)
 
 
 def copy_tables(source: Path, target: Path) -> None:
@@ -124,10 +162,14 @@ def _with_kept_rows(folder: Path, name: str, new: list[pd.DataFrame], models: li
     return pd.concat(nonempty, ignore_index=True) if nonempty else new[0]
 
 
-def _side_files(folder: Path, results: Sequence[ModelResults]) -> dict[str, bytes]:
-    """Return the content of the side tables for which there are new rows."""
+def _side_files(folder: Path, results: Sequence[ModelResults], changed: Collection[str]) -> dict[str, bytes]:
+    """Return the content of the side tables that change; old rows of ``changed`` models, of other runs, are dropped."""
     new = {
         side: [result.tables.frames[side.name] for result in results if side.name in result.tables.frames]
         for side in SIDE_TABLES
     }
-    return {side.file: side.content(folder, pd.concat(rows, ignore_index=True)) for side, rows in new.items() if rows}
+    return {
+        side.file: side.content(folder, rows, changed)
+        for side, rows in new.items()
+        if rows or (changed and (folder / side.file).exists())
+    }

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+from pyarrow import csv
 
 from qkscope.errors import TableError
 from qkscope.files.atomic import write_together
 from qkscope.files.readers import LARGEST, UNREADABLE, read_frame
 from qkscope.results.schema import KEYS, TABLES, TEXTS, column_names
 
+PUBLISHED = {"taxonomy_published": "taxonomy"}
+"""Columns as qk.csv of the published command lines names them; parquet files have the same names always."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_QUOTED = re.compile(r'[",\r\n]')
 
 
 def csv_bytes(frame: pd.DataFrame, float_format: str | None = None) -> bytes:
     """The csv file of a table; text that begins like a formula gets an apostrophe in front.
 
     >>> csv_bytes(pd.DataFrame({"model": ["=1+1", "llama"], "r": [-0.5, 1.0]})).decode().splitlines()
-    ['model,r', "'=1+1,-0.5", 'llama,1.0']
+    ['model,r', "'=1+1,-0.5", 'llama,1']
     """
     texts = [name for name in frame if not (pd.api.types.is_numeric_dtype(frame[name]))]
-    guarded = frame.assign(**{str(name): frame[name].map(_guarded) for name in texts})
-    return guarded.to_csv(index=False, float_format=float_format).encode()
+    cells = {name: pd.unique(frame[name]) for name in texts}
+    guarded = frame.assign(**{str(name): frame[name].replace(_guarded(cells[name])) for name in texts})
+    if float_format is not None or any(_QUOTED.search(str(cell)) for name in texts for cell in (name, *cells[name])):
+        return guarded.to_csv(index=False, float_format=float_format).encode()
+    buffer = io.BytesIO(f"{','.join(map(str, frame))}\n".encode())
+    buffer.seek(0, io.SEEK_END)
+    plain = csv.WriteOptions(include_header=False, quoting_style="none")
+    csv.write_csv(pa.Table.from_pandas(guarded, preserve_index=False), buffer, plain)
+    return buffer.getvalue()
 
 
-def _guarded(cell: object) -> object:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+def _guarded(cells: Iterable[object]) -> dict[object, str]:
+    """Texts that begin like a formula, with an apostrophe in front."""
+    return {cell: f"'{cell}" for cell in cells if isinstance(cell, str) and cell.startswith(_FORMULA)}
 
 
 def arranged(table: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -81,13 +95,24 @@ def frame_bytes(frame: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def write_tables(folder: Path, frames: Mapping[str, pd.DataFrame], other_files: Mapping[str, bytes]) -> list[Path]:
-    """Write each table as parquet and csv, and other files; if killed, either all old or all new files remain."""
+def write_tables(
+    folder: Path,
+    frames: Mapping[str, pd.DataFrame],
+    other_files: Mapping[str, bytes],
+    *,
+    published: bool = False,
+) -> list[Path]:
+    """Write each table as parquet and csv, and other files; if killed, either all old or all new files remain.
+
+    With ``published``, qk.csv has the names of the published command lines.
+    """
     contents: dict[str, bytes] = {}
     for table, frame in frames.items():
         ordered = arranged(table, frame)
         contents[f"{table}.parquet"] = frame_bytes(ordered)
-        contents[f"{table}.csv"] = csv_bytes(ordered)
+        contents[f"{table}.csv"] = csv_bytes(
+            ordered.rename(columns=PUBLISHED) if published and table == "qk" else ordered
+        )
     try:
         write_together(folder, contents | dict(other_files))
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,17 +15,16 @@ from qkscope.analyses.options import AnalysisOptions, PcaOptions, PointOptions, 
 from qkscope.analyses.sidetables import PASSAGE_ANALYSIS, POINTS_ANALYSIS
 from qkscope.errors import QkscopeError, TableError
 from qkscope.files.readers import UNREADABLE, read_json
-from qkscope.heads import HeadId
+from qkscope.files.runfolder import MANIFEST
+from qkscope.headids import HeadId
 from qkscope.options import defaults, from_record, from_values, record
 from qkscope.results.config import Config
 from qkscope.results.frames import read_table
-from qkscope.results.reader import is_results
+from qkscope.results.reader import TABLES_FOLDER, is_results
 from qkscope.results.summary import SUMMARY
 from qkscope.runs.run import Run, open_run
 from qkscope.runs.selection import DatasetOptions, Selection
 
-RUN_TABLES = "tables"
-"""Folder of a captured run in which its tables are looked for."""
 OPTION_CLASSES = (DatasetOptions, Selection, AnalysisOptions)
 """The classes whose options decide the content of a run's tables."""
 
@@ -98,6 +98,17 @@ def with_points(analyses: tuple[Analysis, ...], job: Job) -> tuple[Analysis, ...
 def find_cached_tables(job: Job, folders: Iterable[Path]) -> Path | None:
     """Return the first of these results folders that has every table of a job as it would be computed."""
     return next((folder for folder in folders if _has_all(job, folder)), None)
+
+
+def may_keep_tables(job: Job, run_folder: Path) -> bool:
+    """Return True if a run's folder may keep the tables of this job: it has none, and they are what ``analyze`` writes.
+
+    A run without a name of its own is labelled by its folder; only under this label are kept tables found again.
+    """
+    tables, same_label = run_folder / TABLES_FOLDER, job.run.model == run_folder.absolute().name
+    usual = same_label and not job.run.family and job.would_write({"command": "analyze"})
+    local = usual and (run_folder / MANIFEST).is_file() and not tables.exists()
+    return local and os.access(run_folder, os.W_OK)
 
 
 def _has_all(job: Job, folder: Path) -> bool:

@@ -16,10 +16,13 @@ from qkscope.core.linalg import SIGN_ANCHOR
 from qkscope.errors import TableError
 from qkscope.files.atomic import settle
 from qkscope.files.readers import LARGEST, UNREADABLE, read_frame, read_json, read_text
+from qkscope.results.frames import PUBLISHED
 from qkscope.results.schema import KEYS, MEASURED, TABLES
 from qkscope.results.side import SIDE_TABLES
 from qkscope.results.summary import SUMMARY
 
+TABLES_FOLDER = "tables"
+"""Folder of a captured run that keeps its tables, and of a report that keeps those of its runs."""
 MOST = 10_000
 """Layers of a model, heads of a layer and other things that are counted, at most, as in a manifest."""
 INDICES = tuple(
@@ -48,11 +51,24 @@ class Folder:
         labels = (str(model) for frame in self.tables.values() for model in frame["model"].unique())
         return list(dict.fromkeys(labels))
 
+    def of(self, model: str, label: str) -> Folder:
+        """The tables of one model alone, under another label."""
+        rows = {name: frame[frame["model"] == model].assign(model=label) for name, frame in self.tables.items()}
+        return Folder(self.path, rows, {label: self.summary[model]} if model in self.summary else {})
+
 
 def is_results(path: Path) -> bool:
     """Return True if a folder contains tables."""
     settle(path)
     return any((path / f"{name}.{suffix}").is_file() for name in DECLARED_TABLES for suffix in ("parquet", "csv"))
+
+
+def results_folders(path: Path) -> list[Path]:
+    """Return the results folders at a path: itself, or those of a report's runs; empty if there are none."""
+    if is_results(path):
+        return [path]
+    inside = path / TABLES_FOLDER
+    return [folder for folder in sorted(inside.iterdir()) if is_results(folder)] if inside.is_dir() else []
 
 
 def read_folder(path: Path) -> Folder:
@@ -84,6 +100,7 @@ def _read(path: Path, name: str) -> pd.DataFrame | None:
     if missing:
         raise TableError(f"{file} has no column {', '.join(missing)}, which is required")
     try:
+        frame = frame.rename(columns={old: name for name, old in PUBLISHED.items() if name not in frame})
         return _checked(_typed(frame, file, path), name, file) if len(frame) else None
     except TableError:
         raise

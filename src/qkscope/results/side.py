@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from qkscope.core.headmoments import N_GROUPS
 from qkscope.errors import TableError
 from qkscope.files.atomic import finish, locked, write_together
 from qkscope.files.readers import read_frame
-from qkscope.heads import TERMS
+from qkscope.headids import TERMS
 from qkscope.results.frames import frame_bytes
 
 TOKEN = "token"
@@ -62,14 +62,17 @@ class SideTable:
                 raise TableError(f"{path}: column {name} must contain numbers; {_NOT_OURS}")
         return self.checked(frame, path)
 
-    def content(self, folder: Path, new: pd.DataFrame) -> bytes:
-        """Return the content of the folder's file with these rows replaced or added."""
-        old, keys = self.read(folder), list(self.replaced_by)
-        frames = [new]
+    def content(self, folder: Path, new: Sequence[pd.DataFrame], changed: Collection[str] = ()) -> bytes:
+        """Return the content of the folder's file with these rows replaced or added, and none of ``changed`` models."""
+        old, keys, frames = self.read(folder), list(self.replaced_by), list(new)
         if old is not None:
-            replaced = pd.MultiIndex.from_frame(new[keys].drop_duplicates())
-            frames = [old[~pd.MultiIndex.from_frame(old[keys]).isin(replaced)], new]
-        return self.encoded(pd.concat([rows for rows in frames if len(rows)], ignore_index=True))
+            old = old[~old["model"].isin(list(changed))]
+            for rows in new:
+                replaced = pd.MultiIndex.from_frame(rows[keys].drop_duplicates())
+                old = old[~pd.MultiIndex.from_frame(old[keys]).isin(replaced)]
+            frames = [old, *frames]
+        nonempty = [rows for rows in frames if len(rows)]
+        return self.encoded(pd.concat(nonempty or frames[:1], ignore_index=True))
 
     def write(self, folder: Path, new: pd.DataFrame) -> None:
         """Replace or add rows of the folder's file."""
@@ -77,7 +80,7 @@ class SideTable:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder):
                 finish(folder)
-                write_together(folder, {self.file: self.content(folder, new)})
+                write_together(folder, {self.file: self.content(folder, [new])})
         except OSError as error:
             raise TableError(f"cannot write to {folder} ({error.strerror}); choose another results folder") from None
 

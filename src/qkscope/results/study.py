@@ -19,6 +19,7 @@ from qkscope.analyses.components import TAXONOMY, taxonomy
 from qkscope.config import StudyRunConfig
 from qkscope.errors import TableError
 from qkscope.results.reader import Folder, read_folder
+from qkscope.results.schema import MEASURED
 from qkscope.results.side import SIDE_TABLES
 from qkscope.results.summary import merged_headline
 
@@ -60,9 +61,16 @@ class Study:
     tables: dict[str, pd.DataFrame]
     title: str = ""
     compare_at: int | None = None
-    """Window at which runs are compared; None: all have the same one, or it is not known."""
+    """Window at which runs are compared, if not all were captured at it; None: they have one, or it is not known."""
     at: Mapping[int, Study] = field(default_factory=dict)
-    """The same runs at other windows, by window, as far as they were captured at them."""
+    """The same runs at every window, by window, as far as they were captured at it."""
+    own: Study | None = None
+    """The runs each at its own window, if these differ and this study has all of them at one."""
+
+    @property
+    def as_captured(self) -> Study:
+        """The runs each at its own window."""
+        return self.own or self
 
     @property
     def compared(self) -> Study:
@@ -106,9 +114,9 @@ class Study:
         if qk is None:
             return None
         first = qk[qk["pc"] == 0].reset_index(drop=True)
-        if "taxonomy" not in first:
+        if "taxonomy_published" not in first:
             kinds = taxonomy(first["r_q"].to_numpy(float), first["r_k"].to_numpy(float))
-            first = first.assign(taxonomy=np.array(TAXONOMY)[kinds])
+            first = first.assign(taxonomy_published=np.array(TAXONOMY)[kinds])
         return first
 
     def run(self, label: str) -> StudyRun:
@@ -139,8 +147,8 @@ def build(
 ) -> Study:
     """Read the results folder of every entry; an entry without a model means all models of its folder.
 
-    Each of ``other_windows`` is one of the runs at another window. Runs are compared at ``compare_at``, by default at
-    the smallest window among them.
+    Each of ``other_windows`` is one of the runs at another window. Runs are shown at ``compare_at``, by default the
+    smallest window among them, if all of them were captured at it, else each at its own.
     """
     folders = {entry.path: read_folder(Path(entry.path)) for entry in entries}
     runs: list[StudyRun] = []
@@ -169,12 +177,19 @@ def _with_windows(study: Study, other_windows: Sequence[Study], compare_at: int 
         window: _at_window(study, other_windows, window)
         for window in {*windows, *(w for o in other_windows for w in o.windows)}
     }
-    alike = len(windows) < 2 and (compare_at is None or windows == [compare_at])
-    return replace(
-        study,
-        compare_at=None if alike else compare_at,
-        at={w: by_window[w] for w in sorted(by_window) if by_window[w].runs},
-    )
+    at = {w: by_window[w] for w in sorted(by_window) if by_window[w].runs}
+    if len(windows) < 2 and (compare_at is None or windows == [compare_at]):
+        return replace(study, at=at)
+    study = replace(study, compare_at=compare_at, at=at)
+    return study if study.uncompared else _at_one_window(study)
+
+
+def _at_one_window(study: Study) -> Study:
+    """The runs of a study at the window of comparison; what was measured of their models, at its own, stays."""
+    one = study.compared
+    measured = {name: study.tables[name] for name in MEASURED if name in study.tables}
+    own = replace(study, compare_at=None)
+    return replace(one, tables=one.tables | measured, title=study.title, at=study.at, own=own)
 
 
 def _at_window(study: Study, other_windows: Sequence[Study], window: int) -> Study:

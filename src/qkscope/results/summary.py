@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,31 @@ def read_summary(folder: Path) -> dict[str, Any]:
         return {"models": {name: dict(entry) for name, entry in models.items()}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TableError(f"{path} cannot be read ({error!r}); move it away or write elsewhere") from None
+
+
+def summary_bytes(summary: Mapping[str, Any]) -> bytes:
+    """The content of the file."""
+    return f"{json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)}\n".encode()
+
+
+MEASURED_OF = "measured"
+"""Entry of a model: the weights and the run that each table of interventions was measured on."""
+
+
+def is_other(entry: Mapping[str, Any], source: Mapping[str, object], key: str) -> bool:
+    """Return True if a model's tables are known to be of another run (``digest``) or other ``weights``."""
+    recorded = entry.get("dataset")
+    known, new = recorded.get(key) if isinstance(recorded, dict) else None, source.get(key)
+    return known is not None and new is not None and known != new
+
+
+def other_measured(entry: Mapping[str, Any], source: Mapping[str, object]) -> list[str]:
+    """Names of the tables of interventions of a model's entry that were measured on other weights than a run's."""
+    records, weights = entry.get(MEASURED_OF), source.get("weights")
+    if not isinstance(records, dict) or weights is None:
+        return []
+    known = {name: of_table.get("weights") for name, of_table in records.items() if isinstance(of_table, dict)}
+    return [name for name, of_table in known.items() if of_table not in (None, weights)]
 
 
 def _versions() -> dict[str, str]:

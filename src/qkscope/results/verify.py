@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,12 @@ from qkscope.errors import DatasetError, HeadError, TableError
 from qkscope.files.atomic import settle
 from qkscope.files.checksums import CHECKSUMS, compare
 from qkscope.files.runfolder import RunFolder
+from qkscope.options import from_record
 from qkscope.results.analyze import analyze
 from qkscope.results.frames import read_table
 from qkscope.results.job import Job
+from qkscope.results.reader import results_folders
+from qkscope.results.summary import read_summary
 from qkscope.runs.captured import CapturedSource
 from qkscope.runs.run import open_run
 from qkscope.runs.selection import Selection
@@ -61,7 +65,11 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def check_tables(folder: Path, tables: Path, model: str | None = None, workers: int | None = None) -> list[str]:
-    """One line for each difference between tables on disk and those computed from the run."""
+    """One line for each difference between tables on disk and those computed from the run, with their options.
+
+    ``tables`` is a results folder, or the folder of a report, where those of this run are looked for.
+    """
+    tables = _tables_of_run(folder, tables)
     settle(tables)
     tables_on_disk = {name: frame for name in DECLARED_TABLES if (frame := read_table(tables, name)) is not None}
     if not tables_on_disk:
@@ -69,22 +77,44 @@ def check_tables(folder: Path, tables: Path, model: str | None = None, workers: 
     label = model or _label(tables_on_disk, folder)
     of_run = {name: frame[frame["model"] == label].reset_index(drop=True) for name, frame in tables_on_disk.items()}
     analyses = [analysis for analysis in ANALYSES if any(len(of_run.get(table.name, ())) for table in analysis.tables)]
-    intervals = any(frame[c].notna().any() for frame in of_run.values() for c in frame.columns if c.endswith("_se"))
     family = next((str(frame["family"].iloc[0]) for frame in of_run.values() if len(frame) and "family" in frame), "")
     run = open_run(folder, model=label, family=family)
     heads = frozenset((int(a), int(b)) for frame in of_run.values() for a, b in _heads(frame))
-    names = [analysis.name for analysis in analyses]
-    (result,) = analyze(
-        [Job(run, Selection(exactly=heads), AnalysisOptions(intervals=intervals))],
-        names,
-        target=ExecutionTarget(workers),
-    )
-    problems = [str(failure) for failure in result.failures]
-    for analysis in analyses:
-        for table in analysis.tables:
+    problems: list[str] = []
+    recorded = read_summary(tables)["models"].get(label, {})
+    options = {analysis.name: _options(recorded, analysis.name, of_run) for analysis in analyses}
+    for same in dict.fromkeys(options.values()):
+        names = [name for name, of_analysis in options.items() if of_analysis == same]
+        (result,) = analyze([Job(run, Selection(exactly=heads), same)], names, target=ExecutionTarget(workers))
+        problems += [str(failure) for failure in result.failures]
+        for table in (table for analysis in analyses if analysis.name in names for table in analysis.tables):
             if table.name in of_run:
                 problems += _differences(table.name, of_run[table.name], result.tables.frames[table.name])
-    return problems
+    return list(dict.fromkeys(problems))
+
+
+def _tables_of_run(run: Path, given: Path) -> Path:
+    """The results folder at a path or, of the runs of a report, that of this run."""
+    folders = results_folders(given)
+    if len(folders) < 2:
+        return folders[0] if folders else given
+    digest = CapturedSource(RunFolder.open(run)).identity().get("digest")
+    own = [
+        folder for folder in folders
+        if any(entry.get("dataset", {}).get("digest") == digest for entry in read_summary(folder)["models"].values())
+    ]  # fmt: skip
+    if len(own) != 1:
+        raise TableError(f"{given} has {len(own)} tables of {run}; give one of {', '.join(map(str, folders))}")
+    return own[0]
+
+
+def _options(recorded: dict[str, Any], analysis: str, frames: dict[str, pd.DataFrame]) -> AnalysisOptions:
+    """The options that an analysis was made with, as the summary says; without it, with intervals if there are any."""
+    config = recorded.get(analysis, {}).get("config", {})
+    if config.get("command") in ("analyze", "report"):
+        return from_record(AnalysisOptions, config)
+    has_intervals = any(frame[c].notna().any() for frame in frames.values() for c in frame.columns if c.endswith("_se"))
+    return AnalysisOptions(intervals=has_intervals)
 
 
 def _heads(frame: pd.DataFrame) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from qkscope.files.layerfiles import layer_file
 from qkscope.files.manifest import LayerEntry
 from qkscope.files.runfolder import MOMENTS, SAMPLE, RunFolder, read_passage
 from qkscope.files.vectors import DATA_FILE
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.runs.loading import read_head, too_wide
 from qkscope.runs.source import WHOLE, Extent, LayerNotes, LoadSpec
 
@@ -39,6 +39,8 @@ class CapturedSource:
     run: RunFolder
     origin: Files | None = None
     """The files on the Hub, if the run was downloaded from there."""
+    whole: CapturedSource | None = field(default=None, compare=False, repr=False)
+    """The run at the longer window that this one comes from: its folder is removed with it, if it is temporary."""
 
     @cached_property
     def _layers(self) -> dict[int, LayerEntry]:
@@ -171,11 +173,12 @@ class CapturedSource:
         return Extent(len(documents), sum(document.tokens for document in documents), loss)
 
     def identity(self) -> dict[str, str]:
-        """Folder or repository, model, corpus and, if there are checksums, the digest of the run."""
+        """Folder or repository, model, its weights, corpus and, if there are checksums, the digest of the run."""
         manifest, recorded = self.run.manifest, recorded_digests(self.run.folder)
         location = {"path": str(self.run.folder.resolve())} if self.origin is None else self.origin.identity()
         run_identity = {"kind": ""} | location | {"kind": "run", "stage": manifest.stage}
         run_identity |= {"model": str(manifest.model.id), "corpus": manifest.corpus}
+        run_identity |= {} if manifest.model.weights is None else {"weights": str(manifest.model.weights)}
         return run_identity | ({} if recorded is None else {"digest": run_digest(recorded)})
 
     def __str__(self) -> str:

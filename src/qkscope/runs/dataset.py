@@ -15,7 +15,7 @@ from qkscope.core.rows import Rows
 from qkscope.errors import DatasetError, HeadError
 from qkscope.files.dataset import Dataset
 from qkscope.files.vectors import read_sliding_window
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.runs.loading import load_key_group, read_head
 from qkscope.runs.source import Extent, LayerNotes, LoadSpec
 

@@ -24,7 +24,7 @@ from qkscope.core.sample import Sample, ordered_sample
 from qkscope.errors import DatasetError, HeadError
 from qkscope.files.dataset import Dataset
 from qkscope.files.manifest import WIDE_WINDOW
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 from qkscope.options import MOST_TOKENS
 from qkscope.runs.source import LoadSpec
 

@@ -6,7 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from difflib import get_close_matches
+from functools import cache, cached_property
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from qkscope.analyses.analysis import ENDS
 from qkscope.analyses.components import TAXONOMY, Components, components, taxonomy
 from qkscope.analyses.rotationmodel import Rotation, rotation_model
 from qkscope.analyses.scores import HEAD_CLASSES
@@ -27,8 +29,9 @@ from qkscope.files.checksums import CHECKSUMS
 from qkscope.files.dataset import Dataset
 from qkscope.files.hub import locate
 from qkscope.files.pushed import find_pushed
-from qkscope.files.runfolder import MANIFEST, MOMENTS, PROGRESS, UNFINISHED, RunFolder
-from qkscope.heads import TERMS, HeadId, Kind
+from qkscope.files.runfolder import MANIFEST, MOMENTS, PROGRESS, UNFINISHED, RunFolder, at_window
+from qkscope.headids import TERMS, HeadId, Kind
+from qkscope.options import head_pair
 from qkscope.runs.captured import CapturedSource
 from qkscope.runs.dataset import DatasetSource
 from qkscope.runs.source import WHOLE, LoadSpec, Source
@@ -100,18 +103,31 @@ class Run:
 
     def head(self, layer: int | str, head: int | None = None) -> Head:
         """One query head with the key head it reads, by its numbers or its name: ``(5, 13)`` or ``"l05h13"``."""
-        if isinstance(layer, str):
-            named = HeadId.match(f"{layer.removesuffix('q')}q")
-            if named is None or head is not None:
-                raise ConfigError(f"expected a head such as 'l05h13', or its layer and number, got {layer!r}")
-            head_id = named
-        elif head is None:
-            raise ConfigError(f"expected a layer and a head, or a name such as 'l05h13', got {layer!r} alone")
-        else:
-            head_id = HeadId(layer, head, "q")
+        head_id = HeadId(*head_pair(layer if head is None else (layer, head)), "q")
         if head_id not in self.heads:
             raise HeadError(head_id, f"{self.model} has no such head; see run.heads")
         return Head(self, head_id)
+
+    def at(self, window: int) -> Run:
+        """Return this captured run at a shorter window that the capture also measured (``compare_at``)."""
+        if self.source.window == window:
+            return self
+        if not isinstance(self.source, CapturedSource):
+            raise ConfigError(f"{self.model} is a dataset of vectors; only a captured run can be at several windows")
+        folder = Path(at_window(str(self.source.run.folder), window))
+        if not (folder / MANIFEST).is_file():
+            raise ConfigError(
+                f"{self.model} was captured at a window of {self.source.window}, not at {window}: {folder} is not a "
+                f"run; capture it with --compare-at {window}"
+            )
+        source = CapturedSource(RunFolder.open(folder), whole=self.source)
+        return replace(self, source=source)
+
+    def top(self, by: str = "part_position", n: int = 10, *, lowest: bool = False, workers: int = 1) -> pd.DataFrame:
+        """The heads with the highest (or lowest) values of a column: ``qkscope.top`` of this run."""
+        from qkscope.results.runtables import top
+
+        return top(self, by, n, lowest=lowest, workers=workers)
 
     def __repr__(self) -> str:
         return f"Run({self.model!r}, {len(self.heads)} query heads in {len(self._layers)} layers)"
@@ -149,7 +165,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Head:
-    """One query head: its moments, axes and projections, computed on first use."""
+    """One query head: its moments, axes and projections, computed on first use.
+
+    Every column of the table ``heads`` is an attribute and an item: ``head.decay``, ``head["decay"]``.
+    """
 
     run: Run
     id: HeadId
@@ -202,8 +221,32 @@ class Head:
 
     @property
     def summary(self) -> str:
-        """The class and the parts of the scores in a few words."""
-        return "no class: its rotation is not known" if self._scores is None else _in_words(self._scores)
+        """The class and the parts of the scores in a few words, and the window that they depend on."""
+        if self._scores is None:
+            return "no class: its rotation is not known"
+        window = self.run.source.window
+        return f"{_in_words(self._scores)}{f', window {window:,}' if window else ''}"
+
+    @cached_property
+    def _row(self) -> pd.Series:
+        from qkscope.results.runtables import head_row
+
+        return head_row(self.run, self.id)
+
+    def __getitem__(self, column: str) -> Any:
+        if column not in _head_columns():
+            raise KeyError(f"heads have no column {column!r}{_nearest(str(column))}")
+        value = self._row[column]
+        return value.item() if isinstance(value, np.generic) else value
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for names that are nothing else; those with _ are asked for by copy, pickle and notebooks.
+        if name.startswith("_") or name not in _head_columns():
+            raise AttributeError(f"a head has no {name!r}{_nearest(name)}")
+        return self[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_head_columns()})
 
     def projections(self, kind: Literal["q", "k"], size: int = 8000, seed: int = 0) -> pd.DataFrame:
         """Projections of sampled queries or keys on pc0, pc1, a and b (not centred), with document, position, token."""
@@ -232,6 +275,21 @@ class Head:
 
     def _of(self, kind: Kind) -> HeadId:
         return self.id if kind == "q" else self.run.source.key_head(self.id)
+
+
+@cache
+def _head_columns() -> tuple[str, ...]:
+    """Names of the columns of the table ``heads``."""
+    from qkscope.analyses.catalogue import table_columns
+
+    return tuple(column.name for column in table_columns("heads"))
+
+
+def _nearest(name: str) -> str:
+    """The end of a message about a name that a head does not have: the nearest ones."""
+    names = [known for known in (*vars(Head), *_head_columns()) if not known.startswith("_")]
+    near = get_close_matches(name, [known for known in names if not known.endswith(ENDS)] or names, 3)
+    return f"; did you mean {' or '.join(near)}?" if near else "; dir(head) lists all names"
 
 
 def score_rows(run: Run, heads: Sequence[HeadId]) -> dict[HeadId, pd.Series]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qkscope.errors import ConfigError
-from qkscope.options import Indices, option, parse_indices
+from qkscope.options import Indices, is_whole, option, parse_indices
 
 if TYPE_CHECKING:
-    from qkscope.heads import HeadId
+    from qkscope.headids import HeadId
     from qkscope.runs.run import Run
 
 
@@ -77,6 +77,8 @@ class Selection:
             raise ConfigError(
                 f"{run.model}: none of its {len(run.heads)} query heads is in the chosen layers and heads"
             )
+        if self.sample is not None and (not is_whole(self.sample) or self.sample < 1):
+            raise ConfigError(f"expected sample_heads of 1 or more, got {self.sample!r}")
         if self.sample is not None and self.sample < len(chosen):
             chosen = sorted(random.Random(self.seed).sample(chosen, self.sample))
         return chosen

@@ -11,7 +11,7 @@ import pandas as pd
 from qkscope.core.headdata import HeadData
 from qkscope.core.rows import Rows
 from qkscope.errors import ConfigError, HeadError
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 
 @dataclass(frozen=True)

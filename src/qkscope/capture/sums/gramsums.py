@@ -10,11 +10,12 @@ import logging
 from functools import lru_cache
 from threading import Lock, Thread
 
+import numpy as np
 import torch
 
 from qkscope.capture.rope import LayerRope
 from qkscope.capture.sums.halfsums import LOW, HalfSums, RawSums
-from qkscope.capture.sums.tokens import BatchTokens, Plan
+from qkscope.capture.sums.tokens import BatchTokens, Documents, Plan
 from qkscope.capture.sums.undone import UndoneRotation
 from qkscope.core.headmoments import N_GROUPS
 
@@ -29,8 +30,6 @@ AGREES = 1e-5
 class GramSums(HalfSums):
     """Sums of one layer, without copying its vectors."""
 
-    tokens_at_once = 2**31
-
     def reserve(self) -> None:
         """Totals of squares, and of products with the table."""
         self.columns = -(-(2 * self.planes + 3 * self.plan.buckets) // _ALIGNED) * _ALIGNED
@@ -38,23 +37,37 @@ class GramSums(HalfSums):
         self.by_bucket = self.zeros(self.n_q, self.plan.buckets, self.d, self.d)
         self.with_table = self.zeros(self.heads, N_GROUPS, self.d, self.columns)
 
-    def add_part(
-        self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: BatchTokens, turning: UndoneRotation | None
+    def add_vectors(
+        self, q: torch.Tensor, k: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None
     ) -> None:
-        """Squares and products of each document."""
+        """Squares and products, of all documents of a group at once."""
+        documents, bounds = tokens.documents(self.plan, q.device), tokens.counted(self.plan)
+        begin, end = min(first for first, _ in bounds), max(last for _, last in bounds)
+        end = max(begin, min(end, q.shape[2]))
+        padded = any(of_row != (begin, end) for of_row in bounds)
         key = "table", id(turning), q.dtype, q.device, self.columns
-        table = tokens.once(key, lambda: self._table(q, tokens, turning))
-        width, bounds = self.plan.width, tokens.counted(self.plan)
-        for row, group in enumerate(tokens.groups.tolist()):
-            begin, end = (min(max(column, part.start), part.stop) - part.start for column in bounds[row])
-            counted = table[part][begin:end]
-            for x, heads in ((q[row, :, part], slice(0, self.n_q)), (k[row, :, part], slice(self.n_q, None))):
-                x = x if x.stride(-1) == 1 else x.contiguous()
-                first = (tokens.first + part.start) // width
-                by_bucket = self.by_bucket if heads.start == 0 else None
-                _add_squares(x, (begin, end), width, first, self.by_group[heads, group], by_bucket)
-                if begin < end:  # tokens that do not count may be non-finite
-                    _add_product(self.with_table[heads, group], x[:, begin:end].transpose(1, 2), counted)
+        table = tokens.once(key, lambda: self._table(q, tokens, turning)[begin:end].repeat(len(q), 1))
+        order = np.argsort(tokens.groups, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(tokens.groups[order])) + 1)
+        for x, heads in ((q, slice(0, self.n_q)), (k, slice(self.n_q, None))):
+            x = x if x.stride(-1) == 1 else x.contiguous()
+            by_bucket = self.by_bucket if heads.start == 0 else None
+            first = tokens.first // self.plan.width
+            _add_squares(x, documents, self.plan.width, first, self.by_group[heads], by_bucket)
+            if begin == end:
+                continue
+            counted = x[:, :, begin:end]
+            if padded:  # tokens that do not count may be non-finite
+                weights = tokens.once(("weights", x.device), lambda: tokens.weights(self.plan, q.shape[2], q.device))
+                counted = counted.masked_fill(weights[:, None, begin:end, None] == 0, 0.0)
+            by_head = counted.transpose(0, 1)
+            by_head = by_head if len(q) == 1 else by_head.index_select(1, documents.rows)
+            done = 0
+            for rows in groups:
+                left = by_head[:, done : done + len(rows)].reshape(len(by_head), -1, self.d).transpose(1, 2)
+                group = int(tokens.groups[rows[0]])
+                _add_product(self.with_table[heads, group], left, table[: left.shape[2]])
+                done += len(rows)
 
     def _table(self, q: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None) -> torch.Tensor:
         """Cosines, sines, and a, b, 1 in the columns of their bucket (T, columns)."""
@@ -100,24 +113,27 @@ def _with_columns(squares: torch.Tensor, last_columns: torch.Tensor, d: int) -> 
 
 def _add_squares(
     x: torch.Tensor,
-    bounds: tuple[int, int],
+    documents: Documents,
     width: int,
     first: int,
     by_group: torch.Tensor,
     by_bucket: torch.Tensor | None,
 ) -> None:
-    """Add Σ xxᵀ of vectors (H, T, d) within bounds to the totals; on a GPU with the kernel."""
+    """Add Σ xxᵀ of the vectors (B, H, T, d) that count to the totals; on a GPU with the kernel."""
     if x.is_cuda:
         from qkscope.capture.sums import gramkernel
 
-        gramkernel.add_squares(x, bounds, width, first, by_group, by_bucket)
+        gramkernel.add_squares(x, documents, width, first, by_group, by_bucket)
         return
-    for bucket, start in enumerate(range(0, x.shape[1], width)):
-        rows = x[:, max(start, bounds[0]) : max(min(start + width, bounds[1]), 0)].float()
-        squares = rows.transpose(1, 2) @ rows
-        by_group += squares
-        if by_bucket is not None:
-            by_bucket[:, first + bucket] += squares
+    for group, a, b in zip(documents.groups.tolist(), documents.starts[:-1], documents.starts[1:], strict=True):
+        for row in documents.rows[a:b].tolist():
+            begin, end = documents.bounds[row].tolist()
+            for bucket, start in enumerate(range(0, x.shape[2], width)):
+                vectors = x[row, :, max(start, begin) : max(min(start + width, end), 0)].float()
+                squares = vectors.transpose(1, 2) @ vectors
+                by_group[:, group] += squares
+                if by_bucket is not None:
+                    by_bucket[:, first + bucket] += squares
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, table: torch.Tensor) -> None:
@@ -132,22 +148,28 @@ def _lengths(x: torch.Tensor) -> torch.Tensor:
     """Lengths in the planes of two halves, with the kernel."""
     from qkscope.capture.sums import gramkernel
 
-    planes = x.shape[-1] // 2
-    total = torch.zeros(len(x), 3, planes, dtype=torch.float64, device=x.device)
+    planes, documents = x.shape[-1] // 2, _whole(x)
+    total = torch.zeros(x.shape[1], N_GROUPS, 3, planes, dtype=torch.float64, device=x.device)
     with torch.cuda.device(x.device):
-        gramkernel.add_lengths(total, x, (0, x.shape[1]), (slice(0, planes), slice(planes, None)))
-    return total.sum(1).float()
+        gramkernel.add_lengths(total, x, documents, (slice(0, planes), slice(planes, None)))
+    return total.sum((1, 2)).float()
 
 
 def _first_and_rest(x: torch.Tensor) -> torch.Tensor:
     """The sums of the first coordinate and of all others (H, 2), with the kernel."""
     from qkscope.capture.sums import gramkernel
 
-    d, total = x.shape[-1], torch.zeros(len(x), 2, dtype=torch.float64, device=x.device)
-    ranges = torch.tensor([[0, 1], [1, d]], device=x.device).expand(x.shape[1], 2, 2).contiguous()
+    batch, heads, length, d = x.shape
+    total = torch.zeros(heads, N_GROUPS, 2, dtype=torch.float64, device=x.device)
+    ranges = torch.tensor([[0, 1], [1, d]], device=x.device).expand(batch, length, 2, 2).contiguous()
     with torch.cuda.device(x.device):
-        gramkernel.add_ranges(total, x.float().contiguous(), ranges)
-    return total.float()
+        gramkernel.add_ranges(total, x.float().contiguous(), ranges, _whole(x))
+    return total.sum(1).float()
+
+
+def _whole(x: torch.Tensor) -> Documents:
+    """All columns of vectors (B, H, T, d), the documents in different groups."""
+    return Documents.of(np.arange(len(x)) % N_GROUPS, [(0, x.shape[2])] * len(x), x.device)
 
 
 def warm_up(device: torch.device, dtype: torch.dtype, d: int) -> None:
@@ -166,25 +188,26 @@ _TRIAL = Lock()
 
 @lru_cache(maxsize=64)
 def _trusted(device: torch.device, dtype: torch.dtype, d: int) -> bool:
-    if device.type != "cuda" or d < 16:
-        return False
+    if device.type != "cuda" or d < 16 or dtype not in (torch.bfloat16, torch.float16):
+        return False  # products of single precision would be rounded
     try:
         import triton  # noqa: F401
     except ImportError:
         return False
     generator = torch.Generator(device).manual_seed(0)
-    x = (torch.randn(700, 5, d, generator=generator, device=device) + 0.5).to(dtype).transpose(0, 1)
+    x = (torch.randn(3, 700, 5, d, generator=generator, device=device) + 0.5).to(dtype).transpose(1, 2)
     kernel, reference = (
-        [torch.zeros(5, 8, d, d, device=where), torch.zeros(5, 6, d, d, device=where)] for where in (device, "cpu")
+        [torch.zeros(5, 8, d, d, device=where), torch.zeros(5, 28, d, d, device=where)] for where in (device, "cpu")
     )
+    groups = np.array([2, 5, 2])
     try:
-        for bounds in ((3, 690), (0, 128)):
+        for width, bounds in ((128, [(3, 690), (0, 128), (5, 5)]), (25, [(4, 60), (0, 700), (0, 699)])):
             for vectors, totals in ((x, kernel), (x.cpu(), reference)):
                 with torch.cuda.device(device):
-                    _add_squares(vectors, bounds, 128, 0, totals[0][:, 2], totals[1])
+                    _add_squares(vectors, Documents.of(groups, bounds, vectors.device), width, 0, *totals)
         kernel += [_lengths(x), _first_and_rest(x)]
-        reference.append(torch.hypot(x[..., : d // 2].float(), x[..., d // 2 :].float()).cpu().sum(1))
-        reference.append(torch.stack([x[..., 0].float().sum(1), x[..., 1:].float().sum((1, 2))], -1).cpu())
+        reference.append(torch.hypot(x[..., : d // 2].float(), x[..., d // 2 :].float()).cpu().sum((0, 2)))
+        reference.append(torch.stack([x[..., 0].float().sum((0, 2)), x[..., 1:].float().sum((0, 2, 3))], -1).cpu())
         largest_error = max(
             float((a.cpu() - b).abs().max() / b.abs().max()) for a, b in zip(kernel, reference, strict=True)
         )
@@ -221,10 +244,15 @@ class PlaneSizes:
             return
         if self.totals is None:
             self.totals = (self._zeros(q), self._zeros(k))
-        for row, bounds in enumerate(tokens.counted(plan)):
-            group = int(tokens.groups[row])
-            for x, total, divisor in ((q, self.totals[0], factor), (k, self.totals[1], None)):
-                _add_lengths(total[:, group], x[row], bounds, self.rope, None if divisor is None else divisor[row])
+        for x, total, divisor in ((q, self.totals[0], factor), (k, self.totals[1], None)):
+            if divisor is None and x.stride(-1) == 1 and trusted(x.device, x.dtype, x.shape[-1]):
+                from qkscope.capture.sums import gramkernel
+
+                gramkernel.add_lengths(total, x, tokens.documents(plan, x.device), self.rope.coordinates)
+                continue
+            for row, bounds in enumerate(tokens.counted(plan)):
+                of_group = total[:, int(tokens.groups[row]), 0]
+                of_group += _lengths_of(x[row], bounds, self.rope, None if divisor is None else divisor[row])
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """The sums (H, 8, planes); None where there are no planes."""
@@ -236,21 +264,11 @@ class PlaneSizes:
         return torch.zeros(shape, dtype=torch.float64, device=x.device)
 
 
-def _add_lengths(
-    total: torch.Tensor,
-    x: torch.Tensor,
-    bounds: tuple[int, int],
-    rope: LayerRope,
-    divisor: torch.Tensor | None = None,
-) -> None:
-    """Add the lengths in each plane of x (H, T, d) within bounds, over ``divisor``, to parts (H, parts, planes)."""
-    half = x.dtype in (torch.bfloat16, torch.float16)
-    if divisor is None and half and x.stride(-1) == 1 and trusted(x.device, x.dtype, x.shape[-1]):
-        from qkscope.capture.sums import gramkernel
-
-        gramkernel.add_lengths(total, x, bounds, rope.coordinates)
-        return
+def _lengths_of(
+    x: torch.Tensor, bounds: tuple[int, int], rope: LayerRope, divisor: torch.Tensor | None
+) -> torch.Tensor:
+    """The lengths in each plane of x (H, T, d), summed within bounds, over ``divisor`` (H, planes)."""
     begin, end = bounds
     first, second = rope.coordinates
     sizes = torch.hypot(x[:, begin:end, first].float(), x[:, begin:end, second].float())
-    total[:, 0] += (sizes if divisor is None else sizes / divisor[begin:end, None].abs()).sum(1)
+    return (sizes if divisor is None else sizes / divisor[begin:end, None].abs()).sum(1)

@@ -22,6 +22,8 @@ from qkscope.capture.sums.tokens import BatchTokens, Plan
 from qkscope.capture.sums.undone import UndoneRotation
 from qkscope.core.headmoments import N_GROUPS
 
+TOKENS_AT_ONCE = 32_768
+"""Tokens that are copied into rows at once."""
 LOW = 256
 """Integers up to this are exact in half precision."""
 SHIFT_TOKENS = 256
@@ -82,17 +84,14 @@ class ExactSums:
 class HalfSums(ABC):
     """Sums of one layer; query heads first, then key heads."""
 
-    tokens_at_once: int
-    """Columns of a call that are reduced at once."""
-
     def __init__(
         self, q: torch.Tensor, k: torch.Tensor, shift: torch.Tensor, plan: Plan, rope: LayerRope | None
     ) -> None:
         self.plan, self.rope, self.d, self.n_q = plan, rope, q.shape[-1], q.shape[1]
         self.heads, self.planes = q.shape[1] + k.shape[1], 0 if rope is None else rope.planes
         self.shift, self.device = shift, q.device
-        self.angles: list[tuple[int, torch.Tensor]] = []
-        """Group of each document, and its Σ of cosines, sines and the rounding errors of their table, by bucket."""
+        self.angles: list[tuple[np.ndarray, torch.Tensor]] = []
+        """Groups of documents, and Σ of cosines, sines and rounding errors of their table (B, buckets, planes, 4)."""
         self.position_sums = np.zeros((N_GROUPS, plan.buckets, 3))
         self.reserve()
         if q.is_cuda:
@@ -104,14 +103,11 @@ class HalfSums(ABC):
 
     def add(self, q: torch.Tensor, k: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None) -> None:
         """Add the vectors (B, H, T, d) of one attention call."""
-        for row, group in enumerate(tokens.groups.tolist()):
-            self.position_sums[group] += tokens.once("places", lambda: _position_sums(tokens, self.plan))[row]
-        step = max(self.plan.width, self.tokens_at_once // self.plan.width * self.plan.width)
+        self.position_sums += tokens.once("places", lambda: _position_sums(tokens, self.plan))
         with on_side_stream(q):
-            for first in range(0, q.shape[2], step):
-                self.add_part(q, k, slice(first, min(first + step, q.shape[2])), tokens, turning)
+            self.add_vectors(q, k, tokens, turning)
             if turning is not None:
-                self.angles += zip(tokens.groups.tolist(), turning.sums(tokens, self.plan, q.dtype), strict=True)
+                self.angles.append((tokens.groups, turning.sums(tokens, self.plan, q.dtype)))
             if q.is_cuda:
                 for x in (q, k):
                     x.record_stream(torch.cuda.current_stream(q.device))
@@ -121,10 +117,10 @@ class HalfSums(ABC):
         """Allocate the sums."""
 
     @abstractmethod
-    def add_part(
-        self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: BatchTokens, turning: UndoneRotation | None
+    def add_vectors(
+        self, q: torch.Tensor, k: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None
     ) -> None:
-        """Add some columns of a call, in whole buckets."""
+        """Add the products of the vectors of a call."""
 
     @abstractmethod
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
@@ -161,8 +157,9 @@ class HalfSums(ABC):
     def _unrotated(self, sums: torch.Tensor, shift: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
         if self.rope is None:
             return shift.new_zeros(len(shift), N_GROUPS, 0, 2)
-        documents = torch.stack([part for _, part in self.angles])
-        angles = torch.einsum("xg,xbpc->gbpc", in_groups([group for group, _ in self.angles], documents), documents)
+        groups, documents = (list(parts) for parts in zip(*self.angles, strict=True))
+        of_documents = torch.cat(documents)
+        angles = torch.einsum("xg,xbpc->gbpc", in_groups(np.concatenate(groups), of_documents), of_documents)
         cos, sin = angles[..., :2].sum(1).unbind(-1)
         first, second = self.rope.coordinates
         u, v = shift[:, None, first], shift[:, None, second]
@@ -173,23 +170,22 @@ class HalfSums(ABC):
                 for which in (2, 3) for rows in (first, second)]  # fmt: skip
         cos_u, cos_v, sin_u, sin_v = (sums + torch.stack(lost, -1)).unbind(-1)
         cos_u, cos_v, sin_u, sin_v = cos_u + u * cos, cos_v + v * cos, sin_u + u * sin, sin_v + v * sin
-        turned = torch.stack([cos_u + self.rope.sign * sin_v, cos_v - self.rope.sign * sin_u], -1)
-        return turned / self.rope.attention_factor
+        return torch.stack([cos_u + self.rope.sign * sin_v, cos_v - self.rope.sign * sin_u], -1)
 
 
-def in_groups(groups: list[int], like: torch.Tensor) -> torch.Tensor:
+def in_groups(groups: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     """Return 1 where a document belongs to a group (documents, 8), to add them up always in the same order."""
-    return torch.nn.functional.one_hot(torch.tensor(groups), N_GROUPS).to(like)
+    return torch.nn.functional.one_hot(torch.from_numpy(groups), N_GROUPS).to(like)
 
 
 def _position_sums(tokens: BatchTokens, plan: Plan) -> np.ndarray:
-    """Count, Σ t and Σ t² of the tokens that count, by row and bucket (B, buckets, 3); t from the bucket's middle."""
-    sums = np.zeros((len(tokens.lengths), plan.buckets, 3))
-    for row, (begin, end) in enumerate(tokens.counted(plan)):
+    """Count, Σ t and Σ t² of the tokens that count, by group and bucket (8, buckets, 3); t from the bucket's middle."""
+    sums = np.zeros((N_GROUPS, plan.buckets, 3))
+    for (begin, end), group in zip(tokens.counted(plan), tokens.groups, strict=True):
         position = tokens.first + np.arange(begin, end)
         t = (position % plan.width - plan.width // 2).astype(float)
         for power in range(3):
-            sums[row, :, power] = np.bincount(position // plan.width, t**power, minlength=plan.buckets)
+            sums[group, :, power] += np.bincount(position // plan.width, t**power, minlength=plan.buckets)
     return sums
 
 
@@ -227,8 +223,6 @@ _ALIGNED = 8
 class RowSums(HalfSums):
     """Sums of one layer over rows."""
 
-    tokens_at_once = 32_768
-
     def reserve(self) -> None:
         """Totals of whole rows, padding included."""
         self.columns = -(-(self.d + 3) // _ALIGNED) * _ALIGNED
@@ -238,7 +232,15 @@ class RowSums(HalfSums):
         self.by_cell = self.zeros(self.heads, N_GROUPS, self.plan.buckets, self.columns)
         self.turned = self.zeros(self.heads, N_GROUPS, self.planes, 4)
 
-    def add_part(
+    def add_vectors(
+        self, q: torch.Tensor, k: torch.Tensor, tokens: BatchTokens, turning: UndoneRotation | None
+    ) -> None:
+        """Some columns at a time, in whole buckets."""
+        step = max(1, TOKENS_AT_ONCE // len(q) // self.plan.width) * self.plan.width
+        for first in range(0, q.shape[2], step):
+            self._add_part(q, k, slice(first, min(first + step, q.shape[2])), tokens, turning)
+
+    def _add_part(
         self, q: torch.Tensor, k: torch.Tensor, part: slice, tokens: BatchTokens, turning: UndoneRotation | None
     ) -> None:
         """Copy the vectors into rows, and form both products."""
@@ -259,10 +261,9 @@ class RowSums(HalfSums):
         products = _product(flat.transpose(1, 2), flat).view(batch, self.heads, n, self.columns, self.columns)
         bucket = (tokens.first + part.start) // width
         span = slice(bucket, bucket + n)
-        for row, group in enumerate(tokens.groups.tolist()):
-            self.by_bucket[:, span] += products[row, : self.n_q]
-            self.by_group[:, group] += products[row].sum(1)
-            self.by_cell[:, group, span] += products[row, :, :, self.d + 2]
+        self.by_bucket[:, span] += products[:, : self.n_q].sum(0)
+        tokens.add_by_group(self.by_group, products.sum(2))
+        tokens.add_by_group(self.by_cell[:, :, span], products[..., self.d + 2, :])
         if turning is not None:
             self._add_turned(rows.z[:, :, :length], turning.table(flat.dtype)[part], tokens)
 
@@ -274,9 +275,7 @@ class RowSums(HalfSums):
         products = _product(flat.transpose(1, 2), table.expand(len(flat), *table.shape))
         tables = products[..., : self.planes], products[..., self.planes :]
         parts = [torch.diagonal(product[:, rows], 0, 1, 2) for product in tables for rows in self.rope.coordinates]
-        turned = torch.stack(parts, -1).view(batch, self.heads, self.planes, 4)
-        for row, group in enumerate(tokens.groups.tolist()):
-            self.turned[:, group] += turned[row]
+        tokens.add_by_group(self.turned, torch.stack(parts, -1).view(batch, self.heads, self.planes, 4))
 
     def raw(self, heads: slice, *, queries: bool) -> RawSums:
         """Return the stored sums."""

@@ -36,6 +36,40 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Documents:
+    """The documents of a forward pass in the order of their groups, and the columns that count, on one device."""
+
+    rows: torch.Tensor
+    """Row of each document (B,)."""
+    starts: torch.Tensor
+    """First document of each group that occurs, and the number of all (n_groups + 1,)."""
+    groups: torch.Tensor
+    """The groups that occur (n_groups,)."""
+    bounds: torch.Tensor
+    """First column of each row that counts and the one after the last (B, 2)."""
+    n_groups: int
+
+    @classmethod
+    def of(cls, groups: np.ndarray, bounds: list[tuple[int, int]], device: torch.device) -> Documents:
+        """The documents with these groups and bounds, by row."""
+        rows = np.argsort(groups, kind="stable")
+        occurring, counts = np.unique(groups, return_counts=True)
+        parts = [rows, np.concatenate([[0], np.cumsum(counts)]), occurring, np.ravel(bounds)]
+        # One transfer; each part is aligned, or GPU kernels would be compiled again for the others.
+        sizes = [-(-len(part) // _ALIGNED) * _ALIGNED for part in parts]
+        packed = np.concatenate([np.pad(part, (0, size - len(part))) for part, size in zip(parts, sizes, strict=True)])
+        of_rows, starts, of_groups, of_bounds = (
+            values[: len(part)]
+            for values, part in zip(on_device(packed.astype(np.int32), device).split(sizes), parts, strict=True)
+        )
+        return cls(of_rows, starts, of_groups, of_bounds.view(-1, 2), len(occurring))
+
+
+_ALIGNED = 4
+"""32-bit numbers in 16 bytes, to which compiled kernels are specialised."""
+
+
+@dataclass(frozen=True)
 class BatchTokens:
     """The tokens of one forward pass: rows are documents, columns consecutive positions from ``first``."""
 
@@ -70,6 +104,18 @@ class BatchTokens:
         begins = [max(0, skipped, int(begin)) for begin in self._begins]
         return [(begin, max(begin, int(length))) for begin, length in zip(begins, self.lengths, strict=True)]
 
+    def documents(self, plan: Plan, device: torch.device) -> Documents:
+        """Return the documents in the order of their groups, on a device; the same for all layers there."""
+        return self.once(("documents", device), lambda: Documents.of(self.groups, self.counted(plan), device))
+
+    def add_by_group(self, totals: torch.Tensor, values: torch.Tensor) -> None:
+        """Add the values of each document (B, H, …) to those of its group (H, 8, …), always in the same order."""
+        membership = self.once(
+            ("membership", totals.dtype, totals.device),
+            lambda: on_device(np.eye(totals.shape[1])[self.groups].T.copy(), totals.device).to(totals.dtype),
+        )
+        totals += (membership @ values.transpose(0, 1).flatten(2).to(totals.dtype)).view(totals.shape)
+
     def weights(self, plan: Plan, columns: int, device: torch.device) -> torch.Tensor:
         """Return 1 for a token that counts, 0 for padding and for the first positions of a document (B, T)."""
         counts = np.zeros((len(self.lengths), columns), dtype=np.float32)
@@ -78,8 +124,13 @@ class BatchTokens:
         return on_device(counts, device)
 
 
-def bucket_products(x: torch.Tensor, shift: torch.Tensor, tokens: BatchTokens, plan: Plan) -> tuple[torch.Tensor, int]:
-    """Return Σ z zᵀ over the tokens of each bucket (B, H, n, D, D), float64, and the first of the n buckets."""
+def bucket_products(
+    x: torch.Tensor, shift: torch.Tensor, tokens: BatchTokens, plan: Plan
+) -> tuple[torch.Tensor, np.ndarray, int]:
+    """Return Σ z zᵀ over the tokens of each group and bucket (G, H, n, D, D), float64, the groups, and first bucket.
+
+    Documents of one group are summed together: for short ones, a product each would cost more than their tokens.
+    """
     batch, heads, columns, d = x.shape
     first = tokens.first // plan.width
     n = -(-columns // plan.width)
@@ -91,16 +142,20 @@ def bucket_products(x: torch.Tensor, shift: torch.Tensor, tokens: BatchTokens, p
     for row, (begin, end) in enumerate(tokens.counted(plan)):
         z[row, :, :begin] = 0.0
         z[row, :, end:] = 0.0
-    flat = z.view(batch * heads * n, plan.width, d + 2)
-    products = torch.bmm(flat.transpose(1, 2), flat).view(batch, heads, n, d + 2, d + 2).double()
+    groups = np.unique(tokens.groups)
+    cells = z.view(batch, heads, n, plan.width, d + 2)
+    of_groups = [cells[np.flatnonzero(tokens.groups == group)].permute(1, 2, 0, 3, 4) for group in groups.tolist()]
+    flat = [part.reshape(heads * n, -1, d + 2) for part in of_groups]
+    products = torch.stack([torch.bmm(part.transpose(1, 2), part) for part in flat]).double()
+    products = products.view(len(groups), heads, n, d + 2, d + 2)
     # Move the origin of t from the bucket's centre to the middle of the window, the same for all buckets.
     centre = (torch.arange(first, first + n, device=x.device) + 0.5) * plan.width - 0.5 - plan.window / 2
     products[..., d, :] += centre.double()[:, None] * products[..., d + 1, :]
     products[..., :, d] += centre.double()[:, None] * products[..., :, d + 1]
-    return products, first
+    return products, groups, first
 
 
-@lru_cache(maxsize=4)  # queries and keys
+@lru_cache(maxsize=12)  # two uses for queries and for keys, at up to three windows
 def scratch(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Return memory that all layers use in turn; allocating it each time would take as long as the product."""
     return torch.empty(shape, device=device)

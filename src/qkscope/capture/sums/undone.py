@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
+import numpy as np
 import torch
 
 from qkscope.capture.rope import LayerRope
-from qkscope.capture.sums.tokens import BatchTokens, Plan, bucket_products
+from qkscope.capture.sums.tokens import BatchTokens, Plan, bucket_products, on_device
 
 
 @dataclass
 class UndoneRotation:
-    """Cosines and sines (T, planes) at the positions of a forward pass, shared by all layers with one embedding."""
+    """Unit angles (T, planes), float64, at the positions of a forward pass, shared by all layers with one embedding."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -32,15 +32,14 @@ class UndoneRotation:
         The four are cosines, sines, and the rounding errors of the table for each.
         """
         if self._sums is None:
-            exact = torch.stack([self.cos, self.sin], -1).double()
+            exact = torch.stack([self.cos, self.sin], -1)
             coarse = torch.stack(self.table(dtype).double().chunk(2, -1), -1)
             values = torch.cat([exact, exact - coarse], -1)
-            edges = [bucket * plan.width - tokens.first for bucket in range(plan.buckets + 1)]
-            rows = [
-                [values[max(a, begin) : max(min(b, end), 0)].sum(0) for a, b in pairwise(edges)]
-                for begin, end in tokens.counted(plan)
-            ]
-            self._sums = torch.stack([torch.stack(row) for row in rows])
+            edges = np.arange(plan.buckets + 1) * plan.width - tokens.first
+            columns = np.stack([np.clip(edges, begin, end) for begin, end in tokens.counted(plan)])
+            running = torch.nn.functional.pad(values.cumsum(0), (0, 0, 0, 0, 1, 0))
+            index = on_device(np.clip(columns, 0, len(values)), values.device)
+            self._sums = running[index].diff(dim=1)
         return self._sums
 
 
@@ -68,7 +67,7 @@ class UndoneQueries:
             self.shift = _mean(undone, tokens, plan)
             size = q.shape[-1] + 2
             self.total = torch.zeros(q.shape[1], size, size, dtype=torch.float64, device=q.device)
-        products, _ = bucket_products(undone, self.shift, tokens, plan)
+        products, _, _ = bucket_products(undone, self.shift, tokens, plan)
         self.total += products.sum((0, 2))
 
 

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from qkscope._version import __version__
+from qkscope.core.rope import base_of
 from qkscope.errors import ConfigError, DatasetError
 from qkscope.files.manifest import LayerEntry, RopeEntry
+from qkscope.files.readers import read_json
 from qkscope.files.runfolder import RunFolder
+from qkscope.results.runtables import check_run
 from qkscope.runs.captured import CapturedSource
 from qkscope.runs.run import Run
 
@@ -23,8 +24,6 @@ ABOUT_KEY = "qkscope"
 """Key of the description in files that have other entries too."""
 OnLayers = Callable[[int, int], None]
 """A callback that takes the number of layers done and the number of all layers."""
-_SAME_BASE = 1e-4
-"""Largest relative error of frequencies that count as powers of one base."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ class ModelShape:
 
 def open_captured_run(run: Run | str | Path) -> Run:
     """Open a captured run, unless it is open already; a ``ConfigError`` if it has no sums of rotated vectors."""
+    check_run(run)
     if not isinstance(run, Run):
         run = Run(CapturedSource(RunFolder.open(Path(run))), Path(run).absolute().name)
     folder_of(run)
@@ -96,6 +96,19 @@ def with_shape(about: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
     return about | asdict(shape)
 
 
+def json_path(path: Path) -> Path:
+    """The JSON file that describes an export that is tensors alone, next to it."""
+    return path.with_name(f"{path.name}.json")
+
+
+def read_about(path: Path) -> Any:
+    """Read that description; an error names its file."""
+    try:
+        return read_json(json_path(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DatasetError(f"{json_path(path)}, the description of {path.name}, cannot be read ({error})") from None
+
+
 def check_weights(path: Path, about: Any, run: RunFolder) -> None:
     """Raise an error unless an export was made from a run of the same weights."""
     recorded, model = about if isinstance(about, dict) else {}, run.manifest.model
@@ -118,20 +131,6 @@ def check_shape(path: Path, got: tuple[int, ...], expected: tuple[int, ...]) -> 
         raise DatasetError(
             f"{path} is of another model: expected {expected_text}, got {got_text}; export it from this run"
         )
-
-
-def base_of(frequencies: list[float]) -> float | None:
-    """The base θ of frequencies θ^(−m/planes); None if they are not powers of one base, as in scaled encodings.
-
-    >>> base_of([1.0, 0.1, 0.01, 0.001]), base_of([1.0, 0.1, 0.01, 0.0])
-    (10000.0, None)
-    """
-    planes, values = len(frequencies), np.asarray(frequencies, dtype=float)
-    if planes < 2 or (values <= 0).any():
-        return None
-    base = float(values[-1] ** (-planes / (planes - 1)))
-    powers = base ** (-np.arange(planes) / planes)
-    return float(f"{base:.6g}") if np.allclose(values, powers, rtol=_SAME_BASE, atol=0) else None
 
 
 def _rotary(layers: list[LayerEntry]) -> dict[str, Any]:

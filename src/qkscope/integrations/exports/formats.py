@@ -11,13 +11,25 @@ from qkscope.integrations.exports.about import OnLayers, folder_of, open_capture
 from qkscope.integrations.exports.duoattention import read_duo_attention, write_duo_attention
 from qkscope.integrations.exports.kvpressstats import read_kvpress_stats, write_kvpress_stats
 from qkscope.integrations.exports.mha2mla import read_mha2mla, write_mha2mla
-from qkscope.integrations.exports.triattention import read_triattention, write_triattention
+from qkscope.integrations.exports.triattention import (
+    read_flat_triattention,
+    read_triattention,
+    write_flat_triattention,
+    write_triattention,
+)
+from qkscope.options import check_path
 from qkscope.runs.run import Run
 
 DUO = "duo-attention"
-_BY_LAYER = {"triattention": write_triattention, "kvpress-stats": write_kvpress_stats, "mha2mla": write_mha2mla}
+_BY_LAYER = {
+    "triattention": write_triattention,
+    "triattention-flat": write_flat_triattention,
+    "kvpress-stats": write_kvpress_stats,
+    "mha2mla": write_mha2mla,
+}
 _READERS = {
     "triattention": read_triattention,
+    "triattention-flat": read_flat_triattention,
     DUO: read_duo_attention,
     "kvpress-stats": read_kvpress_stats,
     "mha2mla": read_mha2mla,
@@ -41,8 +53,9 @@ def export_run(
 
     ``by`` (far or area) and ``recent`` (keys that a shortened head keeps) apply only to ``duo-attention``.
     """
-    output = Path(path)
     _check_format(to)
+    check_path(path, "path", "folder" if to in _FOLDERS else "file")
+    output = Path(path)
     _check_output(to, output)
     if to != DUO and (by is not None or recent is not None):
         raise ConfigError(f"a score and a window apply only to {DUO}; remove them for {to}")
@@ -56,6 +69,7 @@ def export_run(
 def read_export(run: Run | str | Path, to: str, path: str | Path) -> Any:
     """Read an export as arrays; an error if it is not of the model of this run."""
     _check_format(to)
+    check_path(path, "path", "folder" if to in _FOLDERS else "file")
     return _READERS[to](Path(path), folder_of(open_captured_run(run)))
 
 

@@ -13,11 +13,19 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from qkscope.errors import ConfigError, DatasetError
+from qkscope.errors import ConfigError
 from qkscope.files.atomic import write_together
-from qkscope.files.readers import read_json
 from qkscope.files.runfolder import RunFolder
-from qkscope.integrations.exports.about import ModelShape, OnLayers, about_run, check_shape, check_weights, with_shape
+from qkscope.integrations.exports.about import (
+    ModelShape,
+    OnLayers,
+    about_run,
+    check_shape,
+    check_weights,
+    json_path,
+    read_about,
+    with_shape,
+)
 from qkscope.integrations.exports.beforerope import BeforeRope, layers_before_rope
 
 NOT_ROTATED = 255
@@ -39,20 +47,11 @@ def read_mha2mla(path: Path, run: RunFolder) -> UInt8[np.ndarray, "layers hkv d"
     """Read the ranks; an error if they are not of the model of this run."""
     from qkscope.integrations.exports.torchfiles import read_torch
 
-    try:
-        about = read_json(json_path(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DatasetError(f"{json_path(path)}, the description of {path.name}, cannot be read ({error})") from None
-    check_weights(path, about, run)
+    check_weights(path, read_about(path), run)
     ranks = read_torch(path)
     shape = ModelShape.of(run)
     check_shape(path, np.shape(ranks), (shape.layers, shape.key_heads, shape.head_dim))
     return np.asarray(ranks)
-
-
-def json_path(path: Path) -> Path:
-    """The JSON file next to the ranks."""
-    return path.with_name(f"{path.name}.json")
 
 
 def plane_weights(layer: BeforeRope) -> Float[np.ndarray, "hkv planes"]:

@@ -1,11 +1,13 @@
 """TriAttention's statistics: the centre of each head's queries before RoPE and their mean length, by plane.
 
 A file of ``torch.save``: {metadata, stats: {"layer00_head00": {q_mean_real, q_mean_imag, q_abs_mean}}}, each with one
-number per plane. Heads of layers without rotary encoding are omitted.
+number per plane. Heads of layers without rotary encoding are omitted. TensorRT-LLM's own, flat form has the same
+numbers of all layers and heads in one tensor each, with the frequencies: E_q, E_q_norm, omega and freq_scale_sq.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +17,19 @@ from jaxtyping import Complex, Float
 from qkscope.errors import ConfigError, DatasetError
 from qkscope.files.atomic import write_together
 from qkscope.files.runfolder import RunFolder
-from qkscope.integrations.exports.about import OnLayers, about_run, check_shape, check_weights
+from qkscope.integrations.exports.about import (
+    ModelShape,
+    OnLayers,
+    about_run,
+    check_shape,
+    check_weights,
+    json_path,
+    read_about,
+    with_shape,
+)
 from qkscope.integrations.exports.beforerope import layers_before_rope
+
+FLAT_KEYS = {"E_q", "E_q_norm", "omega", "freq_scale_sq"}
 
 
 class HeadCentre(NamedTuple):
@@ -47,6 +60,55 @@ def write_triattention(run: RunFolder, path: Path, on_done: OnLayers | None = No
     metadata = _metadata(run) | {"sampled_heads": heads}
     write_together(path.parent, {path.name: torch_bytes({"metadata": metadata, "stats": stats})})
     return [path]
+
+
+def write_flat_triattention(run: RunFolder, path: Path, on_done: OnLayers | None = None) -> list[Path]:
+    """Write the flat form, and a JSON file next to it that describes the run; returns both.
+
+    E_q (layers, heads, planes) complex64, E_q_norm float32, omega (planes,) in radians per token, and freq_scale_sq,
+    the square of the encoding's constant factor, which is not in E_q.
+    """
+    from qkscope.integrations.exports.torchfiles import torch_bytes
+
+    shape = ModelShape.of(run)
+    ropes = [entry.rope for entry in run.manifest.layers]
+    rope = ropes[0]
+    if rope is None or any(other != rope for other in ropes):
+        raise ConfigError(f"the layers of {run.folder} rotate differently, and the flat form has one omega for all")
+    if rope.layout != "half" or 2 * len(rope.frequencies) != shape.head_dim:
+        raise ConfigError(f"{run.folder} does not rotate all coordinates in two halves, as the flat form requires")
+    layers = [(layer.planes_q, layer.lengths("q")) for layer in layers_before_rope(run, on_done)]
+    content = {
+        "E_q": np.stack([means for means, _ in layers]).astype(np.complex64),
+        "E_q_norm": np.stack([lengths for _, lengths in layers]).astype(np.float32),
+        "omega": np.abs(rope.frequencies).astype(np.float32),
+        "freq_scale_sq": np.full(len(rope.frequencies), rope.attention_factor**2, dtype=np.float32),
+    }
+    about = json.dumps(with_shape(about_run(run, "triattention-flat"), shape), indent=1) + "\n"
+    write_together(path.parent, {path.name: torch_bytes(content), json_path(path).name: about.encode()})
+    return [path, json_path(path)]
+
+
+def read_flat_triattention(path: Path, run: RunFolder) -> dict[tuple[int, int], HeadCentre]:
+    """Read the flat form as ``read_triattention`` does; an error if it is not of the model of this run."""
+    from qkscope.integrations.exports.torchfiles import read_torch
+
+    check_weights(path, read_about(path), run)
+    content, shape = read_torch(path), ModelShape.of(run)
+    if not isinstance(content, dict) or not set(content) >= FLAT_KEYS:
+        raise DatasetError(f"{path} is not the flat form of TriAttention's statistics; export it again")
+    for name in ("E_q", "E_q_norm"):
+        check_shape(path, np.shape(content[name]), (shape.layers, shape.query_heads, len(content["omega"])))
+    return flat_centres(content)
+
+
+def flat_centres(content: dict[str, Any]) -> dict[tuple[int, int], HeadCentre]:
+    """Return the centres and lengths of the flat form, by layer and query head."""
+    means, lengths = np.asarray(content["E_q"]), np.asarray(content["E_q_norm"])
+    return {
+        (layer, head): HeadCentre(means[layer, head], lengths[layer, head])
+        for layer, head in np.ndindex(*means.shape[:2])
+    }
 
 
 def read_triattention(path: Path, run: RunFolder) -> dict[tuple[int, int], HeadCentre]:

@@ -15,5 +15,7 @@ class PushOptions:
     public: bool = option(False, "Create the repository for everybody to see; by default it is private.")
     overwrite: bool = option(False, "Replace what the branch holds, also if it is something else.")
     with_names: bool = option(False, "Send file names of documents, without their folders; by default digests.")
-    with_tokens: bool = option(False, "Send vectors also if the text of their tokens is stored beside them.")
+    with_tokens: bool = option(
+        False, "Send the text of tokens that is stored beside vectors, and a passage of your own."
+    )
     license: str = option("unknown", "Licence of these numbers as the Hub spells it, such as cc-by-4.0.")

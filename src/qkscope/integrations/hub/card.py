@@ -9,14 +9,14 @@ import yaml
 
 from qkscope._version import __version__
 from qkscope.analyses.components import TAXONOMY
-from qkscope.figures.figure import NotApplicable
-from qkscope.figures.hero import HERO
+from qkscope.errors import TableError
+from qkscope.figures.headmap import draw_map, prepare_map
 from qkscope.figures.write import rendered
 from qkscope.report.claims import Claims
 from qkscope.report.sections import Measure
-from qkscope.report.values import frames_of, mean_of, over_what
+from qkscope.report.values import CLASS_COLUMNS, frames_of, mean_of, over_what
 from qkscope.results.schema import ABOUT
-from qkscope.results.study import Study
+from qkscope.results.study import Study, select_runs
 
 CARD_FILE, PICTURE_FILE = "README.md", "heads.png"
 _MOST_RUNS = 6
@@ -26,8 +26,12 @@ _MEASURES = (
     Measure("decays", "heads that score near keys higher than far ones", "heads", percent=True),
     Measure("position_share", "variance of queries and keys that position alone determines", "heads", percent=True),
     Measure("part_position", "variance of scores that is position", "heads", percent=True),
-    Measure("ap_overall", "attention plasticity", "heads"),
-    *(Measure(kind, f"{kind} heads", "qk", percent=True) for kind in TAXONOMY),
+    Measure("ap_fixed_overall", "attention plasticity, queries turned to one place", "heads"),
+    *(
+        Measure(column, f"{kind} heads, by the parts of their scores", "heads", percent=True)
+        for column, kind in CLASS_COLUMNS.items()
+    ),
+    *(Measure(kind, f"{kind} heads, by the published classes", "qk", percent=True) for kind in TAXONOMY),
 )
 _SIZES = (
     (1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"), (10_000_000, "1M<n<10M"),
@@ -35,7 +39,7 @@ _SIZES = (
 _ABOUT_SIDE_TABLES = {
     "points": "sampled vectors of heads on their axes, for pictures",
     "axes": "axes a and b of each head",
-    "passage": "every score of a short text of qkscope's own in four terms",
+    "passage": "every score of a short text in four terms",
 }
 _MEASURED = (
     f"Measured by qkscope {__version__}: one forward pass per document on the unmodified model, queries and keys of "
@@ -75,11 +79,16 @@ class CardFacts:
 
 
 def picture(study: Study) -> bytes | None:
-    """The maps of all heads as a png file; None if there is nothing to map."""
-    try:
-        return rendered(HERO.draw(HERO.prepare(study)), "png")
-    except NotApplicable:
-        return None
+    """The map of all heads of the last run as a png file; None if there is nothing to map."""
+    last = select_runs(study, study.labels[-1:])
+    for column in ("part_position", "decay", "bias_window", "r_q"):
+        try:
+            heads = prepare_map(last, column)
+        except TableError:
+            continue
+        if heads["value"].notna().any():
+            return rendered(draw_map(heads), "png")
+    return None
 
 
 def card_text(facts: CardFacts, study: Study, *, pictured: bool) -> str:
@@ -120,7 +129,7 @@ def _numbers(study: Study) -> str:
     labels, frames = study.labels[-_MOST_RUNS:], frames_of(study)
     rows, averaged_over = [], []
     for measure in _MEASURES:
-        values = [mean_of(study, [label], frames[measure.table], measure.column) for label in labels]
+        values = [mean_of(study, label, frames[measure.table], measure.column) for label in labels]
         if any(value is not None for value in values):
             rows.append((measure.label, *("–" if value is None else value.text(measure.percent) for value in values)))
             averaged_over += [over_what(value.over) for value in values if value is not None and value.interval()]
@@ -128,7 +137,9 @@ def _numbers(study: Study) -> str:
         return ""
     note = f" 95% intervals are {'; '.join(dict.fromkeys(averaged_over))}." if averaged_over else ""
     more = f" The last {_MOST_RUNS} of {len(study.labels)} runs." if len(study.labels) > _MOST_RUNS else ""
-    return f"{_table(('mean over heads', *labels), rows)}\n\n{(note + more).strip()}".strip()
+    windows = [f", window {window:,}" if (window := study.run(label).window) else "" for label in labels]
+    heads = [f"{label}{window}" for label, window in zip(labels, windows, strict=True)]
+    return f"{_table(('mean over heads', *heads), rows)}\n\n{(note + more).strip()}".strip()
 
 
 def _use(facts: CardFacts) -> str:

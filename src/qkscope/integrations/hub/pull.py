@@ -13,6 +13,7 @@ from qkscope.files.checksums import digest
 from qkscope.files.hub import HubFiles, locate
 from qkscope.files.locks import HOLDER, held
 from qkscope.files.pushed import HUB_MARK, HubMark, Pushed, find_pushed
+from qkscope.options import check_path
 
 
 def pull(repo: str, folder: str | os.PathLike[str], revision: str | None = None) -> Path:
@@ -21,6 +22,9 @@ def pull(repo: str, folder: str | os.PathLike[str], revision: str | None = None)
     Files are collected in a hidden folder next to the target, which is renamed when all files are there and match their
     checksums. Calling ``pull`` again resumes an interrupted pull.
     """
+    if not isinstance(repo, str):
+        raise HubError(f"expected the owner/name of a pushed run or results, got {repo!r:.60}")
+    check_path(folder, "folder")
     target = Path(folder)
     check_writable(target)
     located = locate(repo, revision)

@@ -24,17 +24,18 @@ from qkscope.files.manifest import RunManifest
 from qkscope.files.publicnames import public_manifest, public_summary
 from qkscope.files.pushed import HUB_MARK, HubMark, MarkedFile, find_pushed
 from qkscope.files.readers import read_frame, read_json
-from qkscope.files.runfolder import MANIFEST, PROGRESS, RunFolder
+from qkscope.files.runfolder import MANIFEST, PASSAGE_ENTRY, PASSAGE_FILE, PROGRESS, RunFolder, is_bundled
 from qkscope.files.vectors import DATA_FILE, has_token_texts, write_without_texts
 from qkscope.integrations.hub import PushOptions
 from qkscope.integrations.hub.card import CARD_FILE, PICTURE_FILE, CardFacts, card_text, picture
 from qkscope.integrations.hub.upload import Branch, Upload, check_repository_name, create, existing, send, signed_in
+from qkscope.options import check_options, check_path
 from qkscope.results.analyze import OnDone, analyze, write_results
 from qkscope.results.folder import result_files
 from qkscope.results.frames import frame_bytes
-from qkscope.results.job import RUN_TABLES, Job
-from qkscope.results.reader import is_results, read_folder
-from qkscope.results.side import POINTS, TOKEN
+from qkscope.results.job import Job
+from qkscope.results.reader import TABLES_FOLDER, is_results, read_folder
+from qkscope.results.side import PASSAGES, POINTS, TOKEN
 from qkscope.results.study import build
 from qkscope.results.summary import SUMMARY
 from qkscope.runs.run import open_run
@@ -72,8 +73,12 @@ def run_content(folder: Path, options: PushOptions, scratch: Path) -> Content:
     stripped = [] if options.with_tokens else with_texts
     for name in stripped:
         write_without_texts(folder / name, scratch / name)
-    further = ["text of tokens"] if stripped else []
-    manifest = public_manifest(run.raw, names=options.with_names, digest=digests[MANIFEST], further=further)
+    passage = run.manifest.passage
+    is_private = passage is not None and not options.with_tokens and not is_bundled(passage.tokens)
+    raw = {key: value for key, value in run.raw.items() if key != PASSAGE_ENTRY} if is_private else run.raw
+    digests = {name: value for name, value in digests.items() if name != PASSAGE_FILE} if is_private else digests
+    further = ["text of tokens"] * bool(stripped) + ["a passage of one's own"] * is_private
+    manifest = public_manifest(raw, names=options.with_names, digest=digests[MANIFEST], further=further)
     is_unchanged = manifest is run.raw
     run_json = Upload.of(MANIFEST, (folder / MANIFEST).read_bytes() if is_unchanged else json_bytes(manifest))
     uploads = [run_json, *(Upload.of(name, scratch / name) for name in stripped)]
@@ -133,8 +138,13 @@ def _origin(entry: Any) -> str:
 
 
 def table_uploads(tables: Path, prefix: str, *, tokens: bool) -> list[Upload]:
-    """The tables of a folder, its points (with token text only if ``tokens``), and a public summary."""
+    """The tables of a folder, its points (with token text only if ``tokens``), and a public summary.
+
+    Passages of one's own are sent only if ``tokens``, too.
+    """
     names = [name for name in result_files(tables) if name not in (SUMMARY, POINTS.file)]
+    if not tokens and not _passages_are_bundled(tables):
+        names.remove(PASSAGES.file)
     uploads = [Upload.of(f"{prefix}{name}", tables / name) for name in names]
     if (tables / POINTS.file).is_file():
         frame = read_frame(tables / POINTS.file)
@@ -144,6 +154,14 @@ def table_uploads(tables: Path, prefix: str, *, tokens: bool) -> list[Upload]:
         text = json.dumps(public_summary(read_json(tables / SUMMARY)), indent=2, ensure_ascii=False, allow_nan=False)
         uploads.append(Upload.of(f"{prefix}{SUMMARY}", f"{text}\n".encode()))
     return uploads
+
+
+def _passages_are_bundled(tables: Path) -> bool:
+    passages = PASSAGES.read(tables)
+    if passages is None:
+        return True
+    texts = passages[["model", "k_token", "text"]].drop_duplicates().sort_values("k_token")
+    return all(is_bundled(tokens.tolist()) for _, tokens in texts.groupby("model")["text"])
 
 
 def push(
@@ -160,6 +178,8 @@ def push(
     documents are sent only if ``options`` allow it; docs/hub.md has the list. Calling ``push`` again resumes an
     interrupted push.
     """
+    check_path(source, "source")
+    check_options(options, "options", PushOptions)
     folder, push_options = Path(source), options or PushOptions()
     check_repository_name(repo, push_options.revision)
     kind = _kind(folder)
@@ -171,7 +191,7 @@ def push(
         if branch is not None and not push_options.overwrite:
             _check_replaceable(branch, content.mark)
         tables = stack.enter_context(_tables(folder, kind, workers, on_heads))
-        prefix = f"{RUN_TABLES}/" if kind == "run" else ""
+        prefix = f"{TABLES_FOLDER}/" if kind == "run" else ""
         uploads = [*content.uploads, *table_uploads(tables, prefix, tokens=push_options.with_tokens)]
         uploads += _card(content, tables, prefix, repo, push_options)
         files = {upload.name: MarkedFile(sha256=upload.sha256, size=upload.size) for upload in uploads}
@@ -210,7 +230,7 @@ def _check_replaceable(branch: Branch, mark: HubMark) -> None:
 @contextmanager
 def _tables(folder: Path, kind: str, workers: int | None, on_heads: OnDone | None) -> Iterator[Path]:
     """The tables of a run or results; those of a run are computed if it has none."""
-    existing_tables = folder / RUN_TABLES if kind == "run" else folder
+    existing_tables = folder / TABLES_FOLDER if kind == "run" else folder
     if existing_tables.is_dir() and is_results(existing_tables):
         yield existing_tables
         return

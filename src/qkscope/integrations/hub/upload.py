@@ -82,7 +82,7 @@ def check_repository_name(repo: str, revision: str) -> None:
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
-        if HUB_ID.fullmatch(repo) is None:
+        if not isinstance(repo, str) or HUB_ID.fullmatch(repo) is None:
             raise HFValidationError("expected owner/name")
         validate_repo_id(repo)
     except HFValidationError as error:

@@ -1,567 +1,557 @@
 "use strict";
-// A map of heads by any metric; a click, a link, the list or the arrow keys open a head.
+// A map of heads by any metric, at one window; a click, a link, the list or the arrow keys open a head.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
+  const { esc, known, short, signed } = chart;
   const pad = (n) => String(n).padStart(2, "0");
   const nameOf = (layer, head) => `l${pad(layer)}h${pad(head)}`;
-  const state = { run: 0, other: null, metric: 0, head: null, box: null, find: "", down: true, text: {} };
-  const numberOf = new Map(data.metrics.map((metric, m) => [metric.column, m]));
-  const indexOf = data.runs.map((run) => new Map(run.layer.map((layer, i) => [nameOf(layer, run.head[i]), i])));
-
-  // ---- small things --------------------------------------------------------------------------
-
-  function short(x) {
-    if (x === null || x === undefined) return "–";
-    const size = Math.abs(x);
-    return size !== 0 && (size < 1e-3 || size >= 1e5) ? x.toExponential(2) : Number(x.toPrecision(3)).toString();
+  const numbersOf = (name) => name.match(/\d+/g).map(Number);
+  const blocks = new Map();
+  // What is packed in the page, by its id, unpacked once.
+  function bytesOf(id) {
+    const script = $(id);
+    if (!script) return Promise.resolve(null);
+    if (!blocks.has(id)) {
+      const packed = Uint8Array.from(atob(script.textContent.trim()), (c) => c.charCodeAt(0));
+      blocks.set(id, new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer().then((buffer) => new Uint8Array(buffer)));
+    }
+    return blocks.get(id);
   }
+  const parsed = new Map();
+  async function jsonOf(id) {
+    if (!parsed.has(id)) parsed.set(id, bytesOf(id).then((bytes) => JSON.parse(new TextDecoder().decode(bytes))));
+    return parsed.get(id);
+  }
+
+  let data, numberOf, viewAt;
+  const state = { run: 0, other: null, window: 0, metric: 0, head: null, tab: "overview", box: null, find: "", sort: "value", down: true, text: {}, from: "" };
+  const TABS = ["overview", "planes", "plasticity", "all"];
+
   function element(kind, text, className) {
     const item = document.createElement(kind);
     if (text !== undefined) item.textContent = text;
     if (className) item.className = className;
     return item;
   }
-  function fill(select, names, values) {
-    names.forEach((name, i) => {
-      const item = element("option", name);
-      item.value = String(values ? values[i] : i);
-      select.append(item);
+  const brief = (text, most = 46) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+  const narrow = () => matchMedia("(max-width: 60rem)").matches;
+  const isDark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+  // ---- runs at windows -------------------------------------------------------------------------
+
+  const viewOf = (r, window = state.window) => (r === null ? undefined : viewAt.get(`${r} ${window}`));
+  const told = (window) => (window ? `window ${window.toLocaleString("en")}` : "window not known");
+  const labelOf = (view) => data.runs[view.run].label;
+  // The runs in view, in the order of the study: a difference is the later minus the earlier.
+  function seen() {
+    const order = [...new Set([state.run, state.other].filter((r) => r !== null))].sort((a, b) => a - b);
+    return order.map((r) => viewOf(r)).filter((view) => view !== undefined);
+  }
+  const main = () => viewOf(state.run) || seen()[0];
+  const compares = () => state.other !== null && state.other !== state.run;
+  function lacking() {
+    return [state.run, ...(compares() ? [state.other] : [])].filter((r) => viewOf(r) === undefined).map((r) => {
+      const windows = data.views.filter((view) => view.run === r).map((view) => view.window.toLocaleString("en"));
+      return `${data.runs[r].label} was not measured at a window of ${state.window.toLocaleString("en")} tokens, only at ${windows.join(", ")}.`;
     });
   }
-  const brief = (text, most = 46) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
-  // Plotly reads markup in its labels, so what a user named is escaped for it too.
-  const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const value = (r, metric, i) => data.runs[r].values[metric][i];
-  const columnValue = (r, column, i) => (numberOf.has(column) ? value(r, numberOf.get(column), i) : null);
-  const config = { displaylogo: false, responsive: true, displayModeBar: false };
-
-  function look(more) {
-    const axis = { color: css("--soft"), gridcolor: css("--line"), zerolinecolor: css("--soft"), linecolor: css("--line") };
-    const layout = Object.assign({
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--ink"), size: 11, family: "system-ui, DejaVu Sans, sans-serif" },
-      margin: { l: 52, r: 12, t: 30, b: 40 }, showlegend: false, hoverlabel: { align: "left" },
-    }, more);
-    for (const name of ["xaxis", "yaxis"]) layout[name] = Object.assign({}, axis, layout[name]);
-    return layout;
+  const valueOf = (view, m, i) => (i === undefined ? null : view.values[m][i]);
+  const columnOf = (view, column, i) => (numberOf.has(column) ? valueOf(view, numberOf.get(column), i) : null);
+  // Effects have the window of the texts that they were measured on: two runs are compared at one only.
+  const comparable = (views, m) => !data.metrics[m].column.startsWith("effect_") || new Set(views.map((view) => view.effectsWindow)).size === 1;
+  function windowOf(view, m) {
+    return data.metrics[m] && data.metrics[m].column.startsWith("effect_") && view.effectsWindow ? `texts of ${view.effectsWindow.toLocaleString("en")} tokens` : told(view.window);
   }
+  const difference = (a, b) => (known(a) && known(b) ? b - a : null);
+  const titled = (metric) => metric.plain || metric.column;
 
-  const CHOSEN = "#00a5c4";
-  // Negative is purple, positive orange, as in the report's maps.
-  const DIVERGING = [[0, "#2d004b"], [0.125, "#542788"], [0.25, "#8073ac"], [0.375, "#b2abd2"], [0.5, "#f7f7f7"], [0.625, "#fdb863"], [0.75, "#e08214"], [0.875, "#b35806"], [1, "#7f3b08"]];
+  // ---- the maps --------------------------------------------------------------------------------
 
-  // ---- the map -------------------------------------------------------------------------------
-
-  function limits(columns, signed) {
-    const values = columns.flat().filter((x) => x !== null);
+  function limits(columns, twoSided) {
+    const values = columns.flat().filter(known).sort((a, b) => a - b);
     if (!values.length) return [0, 1];
     // The outermost 1% must not take the colours from all others.
-    const sorted = [...values].sort((a, b) => a - b), at = (p) => sorted[Math.min(sorted.length - 1, Math.floor(p * sorted.length))];
-    if (signed) { const most = Math.max(Math.abs(at(0.01)), Math.abs(at(0.99))) || 1; return [-most, most]; }
+    const at = (p) => values[Math.min(values.length - 1, Math.floor(p * values.length))];
+    if (twoSided) { const most = Math.max(Math.abs(at(0.01)), Math.abs(at(0.99))) || 1; return [-most, most]; }
     const low = at(0.01) >= 0 && at(0.01) < 0.5 * at(0.99) ? 0 : at(0.01);
     return [low, at(0.99) === low ? low + 1 : at(0.99)];
   }
-  // What has both signs is coloured from the middle; what has one, from one end.
-  const twoSided = (metric, columns) => metric.signed && columns.flat().some((x) => x !== null && x < 0);
-  function layerNames(r) {
-    const run = data.runs[r], nope = new Set(run.nope), sliding = new Set(run.sliding);
-    return (layer) => `${layer}${nope.has(layer) ? " ∅" : ""}${sliding.has(layer) ? " ≀" : ""}`;
+  const hasBoth = (metric, columns) => metric.signed && columns.flat().some((x) => known(x) && x < 0);
+  function layerName(view) {
+    const nope = new Set(view.nope), sliding = new Set(view.sliding);
+    return (layer) => `${layer}${nope.has(layer) ? "∅" : ""}${sliding.has(layer) ? "≀" : ""}`;
   }
-  function hover(r, i, extra) {
-    const run = data.runs[r];
-    const lines = [`<b>${nameOf(run.layer[i], run.head[i])}</b>  ${plain(run.kind[i])}`];
+  function hover(view, i, extra) {
+    const lines = [`layer ${view.layer[i]}, head ${view.head[i]}${view.kind[i] ? ` · ${view.kind[i]}` : ""}`, `${labelOf(view)}, ${told(view.window)}`];
     if (extra) lines.push(extra);
-    const shown = [data.metrics[state.metric].column, "r_q", "r_k", "r_k_a", "bias_window", "posvar_q"];
-    for (const column of new Set(shown)) if (numberOf.has(column)) lines.push(`${column} ${short(columnValue(r, column, i))}`);
-    return lines.join("<br>");
+    const shown = [data.metrics[state.metric].column, "part_position", "part_content", "decay", "r_q", "r_k"];
+    for (const column of new Set(shown)) if (known(columnOf(view, column, i))) lines.push(`${column} ${short(columnOf(view, column, i))}`);
+    return lines.join("\n");
   }
-  function grid(r, values, texts) {
-    const run = data.runs[r];
-    const layers = Math.max(...run.layer) + 1, heads = Math.max(...run.head) + 1;
-    const z = Array.from({ length: layers }, () => Array(heads).fill(null));
-    const text = Array.from({ length: layers }, () => Array(heads).fill(""));
-    run.layer.forEach((layer, i) => { z[layer][run.head[i]] = values[i]; text[layer][run.head[i]] = texts(i); });
-    return { z, text, layers, heads };
+  function drawMap(figure, title, at, view, values, range, twoSided, text, width, unit) {
+    const layers = Math.max(...view.layer) + 1, heads = Math.max(...view.head) + 1, number = Array.from({ length: layers }, () => Array(heads));
+    view.layer.forEach((layer, i) => { number[layer][view.head[i]] = i; });
+    const metric = data.metrics[state.metric];
+    chart.map(figure, {
+      title, at, layers, heads, range, twoSided, width, unit, layerName: layerName(view),
+      label: `Map of ${title}, layers by heads, ${at}: from ${short(range[0])} to ${short(range[1])}`,
+      value: (l, h) => (number[l][h] === undefined ? undefined : values[number[l][h]]),
+      text: (l, h) => text(number[l][h]),
+      choose: (l, h) => choose(nameOf(l, h), true),
+      data: { columns: ["layer", "head", metric.column], rows: view.layer.map((layer, i) => [layer, view.head[i], values[i]]) },
+    });
+    figure.view = view;
   }
-  function mapMark(r) {
-    const i = state.head === null ? undefined : indexOf[r].get(state.head);
-    if (i === undefined) return [];
-    const { layer, head } = data.runs[r];
-    return [{ type: "rect", x0: head[i] - 0.5, x1: head[i] + 0.5, y0: layer[i] - 0.5, y1: layer[i] + 0.5, line: { color: CHOSEN, width: 3 } }];
+  function figuresIn(host, count, className = "") {
+    while (host.children.length > count || (host.lastChild && host.lastChild.nodeName !== "FIGURE")) host.lastChild.remove();
+    while (host.children.length < count) host.append(element("figure", undefined, className));
+    return [...host.children];
   }
-  function drawMap(place, title, r, values, texts, range, signed, bar) {
-    const { z, text, layers, heads } = grid(r, values, texts), run = data.runs[r], label = layerNames(r);
-    const step = Math.ceil(layers / 20), every = Array.from({ length: layers }, (_, l) => l).filter((l) => l % step === 0 || /[∅≀]/.test(label(l)) && layers < 50);
-    const traces = [{
-      type: "heatmap", z, text, hoverinfo: "text", zmin: range[0], zmax: range[1], xgap: 1, ygap: 1, showscale: bar,
-      colorscale: signed ? DIVERGING : "Viridis", colorbar: { thickness: 9, len: 0.9, outlinewidth: 0, tickfont: { size: 9 } },
-    }];
-    const spots = [...marked()].filter((name) => indexOf[r].has(name)).map((name) => indexOf[r].get(name));
-    traces.push({ type: "scatter", mode: "markers", hoverinfo: "skip", x: spots.map((i) => run.head[i]), y: spots.map((i) => run.layer[i]), marker: { symbol: "circle", size: 5, color: "#fff", line: { color: "#111", width: 1.2 } } });
-    const height = Math.max(230, Math.min(620, 90 + layers * 13));
-    Plotly.react(place, traces, look({
-      title: { text: plain(brief(title, 34)), font: { size: 12 }, x: 0.02, xanchor: "left" }, height, margin: { l: 46, r: bar ? 50 : 8, t: 30, b: 36 }, shapes: mapMark(r),
-      xaxis: { title: { text: "query head", font: { size: 10 } }, range: [-0.5, heads - 0.5], dtick: heads > 16 ? 4 : heads > 8 ? 2 : 1, showgrid: false, zeroline: false, fixedrange: true },
-      yaxis: { title: { text: "layer", font: { size: 10 } }, range: [layers - 0.5, -0.5], tickvals: every, ticktext: every.map(label), showgrid: false, zeroline: false, fixedrange: true },
-    }), config);
-    Plotly.Plots.resize(place); // the columns beside it may have come or gone
-    if (!place.listening) {
-      place.listening = true;
-      place.on("plotly_click", (event) => {
-        const spot = event.points.find((point) => point.z !== undefined && point.z !== null) || event.points[0];
-        choose(nameOf(Math.round(spot.y), Math.round(spot.x)), true);
-      });
-    }
-  }
-  function mapPlaces(count) {
-    const maps = $("maps");
-    while (maps.children.length > count) { Plotly.purge(maps.lastChild); maps.lastChild.remove(); }
-    while (maps.children.length < count) maps.append(element("div"));
-    return [...maps.children];
+  // The change of all heads in words.
+  function changed(a, b, changes) {
+    const there = changes.filter(known), mean = (view) => { const values = view.values[state.metric].filter(known); return values.reduce((sum, x) => sum + x, 0) / values.length; };
+    const up = there.filter((x) => x > 0).length, down = there.filter((x) => x < 0).length;
+    return `From ${labelOf(a)} to ${labelOf(b)}, both at ${told(b.window)}, ${data.metrics[state.metric].column} rises in ${up} of ${there.length} heads and falls in ${down}; mean over heads ${short(mean(a))} → ${short(mean(b))}.`;
   }
   function drawMaps() {
-    const m = state.metric, metric = data.metrics[m];
-    if (!metric) return;
-    const { run, other } = state, a = data.runs[run];
-    if (other === null) {
-      const signed = twoSided(metric, [a.values[m]]);
-      drawMap(mapPlaces(1)[0], `${a.label}: ${metric.column}`, run, a.values[m], (i) => hover(run, i), limits([a.values[m]], signed), signed, true);
-      return;
+    const m = state.metric, metric = data.metrics[m], views = seen();
+    if (!metric || !views.length) { figuresIn($("maps"), 0); return; }
+    const columns = views.map((view) => view.values[m]), twoSided = hasBoth(metric, columns), range = limits(columns, twoSided);
+    const both = views.length > 1 && comparable(views, m), places = figuresIn($("maps"), both ? 3 : views.length, "map"), width = views.length > 1 ? 210 : 400;
+    $("maps").classList.toggle("three", both);
+    views.forEach((view, n) => drawMap(places[n], views.length > 1 ? labelOf(view) : titled(metric), views.length > 1 ? windowOf(view, m) : `${labelOf(view)}, ${windowOf(view, m)}`, view, columns[n], range, twoSided, (i) => hover(view, i), width, metric.unit));
+    if (both) {
+      const [a, b] = views, changes = b.layer.map((layer, j) => difference(valueOf(a, m, a.index.get(nameOf(layer, b.head[j]))), b.values[m][j]));
+      drawMap(places[2], "the later minus the earlier", `${brief(labelOf(b), 24)} − ${brief(labelOf(a), 24)}, ${windowOf(b, m)}; orange: higher in the later`, b, changes, limits([changes], true), true, (i) => hover(b, i, `difference ${signed(changes[i])}`), width, metric.unit);
+      $("maps").append(element("p", changed(a, b, changes), "soft"));
     }
-    const b = data.runs[other], signed = twoSided(metric, [a.values[m], b.values[m]]), range = limits([a.values[m], b.values[m]], signed), places = mapPlaces(3);
-    const changes = a.layer.map((layer, i) => {
-      const j = indexOf[other].get(nameOf(layer, a.head[i]));
-      const first = a.values[m][i], second = j === undefined ? null : b.values[m][j];
-      return first === null || second === null || second === undefined ? null : first - second;
-    });
-    drawMap(places[0], a.label, run, a.values[m], (i) => hover(run, i), range, signed, false);
-    drawMap(places[1], b.label, other, b.values[m], (i) => hover(other, i), range, signed, true);
-    drawMap(places[2], "first minus second", run, changes, (i) => hover(run, i, `difference ${short(changes[i])}`), limits([changes], true), true, true);
+    moveMarks();
+  }
+  function moveMarks() {
+    const found = marked();
+    for (const figure of $("maps").querySelectorAll("figure")) {
+      const names = figure.view.index;
+      chart.outline(figure, state.head !== null && names.has(state.head) ? numbersOf(state.head) : null);
+      chart.dot(figure, found.filter((name) => names.has(name)).map(numbersOf));
+    }
   }
 
-  // ---- r_q and r_k ---------------------------------------------------------------------------
+  // ---- the plane of r_q and r_k ----------------------------------------------------------------
 
-  function scatterMarks() {
-    const line = (x0, y0, x1, y1) => ({ type: "line", x0, y0, x1, y1, line: { color: css("--line"), width: 1, dash: "dash" }, layer: "below" });
-    const marks = [0.3, 0.7].flatMap((t) => [line(t, -1, t, 1), line(-0.1, t, 1, t), line(-0.1, -t, 1, -t)]);
-    const i = state.head === null ? undefined : indexOf[state.run].get(state.head);
-    const x = i === undefined ? null : columnValue(state.run, "r_q", i), y = i === undefined ? null : columnValue(state.run, "r_k", i);
-    if (x !== null && y !== null) marks.push({ type: "rect", xsizemode: "pixel", ysizemode: "pixel", xanchor: x, yanchor: y, x0: -7, x1: 7, y0: -7, y1: 7, line: { color: CHOSEN, width: 3 } });
-    return marks;
-  }
+  const RUNS = ["var(--run0)", "var(--run1)"];
   function drawScatter() {
-    const place = $("scatter");
-    if (!numberOf.has("r_q") || !numberOf.has("r_k")) { place.hidden = true; return; }
-    const shown = state.other === null ? [state.run] : [state.run, state.other], colours = ["#2b7bba", "#e08214"];
-    const traces = shown.map((r, n) => {
-      const run = data.runs[r];
-      return {
-        type: "scatter", mode: "markers", name: plain(run.label), hoverinfo: "text", text: run.layer.map((_, i) => hover(r, i)),
-        x: run.values[numberOf.get("r_q")], y: run.values[numberOf.get("r_k")], customdata: run.layer.map((layer, i) => nameOf(layer, run.head[i])),
-        marker: { size: 6, color: colours[n], opacity: 0.85 }, selected: { marker: { opacity: 1 } }, unselected: { marker: { opacity: 0.15 } },
-        selectedpoints: state.box ? run.layer.map((_, i) => i).filter((i) => inBox(r, i)) : null,
-      };
+    const figure = $("scatter"), views = seen();
+    figure.hidden = !numberOf.has("r_q") || !numberOf.has("r_k") || !views.length;
+    $("brushing").hidden = figure.hidden;
+    if (figure.hidden) return;
+    const points = views.flatMap((view) => view.layer.map((layer, i) => ({ x: columnOf(view, "r_q", i), y: columnOf(view, "r_k", i), name: nameOf(layer, view.head[i]), text: hover(view, i) })).filter((p) => known(p.x) && known(p.y)));
+    const x = { range: [-0.1, 1.02], title: "r_q: queries on PC0", ticks: [0, 0.3, 0.7, 1] }, y = { range: [-1.05, 1.05], title: "r_k: keys on PC0", ticks: [-1, -0.7, -0.3, 0, 0.3, 0.7, 1] };
+    chart.plot(figure, {
+      title: "Queries and keys on PC0", at: [...new Set(views.map((view) => told(view.window)))].join(), label: `Correlation with position of queries and of keys, ${points.length} heads`, x, y, width: 400, height: 270, points,
+      names: views.length > 1 ? views.map((view, n) => ({ name: brief(labelOf(view), 30), colour: RUNS[n], look: "dot" })) : [],
+      draw: (axes) => views.map((view, n) => {
+        const in_ = [], out = [];
+        view.layer.forEach((_, i) => (state.box && !inBox(view, i) ? out : in_).push(i));
+        const spots = (is, style) => chart.spots(is.map((i) => columnOf(view, "r_q", i)), is.map((i) => columnOf(view, "r_k", i)), axes, 6, style);
+        return spots(out, `stroke="${RUNS[n]}" stroke-opacity="0.15"`) + spots(in_, `stroke="${RUNS[n]}" stroke-opacity="0.85" data-inside="${in_.length}"`);
+      }).join("") + (state.box ? band(state.box, axes) : "") + ring(axes),
+      data: { columns: ["model", "layer", "head", "r_q", "r_k"], rows: views.flatMap((view) => view.layer.map((layer, i) => [labelOf(view), layer, view.head[i], columnOf(view, "r_q", i), columnOf(view, "r_k", i)])) },
+      choose: (point) => choose(point.name, true), drag: brush,
     });
-    // A box in the units of the axes stays where it is when the plot is drawn again.
-    const selections = state.box ? [{ type: "rect", xref: "x", yref: "y", x0: state.box[0], x1: state.box[1], y0: state.box[2], y1: state.box[3], line: { color: CHOSEN, width: 2, dash: "dot" } }] : [];
-    place.drawing = true;
-    Plotly.react(place, traces, look({
-      height: 320, dragmode: "select", shapes: scatterMarks(), selections, showlegend: shown.length > 1, legend: { orientation: "h", y: 1.12, font: { size: 10 } },
-      xaxis: { title: { text: "r_q on PC0", font: { size: 10 } }, range: [-0.1, 1.02], zeroline: false, fixedrange: true },
-      yaxis: { title: { text: "r_k on PC0", font: { size: 10 } }, range: [-1.02, 1.02], fixedrange: true },
-    }), config).then(() => { place.drawing = false; });
-    if (!place.listening) {
-      place.listening = true;
-      place.on("plotly_selected", (event) => { if (!place.drawing && event && event.range) brush([...event.range.x, ...event.range.y]); });
-      place.on("plotly_deselect", () => { if (!place.drawing && state.box) brush(null); });
-      place.on("plotly_click", (event) => { if (event.points[0].customdata) choose(event.points[0].customdata, true); });
-    }
   }
-  function inBox(r, i) {
-    const x = columnValue(r, "r_q", i), y = columnValue(r, "r_k", i), [x0, x1, y0, y1] = state.box;
-    return x !== null && y !== null && x >= Math.min(x0, x1) && x <= Math.max(x0, x1) && y >= Math.min(y0, y1) && y <= Math.max(y0, y1);
+  function band([x0, x1, y0, y1], { sx, sy }) {
+    return `<rect class="band" x="${sx(Math.min(x0, x1))}" y="${sy(Math.max(y0, y1))}" width="${Math.abs(sx(x1) - sx(x0))}" height="${Math.abs(sy(y1) - sy(y0))}" fill="none" stroke="#00a5c4" stroke-width="1.6" stroke-dasharray="3 2"/>`;
+  }
+  function ring({ sx, sy }) {
+    const view = main(), i = state.head === null ? undefined : view.index.get(state.head), x = columnOf(view, "r_q", i), y = columnOf(view, "r_k", i);
+    return known(x) && known(y) ? `<circle cx="${sx(x)}" cy="${sy(y)}" r="6.5" fill="none" stroke="#00a5c4" stroke-width="2.5"/>` : "";
+  }
+  function inBox(view, i) {
+    const x = columnOf(view, "r_q", i), y = columnOf(view, "r_k", i), [x0, x1, y0, y1] = state.box;
+    return known(x) && known(y) && x >= Math.min(x0, x1) && x <= Math.max(x0, x1) && y >= Math.min(y0, y1) && y <= Math.max(y0, y1);
   }
   function brush(box) {
     state.box = box && box.map((x) => Number(x.toFixed(3)));
     remember();
-    drawScatter(); drawMaps(); drawList();
+    drawScatter(); drawList(); moveMarks();
   }
 
-  // ---- finding heads: "l07h00", "class:content", "decay>1" -------------------------------------
+  // ---- finding heads: "l07h00", "class:content", "role:induction", "decay > 1" -------------------
 
-  function matcher(r) {
-    const tests = [];
-    for (const word of state.find.toLowerCase().split(/\s+/).filter(Boolean)) {
-      const compared = word.match(/^([a-z_0-9]+)(>=|<=|>|<|=)(-?[\d.]+(?:e-?\d+)?)$/);
+  function matcher(view) {
+    const tests = [], none = (problem) => ({ test: () => false, problem });
+    const wanted = state.find.toLowerCase().replace(/\s*(>=|<=|>|<|=|:)\s*/g, "$1");
+    for (const word of wanted.split(/\s+/).filter(Boolean)) {
+      const compared = word.match(/^([a-z_0-9]+)(>=|<=|>|<|=)([-−+]?[\d.]+(?:e[-+]?\d+)?)$/), about = word.match(/^(class|role):(.*)$/);
       if (compared) {
-        const [, name, sign, text] = compared, limit = Number(text);
-        const column = numberOf.has(name) ? name : data.metrics.map((metric) => metric.column).filter((other) => other.startsWith(name)).sort((a, b) => data.preferred.includes(b) - data.preferred.includes(a))[0];
-        if (column === undefined) return { test: () => false, problem: `no number is called ${name}` };
+        const [, name, sign, text] = compared, limit = Number(text.replace("−", "-"));
+        const own = { layer: (i) => view.layer[i], head: (i) => view.head[i] }[name];
+        const column = numberOf.has(name) ? name : data.metrics.map((metric) => metric.column).filter((other) => other.startsWith(name)).sort((a, b) => data.named.includes(b) - data.named.includes(a))[0];
+        if (!own && column === undefined) return none(`no number is called ${name}`);
+        const read = own || ((i) => columnOf(view, column, i));
         const of = { ">": (x) => x > limit, "<": (x) => x < limit, ">=": (x) => x >= limit, "<=": (x) => x <= limit, "=": (x) => x === limit }[sign];
-        tests.push((i) => { const x = columnValue(r, column, i); return x !== null && of(x); });
-      } else if (word.startsWith("class:")) tests.push((i) => data.runs[r].kind[i].includes(word.slice(6)));
-      else tests.push((i) => nameOf(data.runs[r].layer[i], data.runs[r].head[i]).startsWith(word) || data.runs[r].kind[i].includes(word));
+        tests.push((i) => known(read(i)) && of(read(i)));
+      } else if (about) {
+        const values = about[1] === "class" ? view.kind : view.role;
+        if (!values.length) return none(`these tables have no ${about[1]} of heads`);
+        tests.push((i) => values[i].includes(about[2]));
+      } else tests.push((i) => nameOf(view.layer[i], view.head[i]).startsWith(word) || view.kind[i].includes(word) || (view.role[i] || "").includes(word));
     }
     return { test: (i) => tests.every((test) => test(i)), problem: "" };
   }
-  function matching(r) {
-    const { test, problem } = matcher(r), heads = data.runs[r].layer.map((_, i) => i).filter((i) => test(i) && (!state.box || inBox(r, i)));
+  function matching(view) {
+    const { test, problem } = matcher(view), heads = view.layer.map((_, i) => i).filter((i) => test(i) && (!state.box || inBox(view, i)));
     return { heads, problem };
   }
   function marked() {
-    if (!state.box && !state.find.trim()) return new Set();
-    return new Set(matching(state.run).heads.map((i) => nameOf(data.runs[state.run].layer[i], data.runs[state.run].head[i])));
+    const view = main();
+    if (!view || (!state.box && !state.find.trim())) return [];
+    return matching(view).heads.map((i) => nameOf(view.layer[i], view.head[i]));
+  }
+  function said(heads, problem, view) {
+    if (problem) return `Nothing found: ${problem}.`;
+    if (!state.find.trim() && !state.box) return "";
+    const what = [state.find.trim() ? `“${state.find.trim()}”` : "", state.box ? "the box" : ""].filter(Boolean).join(" and ");
+    return heads.length ? `${heads.length} of ${view.layer.length} heads` : `No head of ${labelOf(view)} at ${told(view.window)} matches ${what}; Esc clears it.`;
   }
   const MOST_LISTED = 300;
   function spark(name) {
-    const values = data.runs.map((_, r) => { const i = indexOf[r].get(name); return i === undefined ? null : value(r, state.metric, i); });
-    const known = values.filter((x) => x !== null);
-    if (known.length < 2) return "";
-    const low = Math.min(...known), high = Math.max(...known), y = (x) => (high === low ? 8 : 15 - (14 * (x - low)) / (high - low));
-    const dots = values.map((x, r) => (x === null ? null : `${(2 + (56 * r) / (values.length - 1)).toFixed(1)},${y(x).toFixed(1)}`)).filter(Boolean);
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), line = document.createElementNS(svg.namespaceURI, "polyline"), dot = document.createElementNS(svg.namespaceURI, "circle");
-    svg.setAttribute("viewBox", "0 0 60 16"); svg.setAttribute("class", "spark"); svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", `over the runs: ${values.map(short).join(", ")}`);
-    line.setAttribute("points", dots.join(" "));
-    const at = values[state.run];
-    if (at !== null) { dot.setAttribute("cx", (2 + (56 * state.run) / (values.length - 1)).toFixed(1)); dot.setAttribute("cy", y(at).toFixed(1)); dot.setAttribute("r", "2.2"); }
-    svg.append(line, dot);
-    return svg;
+    const values = data.runs.map((_, r) => { const view = viewOf(r); return view === undefined ? null : valueOf(view, state.metric, view.index.get(name)); });
+    const there = values.filter(known);
+    if (there.length < 2) return "";
+    const low = Math.min(...there), high = Math.max(...there), x = (r) => (2 + (56 * r) / (values.length - 1)).toFixed(1), y = (v) => (high === low ? 8 : 15 - (14 * (v - low)) / (high - low)).toFixed(1);
+    const dots = values.map((v, r) => (known(v) ? `${x(r)},${y(v)}` : null)).filter(Boolean), at = values[state.run];
+    return `<svg viewBox="0 0 60 16" class="spark" role="img" aria-label="over the runs: ${values.map(short).join(", ")}"><polyline points="${dots.join(" ")}"/>${known(at) ? `<circle cx="${x(state.run)}" cy="${y(at)}" r="2.2"/>` : ""}</svg>`;
   }
   function drawList() {
-    const run = data.runs[state.run], { heads, problem } = matching(state.run), m = state.metric, sign = state.down ? -1 : 1;
-    const key = (i) => value(state.run, m, i);
-    heads.sort((a, b) => { const x = key(a), y = key(b); return x === null || y === null ? (x === null) - (y === null) : sign * (x - y) || a - b; });
-    $("status").textContent = problem || (state.find.trim() || state.box ? `${heads.length} of ${run.layer.length} heads` : "");
-    const top = element("tr"), many = data.runs.length > 1;
-    const sort = element("button", `${data.metrics[m] ? data.metrics[m].column : "value"} ${state.down ? "↓" : "↑"}`);
-    sort.type = "button"; sort.title = "sort the other way round";
-    sort.addEventListener("click", () => { state.down = !state.down; drawList(); });
-    const sorted = element("th");
-    sorted.setAttribute("aria-sort", state.down ? "descending" : "ascending");
-    sorted.append(sort);
-    top.append(element("th", "head"), element("th", "class"), sorted, ...(many ? [element("th", "over runs")] : []));
+    const view = main();
+    if (!view) { $("list").replaceChildren(); $("status").textContent = ""; return; }
+    const { heads, problem } = matching(view), m = state.metric, views = seen(), both = views.length > 1 && comparable(views, m), sign = state.down ? -1 : 1, many = data.runs.length > 1;
+    const changes = both ? views[1].layer.map((layer, j) => difference(valueOf(views[0], m, views[0].index.get(nameOf(layer, views[1].head[j]))), views[1].values[m][j])) : [];
+    const changeOf = (i) => (both ? changes[views[1].index.get(nameOf(view.layer[i], view.head[i]))] ?? null : null);
+    const key = both && state.sort === "change" ? changeOf : (i) => valueOf(view, m, i);
+    heads.sort((a, b) => { const x = key(a), y = key(b); return !known(x) || !known(y) ? !known(x) - !known(y) : sign * (x - y) || a - b; });
+    $("status").textContent = said(heads, problem, view);
+    const sorter = (name, by) => `<th aria-sort="${state.sort === by ? (state.down ? "descending" : "ascending") : "none"}"><button type="button" data-sort="${by}" title="sort by this, or the other way round">${esc(name)}${state.sort === by ? (state.down ? " ↓" : " ↑") : ""}</button></th>`;
     const rows = heads.slice(0, MOST_LISTED).map((i) => {
-      const row = element("tr"), name = nameOf(run.layer[i], run.head[i]), open = element("button", name), first = element("th");
-      open.type = "button";
-      open.addEventListener("click", () => choose(name, true));
-      first.scope = "row"; first.append(open);
-      row.dataset.head = name;
-      const line = element("td");
-      if (many) line.append(spark(name));
-      row.append(first, element("td", run.kind[i]), element("td", short(key(i))), ...(many ? [line] : []));
-      return row;
+      const name = nameOf(view.layer[i], view.head[i]), kind = [view.kind[i], view.role[i]].filter(Boolean).join(" · ");
+      return `<tr data-head="${name}"${name === state.head ? ' class="on"' : ""}><th scope="row"><button type="button">${name}</button></th><td>${esc(kind)}</td><td>${short(valueOf(view, m, i))}</td>${both ? `<td>${signed(changeOf(i))}</td>` : ""}${many ? `<td>${spark(name)}</td>` : ""}</tr>`;
     });
-    if (heads.length > MOST_LISTED) { const row = element("tr"); const cell = element("td", `and ${heads.length - MOST_LISTED} more: narrow the search`); cell.colSpan = many ? 4 : 3; row.append(cell); rows.push(row); }
-    const thead = element("thead"), body = element("tbody");
-    thead.append(top); body.append(...rows);
-    $("list").replaceChildren(thead, body);
-    markListed();
+    if (heads.length > MOST_LISTED) rows.push(`<tr><td colspan="5">and ${heads.length - MOST_LISTED} more: narrow the search</td></tr>`);
+    $("list").innerHTML = `<thead><tr><th>head</th><th>class</th>${data.metrics[m] ? sorter(data.metrics[m].column, "value") : "<th>value</th>"}${both ? sorter("later − earlier", "change") : ""}${many ? "<th>over runs</th>" : ""}</tr></thead><tbody>${rows.join("")}</tbody>`;
   }
   function markListed() {
-    for (const row of $("list").querySelectorAll("tr[data-head]")) row.classList.toggle("on", row.dataset.head === state.head);
+    for (const row of $("list").querySelectorAll("tr.on")) row.classList.remove("on");
+    if (state.head !== null) $("list").querySelector(`tr[data-head="${state.head}"]`)?.classList.add("on");
   }
 
-  // ---- points of a head ----------------------------------------------------------------------
+  // ---- points of a head ------------------------------------------------------------------------
 
-  function unpack(r, i) {
-    const script = $(`points-${r}-${i}`);
-    if (!script) return null;
-    const bytes = Uint8Array.from(atob(script.textContent.trim()), (c) => c.charCodeAt(0)), wide = 4, narrow = data.complementAxes;
-    const ranges = new Float32Array(bytes.buffer, 0, 2 * (wide + narrow));
+  function unpack(bytes, view, words) {
+    if (!bytes) return null;
+    const wide = 4, narrow = data.complementAxes, ranges = new Float32Array(bytes.buffer, 0, 2 * (wide + narrow));
     let at = ranges.byteLength;
-    const counts = new Uint16Array(bytes.buffer, at, 2);
+    const counts = new Uint16Array(bytes.buffer, at, 2), kinds = { q: {}, k: {} };
     at += 4;
-    const kinds = { q: {}, k: {} }, size = data.runs[r].window || 1;
     const column = (array, c) => Float32Array.from(array, (x) => ranges[2 * c] + ranges[2 * c + 1] * x);
     [["q", counts[0]], ["k", counts[1]]].forEach(([kind, n]) => {
       const take = () => { const part = new Uint16Array(bytes.buffer, at, n); at += 2 * n; return part; };
-      kinds[kind].position = Float32Array.from(take(), (x) => (x / 65535) * size);
+      kinds[kind].position = Float32Array.from(take(), (x) => (x / 65535) * view.positions);
       ["pc0", "pc1", "a", "b"].forEach((name, c) => { kinds[kind][name] = column(take(), c); });
-      kinds[kind].words = Array.from(take(), (x) => data.runs[r].words[x]);
+      kinds[kind].words = Array.from(take(), (x) => words[x]);
     });
     [["q", counts[0]], ["k", counts[1]]].forEach(([kind, n]) => {
       kinds[kind].svd = Array.from({ length: narrow }, (_, c) => { const part = column(bytes.subarray(at, at + n), wide + c); at += n; return part; });
     });
     return kinds;
   }
-  const scales = { q: [[0, "#a6cbe6"], [1, "#08306b"]], k: [[0, "#fcae91"], [1, "#67000d"]] };
-  const darkScales = { q: [[0, "#d6eaf8"], [1, "#2f8fe0"]], k: [[0, "#ffd9cc"], [1, "#f0452d"]] };
-  const isDark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  const scaleOf = (kind) => (isDark() ? darkScales : scales)[kind];
+  const STOPS = { q: ["#a6cbe6", "#08306b"], k: ["#fcae91", "#67000d"] }, DARK = { q: ["#d6eaf8", "#2f8fe0"], k: ["#ffd9cc", "#f0452d"] };
+  const stopsOf = (kind) => (isDark() ? DARK : STOPS)[kind];
+  // The mean of a cloud at the first and the last position, by a line through it.
   function drift(points, kind) {
-    const t = points[kind].position, n = t.length, mean = t.reduce((sum, x) => sum + x, 0) / n;
+    const { position: t, a, b } = points[kind], n = t.length, mean = (x) => x.reduce((sum, v) => sum + v, 0) / n, mt = mean(t), ma = mean(a), mb = mean(b);
     let stt = 0, sa = 0, sb = 0;
-    const ma = points[kind].a.reduce((sum, x) => sum + x, 0) / n, mb = points[kind].b.reduce((sum, x) => sum + x, 0) / n;
-    t.forEach((x, i) => { stt += (x - mean) ** 2; sa += (x - mean) * points[kind].a[i]; sb += (x - mean) * points[kind].b[i]; });
-    if (!stt) return [];
-    const at = (x) => [ma + (sa / stt) * (x - mean), mb + (sb / stt) * (x - mean)];
-    const [[ax, ay], [x, y]] = [at(Math.min(...t)), at(Math.max(...t))];
-    return [{ x, y, ax, ay, xref: "x", yref: "y", axref: "x", ayref: "y", text: "", showarrow: true, arrowhead: 2, arrowwidth: 2.5, arrowcolor: css("--ink") }];
+    t.forEach((x, i) => { stt += (x - mt) ** 2; sa += (x - mt) * a[i]; sb += (x - mt) * b[i]; });
+    const at = (x) => [ma + (sa / stt) * (x - mt), mb + (sb / stt) * (x - mt)];
+    return stt ? [at(Math.min(...t)), at(Math.max(...t))] : null;
   }
-  // Two runs are drawn on the same axes.
-  function shared(all, name) {
-    const values = all.filter(Boolean).flatMap((points) => [...points.q[name], ...points.k[name]]);
-    if (!values.length) return undefined;
-    const low = Math.min(...values), high = Math.max(...values), room = 0.05 * (high - low) || 1;
-    return [low - room, high + room];
-  }
-  // Plotly reads some markup in what it shows.
-  const quoted = (word) => `“${word.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("\n", "⏎")}”`;
-  // Each point is an element of the page, and elements take time: the clouds show these many of each kind.
-  const SHOWN = 200;
-  function drawCloud(place, points, x, y, title, labels, window, ranges, annotations) {
-    const traces = ["q", "k"].map((kind) => {
-      const n = points[kind].position.length, some = (column) => (n <= SHOWN ? column : column.filter((_, i) => (i * SHOWN) % n < SHOWN));
-      const position = some(points[kind].position), words = some(points[kind].words);
-      return {
-        type: "scatter", mode: "markers", hoverinfo: "x+y+text", name: kind, x: some(points[kind][x]), y: some(points[kind][y]), text: Array.from(position, (t, i) => `${kind === "q" ? "query" : "key"} at ${Math.round(t)}${words[i] ? `: ${quoted(words[i])}` : ""}`),
-        marker: { size: 5, color: position, cmin: 0, cmax: window, colorscale: scaleOf(kind), opacity: 0.75 },
-      };
-    });
-    const axis = (label, range) => ({ title: { text: label, font: { size: 10 } }, zeroline: false, range });
-    Plotly.react(place, traces, look({ height: 265, title: { text: title, font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 36 }, annotations, xaxis: axis(labels[0], ranges[0]), yaxis: axis(labels[1], ranges[1]) }), config);
-  }
-  function colours(kind) {
-    const [[, low], [, high]] = scaleOf(kind), part = (text, at) => parseInt(text.slice(at, at + 2), 16);
-    return Array.from({ length: 33 }, (_, n) => `rgb(${[1, 3, 5].map((at) => Math.round(part(low, at) + ((part(high, at) - part(low, at)) * n) / 32)).join(",")})`);
-  }
-  function drawRing(canvas, points, plane, window) {
-    const size = canvas.width = canvas.height = 220, brush = canvas.getContext("2d");
-    const [u, v] = [2 * plane, 2 * plane + 1];
-    const most = Math.max(...["q", "k"].flatMap((kind) => [...points[kind].svd[u], ...points[kind].svd[v]].map(Math.abs))) || 1;
-    brush.globalAlpha = 0.75;
-    const shades = { q: colours("q"), k: colours("k") };
-    const n = Math.max(points.q.position.length, points.k.position.length);
-    for (let i = 0; i < n; i += 1) for (const kind of ["q", "k"]) {
-      if (i >= points[kind].position.length) continue;
-      brush.fillStyle = shades[kind][Math.round(32 * Math.min(1, points[kind].position[i] / window))];
-      brush.fillRect(size / 2 + (points[kind].svd[u][i] / most) * size * 0.46 - 2, size / 2 - (points[kind].svd[v][i] / most) * size * 0.46 - 2, 4, 4);
-    }
-  }
-  function drawClouds() {
-    const shown = state.other === null ? [state.run] : [state.run, state.other], host = $("clouds");
-    while (host.children.length > shown.length) { host.lastChild.querySelectorAll(".js-plotly-plot").forEach((plot) => Plotly.purge(plot)); host.lastChild.remove(); }
-    while (host.children.length < shown.length) {
-      const box = element("div", undefined, "run");
-      box.append(element("h3"), element("div", undefined, "pc"), element("div", undefined, "ab"), element("div", undefined, "spectrum"), element("div", undefined, "rope"), element("div", undefined, "distance"), element("div", undefined, "plasticity"), element("div", undefined, "rings"), element("p", undefined, "soft"));
-      host.append(box);
-    }
-    host.classList.toggle("two", shown.length > 1);
-    const all = shown.map((r) => { const i = indexOf[r].get(state.head); return i === undefined ? null : unpack(r, i); });
-    const range = Object.fromEntries(["pc0", "pc1", "a", "b"].map((name) => [name, shared(all, name)]));
-    const curves = shown.map((r) => (data.distance[r] || [])[indexOf[r].get(state.head)] || []).filter((columns) => columns.length);
-    const scores = curves.flatMap((columns) => [...columns[2], ...columns[4]]).filter((x) => x !== null);
-    const reach = curves.length ? [Math.log10(Math.min(...curves.map((c) => c[0][0] || 1))) - 0.05, Math.log10(Math.max(...curves.flatMap((c) => c[1]))) + 0.05] : undefined;
-    const heights = scores.length ? [Math.min(...scores) - 0.5, Math.max(...scores) + 0.5] : undefined;
-    shown.forEach((r, n) => {
-      const box = host.children[n], [label, pc, ab, spectrum, rope, distance, plasticity, rings, none] = box.children, i = indexOf[r].get(state.head);
-      label.textContent = shown.length > 1 ? data.runs[r].label : "";
-      label.hidden = shown.length === 1;
-      const points = all[n], window = data.runs[r].window || (points ? Math.max(...points.q.position) : 1);
-      pc.hidden = ab.hidden = rings.hidden = points === null;
-      none.textContent = points !== null ? "Blue: queries, red: keys; the later the darker; arrows: how their means move. Bars and rings: planes of what is left off a and b, with their share and angle_r; filled bars and ✓ turn with position." : i === undefined ? "This run has no such head." : "No points of this head in the page: qkscope view RUN adds those of every head, qkscope analyze --points those you name.";
-      if (points !== null) {
-        drawCloud(pc, points, "pc0", "pc1", "principal components", ["PC0", "PC1"], window, [range.pc0, range.pc1], []);
-        drawCloud(ab, points, "a", "b", "drift and separation", ["axis a: drift", "axis b: separation"], window, [range.a, range.b], [...drift(points, "q"), ...drift(points, "k")]);
-      }
-      const planes = (data.planes[r] || [])[i] || [];
-      drawSpectrum(spectrum, planes);
-      // What is further down the panel is drawn once its top is on the screen.
-      const name = state.head;
-      requestAnimationFrame(() => setTimeout(() => {
-        if (state.head !== name) return;
-        drawRope(rope, (data.rope[r] || [])[i] || []);
-        drawDistance(distance, (data.distance[r] || [])[i] || [], reach, heights);
-        drawPlasticity(plasticity, (data.plasticity[r] || [])[i] || []);
-        if (points !== null) drawRings(rings, points, planes, window);
-      }, 0));
-    });
-  }
-  function drawSpectrum(place, planes) {
-    place.hidden = planes.length === 0;
-    if (!planes.length) return;
-    Plotly.react(place, [{
-      type: "bar", x: planes.map((_, p) => p), y: planes.map((plane) => plane[0]), hoverinfo: "text", textposition: "none",
-      text: planes.map((plane, p) => `plane ${p}: share ${short(plane[0])}<br>angle_r ${short(plane[1])}<br>${short(plane[2])} radians per token`),
-      marker: { color: planes.map((plane) => (plane[3] ? "#7b5aa6" : css("--line"))) },
-    }], look({ height: 170, title: { text: "share of each plane of the complement", font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 30 }, xaxis: { dtick: 5, zeroline: false }, yaxis: { tickformat: ".0%", nticks: 4 } }), config);
-  }
-  const small = (title, x, y) => look({ height: 260, title: { text: title, font: { size: 11 }, x: 0.02, xanchor: "left" }, margin: { l: 46, r: 8, t: 28, b: 74 }, showlegend: true, legend: { orientation: "h", y: -0.26, yanchor: "top", x: 0, font: { size: 9 } }, xaxis: x, yaxis: y });
-  function drawRope(place, columns) {
-    place.hidden = columns.length === 0;
-    if (!columns.length) return;
-    const [cycles, share, lockQ, lockK, bias] = columns, planes = cycles.map((_, p) => p), said = cycles.map((c, p) => `plane ${p}: ${short(c)} turns over the window`);
-    const line = (name, y, colour) => ({ type: "scatter", mode: "lines+markers", marker: { size: 4 }, line: { width: 1.5 }, name, x: planes, y, text: said, hoverinfo: "text+y+name", ...{ marker: { size: 4, color: colour }, line: { width: 1.5, color: colour } } });
-    Plotly.react(place, [{ type: "bar", name: "bias", x: planes, y: bias, text: said, textposition: "none", hoverinfo: "text+y+name", marker: { color: "#c98b2b" } }, line("variance", share, "#5b7553"), line("lock q", lockQ, "#2b7bba"), line("lock k", lockK, "#d6402b")],
-      small("RoPE planes, fastest first: shares and locks", { zeroline: false }, { range: [0, 1] }), config);
-  }
-  function drawDistance(place, columns, reach, heights) {
-    place.hidden = columns.length === 0;
-    if (!columns.length) return;
-    const [low, high, measured, error, predicted] = columns, x = low.map((a, n) => Math.sqrt(a * high[n]));
-    // Of an encoder, distances of later keys are negative: open marks, broken lines.
-    const traces = [false, true].flatMap((later) => {
-      const of = (values) => values.filter((_, n) => low[n] < 0 === later), said = later ? ", later keys" : "";
-      if (!of(x).length) return [];
-      return [
-        { type: "scatter", mode: "markers", name: `measured${said}`, x: of(x), y: of(measured), error_y: { type: "data", array: of(error).map((e) => e || 0), thickness: 1, width: 0 }, marker: { size: 5, color: css("--ink"), symbol: later ? "circle-open" : "circle" } },
-        { type: "scatter", mode: "lines", name: `predicted from means${said}`, x: of(x), y: of(predicted), line: { color: "#d2691e", width: 2, dash: later ? "dash" : "solid" } },
-      ];
-    });
-    Plotly.react(place, traces,
-      small("mean score at each distance", { type: "log", title: { text: "distance (tokens)", font: { size: 10 } }, range: reach }, { zeroline: false, range: heights }), config);
-  }
-  function drawPlasticity(place, columns) {
-    place.hidden = columns.length === 0;
-    if (!columns.length) return;
-    const [x, ap, error, published, fixed] = columns;
-    const line = (name, y, colour, dash) => ({ type: "scatter", mode: "lines", name, x, y, line: { color: colour, width: 1.5, dash } });
-    const lines = [{ type: "scatter", mode: "lines+markers", name: "exact", x, y: ap, error_y: { type: "data", array: error.map((e) => e || 0), thickness: 1, width: 0 }, marker: { size: 5, color: css("--ink") }, line: { width: 1, color: css("--ink") } }];
-    if (fixed.some((v) => v !== null)) lines.push(line("in one place", fixed, "#1f8a70"));
-    lines.push(line("published", published, "#b5651d", "dash"));
-    Plotly.react(place, lines, small("plasticity along the window", { title: { text: "position of the query", font: { size: 10 } }, zeroline: false }, { range: [0, 1] }), config);
-  }
-  function drawRings(host, points, planes, window) {
-    const count = Math.min(points.q.svd.length / 2, planes.length || 6);
-    while (host.children.length > count) host.lastChild.remove();
-    while (host.children.length < count) { const figure = element("figure"); figure.append(element("canvas"), element("figcaption")); host.append(figure); }
-    [...host.children].forEach((figure, plane) => {
-      drawRing(figure.children[0], points, plane, window);
-      const said = planes[plane];
-      figure.children[1].textContent = said ? `${plane}: ${(100 * said[0]).toFixed(1)}%, ${said[1] < 0 ? "−" : ""}${Math.abs(said[1]).toFixed(2)}${said[3] ? " ✓" : ""}` : `plane ${plane}`;
+  function drawCloud(figure, title, one, x, y, names, ranges) {
+    const { view, points } = one, spotted = ["q", "k"].flatMap((kind) => Array.from(points[kind].position, (t, i) => ({ x: points[kind][x][i], y: points[kind][y][i], text: `${kind === "q" ? "query" : "key"} at ${Math.round(t)}${points[kind].words[i] ? `: “${points[kind].words[i].replaceAll("\n", "⏎")}”` : ""}` })));
+    chart.plot(figure, {
+      title, at: at(one), label: `${title}: ${points.q.position.length} queries in blue and ${points.k.position.length} keys in red, ${names[0]} against ${names[1]}, ${at(one)}`,
+      x: { range: ranges[0], title: names[0] }, y: { range: ranges[1], title: names[1] }, points: spotted,
+      draw: (axes) => chart.clouds(["q", "k"].map((kind) => ({ x: points[kind][x], y: points[kind][y], share: points[kind].position.map((t) => Math.min(0.999, t / view.positions)), stops: stopsOf(kind) })), axes, 4.6)
+        + (x === "a" ? ["q", "k"].map((kind) => drift(points, kind)).filter(Boolean).map(([from, to]) => chart.arrow(from, to, axes)).join("") : ""),
+      data: { columns: ["kind", "position", "token", x, y], rows: ["q", "k"].flatMap((kind) => Array.from(points[kind].position, (t, i) => [kind, Math.round(t), points[kind].words[i], points[kind][x][i], points[kind][y][i]])) },
     });
   }
 
-  // ---- the chosen head -----------------------------------------------------------------------
+  // ---- the panel of a head ---------------------------------------------------------------------
 
-  function drawNumbers() {
-    const shown = state.other === null ? [state.run] : [state.run, state.other];
-    const head = element("tr");
-    head.append(element("th", "number and meaning"), ...shown.map((r) => element("th", shown.length > 1 ? data.runs[r].label : "value")), ...(shown.length > 1 ? [element("th", "difference")] : [element("th", "95% interval")]));
-    const rows = data.metrics.map((metric, m) => {
-      const row = element("tr"), values = shown.map((r) => { const i = indexOf[r].get(state.head); return i === undefined ? null : value(r, m, i); });
-      const what = element("th", metric.column);
-      what.append(element("span", metric.meaning + (metric.unit ? ` [${metric.unit}]` : "")));
-      row.append(what, ...values.map((x) => element("td", short(x))));
-      if (shown.length > 1) row.append(element("td", values.includes(null) ? "–" : short(values[0] - values[1])));
-      else {
-        const ends = data.runs[state.run].ends[metric.column], i = indexOf[state.run].get(state.head);
-        const known = ends && i !== undefined && ends[0][i] !== null;
-        row.append(element("td", known ? `${short(ends[0][i])} … ${short(ends[1][i])}` : ""));
-      }
-      return row;
-    });
-    const top = element("thead"), body = element("tbody");
-    top.append(head); body.append(...rows);
-    $("numbers").replaceChildren(top, body);
-  }
-  function drawText(i) {
-    const run = data.runs[state.run], script = i === undefined ? null : $(`text-${state.run}-${i}`);
-    textView.draw($("text"), script, run.tokens, state.text, (chosen) => { state.text = chosen; remember(); drawText(i); });
-  }
-  function drawHead() {
-    const none = state.head === null;
-    $("nothing").hidden = !none; $("chosen").hidden = none;
-    if (none) return;
-    const run = data.runs[state.run], i = indexOf[state.run].get(state.head);
-    $("name").textContent = `${run.label} · ${state.head}`;
-    const notes = [];
-    if (i !== undefined) {
-      if (run.kind[i]) notes.push(run.kind[i]);
-      if (run.key.length && run.key[i] >= 0) notes.push(`reads key head ${run.key[i]}`);
-      if (run.nope.includes(run.layer[i])) notes.push("no rotary encoding in this layer");
-      if (run.sliding.includes(run.layer[i])) notes.push("sliding window");
-      if (run.flags.length && run.flags[i]) notes.push(`flags: ${run.flags[i]}`);
-    }
-    $("about").textContent = notes.join(" · ");
-    drawText(i);
-    drawClouds();
-    drawNumbers();
-  }
-  const narrow = () => matchMedia("(max-width: 60rem)").matches;
-  function choose(name, opens) {
-    if (!indexOf[state.run].has(name) && !(state.other !== null && indexOf[state.other].has(name))) return;
-    if (opens && narrow()) document.body.dataset.sheet = "open";
-    const start = performance.now();
-    state.head = name;
-    drawHead();
+  const TERMS = ["position", "key", "query", "content"];
+  // The run where there are two, and the window.
+  const at = (one) => [one.alone ? "" : labelOf(one.view), told(one.view.window)].filter(Boolean).join(", ");
+  const together = (ones) => told(ones[0].view.window);
+  let turn = 0;
+  // Draws the tab that is open, once what it needs is unpacked; an earlier request that comes late is dropped.
+  async function drawPanel() {
+    const start = performance.now(), mine = (turn += 1), name = state.head, tab = state.tab;
+    drawTitle();
+    if (name === null) return;
+    const views = seen().filter((view) => view.index.has(name)), wantsPoints = tab === "overview" || tab === "planes";
+    const ones = await Promise.all(views.map(async (view) => {
+      const v = data.views.indexOf(view), i = view.index.get(name);
+      const [detail, points, text] = await Promise.all([jsonOf(`detail-${v}`), wantsPoints ? bytesOf(`points-${v}-${i}`) : null, tab === "overview" ? bytesOf(`text-${v}-${i}`) : null]);
+      return { view, i, detail, text, points: unpack(points, view, detail.words), alone: views.length < 2 };
+    }));
+    if (mine !== turn || !ones.length) return;
+    for (const other of TABS) { $(`page-${other}`).hidden = other !== tab; const button = $(`tab-${other}`); button.setAttribute("aria-selected", String(other === tab)); button.tabIndex = other === tab ? 0 : -1; }
+    ({ overview: drawOverview, planes: drawPlanes, plasticity: drawPlasticity, all: drawNumbers })[tab](ones);
     document.body.dataset.headMs = (performance.now() - start).toFixed(1);
-    remember();
-    markListed();
-    // Once the head is on the screen, move the marks; nothing else on the maps has changed.
-    requestAnimationFrame(() => setTimeout(moveMarks, 0));
+    document.body.dataset.drawn = [name, tab, state.window, state.run, state.other ?? ""].join(";");
   }
-  function moveMarks() {
-    const shown = [state.run, state.other, state.run];
-    [...$("maps").children].forEach((place, n) => Plotly.relayout(place, { shapes: mapMark(shown[n]) }));
-    if (!$("scatter").hidden) Plotly.relayout($("scatter"), { shapes: scatterMarks() });
+  function drawTitle() {
+    const none = state.head === null || !seen().some((view) => view.index.has(state.head)), view = main();
+    $("nothing").hidden = !none; $("chosen").hidden = none;
+    $("nothing").textContent = state.head !== null && none ? `${seen().length ? "No run in view has" : "No run is in view for"} head ${state.head}.` : "No head chosen yet.";
+    if (none) { document.body.dataset.drawn = "none"; return; }
+    const own = view.index.has(state.head) ? view : seen().find((one) => one.index.has(state.head)), i = own.index.get(state.head);
+    const title = [`layer ${own.layer[i]}, head ${own.head[i]}`, own.kind[i], own.role[i], own.key.length && own.key[i] >= 0 ? `reads key head ${own.key[i]}` : ""];
+    $("name").textContent = title.filter(Boolean).join(" · ");
+    const shown = seen().map(labelOf), notes = [shown.join(" beside "), told(state.window)];
+    if (own.nope.includes(own.layer[i])) notes.push("no rotary encoding in this layer");
+    if (own.sliding.includes(own.layer[i])) notes.push("sliding window");
+    if (own.flags.length && own.flags[i]) notes.push(`flags: ${own.flags[i]}`);
+    if (shown.length > 1 && own.kind[i]) notes.push(`the class is that of ${labelOf(own)}`);
+    $("about").textContent = notes.join(" · ");
+  }
+
+  function drawText(ones) {
+    const sides = ones.map((one) => ({ label: one.alone ? "" : labelOf(one.view), at: told(one.view.window), bytes: one.text, tokens: one.detail.tokens }));
+    textView.draw($("text"), sides, state.text, (chosen) => { state.text = chosen; remember(); drawText(ones); });
+  }
+  function sharedRange(ones, name) {
+    return chart.around(ones.filter((one) => one.points).flatMap(({ points }) => [...points.q[name], ...points.k[name]]), 0.05);
+  }
+  function drawOverview(ones) {
+    drawText(ones);
+    const kinds = [], host = $("overview"), clouds = ones.filter((one) => one.points);
+    if (ones.some((one) => known(columnOf(one.view, "part_position", one.i)))) kinds.push((figure) => drawParts(figure, ones));
+    if (ones.some((one) => (one.detail.distance[one.i] || []).length)) kinds.push((figure) => drawDistance(figure, ones));
+    const range = Object.fromEntries(["pc0", "pc1", "a", "b"].map((name) => [name, sharedRange(ones, name)]));
+    for (const one of clouds) kinds.push((figure) => drawCloud(figure, "Drift and separation", one, "a", "b", ["axis a: drift with position", "axis b: queries from keys"], [range.a, range.b]));
+    for (const one of clouds) kinds.push((figure) => drawCloud(figure, "Principal components", one, "pc0", "pc1", ["PC0", "PC1"], [range.pc0, range.pc1]));
+    const note = element("p", undefined, "soft");
+    figuresIn(host, kinds.length).forEach((figure, n) => kinds[n](figure));
+    const without = ones.filter((one) => !one.points).map((one) => labelOf(one.view)), mute = ones.filter((one) => !one.text).map((one) => labelOf(one.view));
+    note.textContent = [clouds.length ? "Clouds: queries blue, keys red, the later the darker; arrows: how their means move along the window." : "", without.length ? `No points of this head in the page for ${without.join(", ")} at ${told(state.window)}: qkscope view RUN adds those of every head, qkscope analyze --points those you name.` : "", mute.length && mute.length < ones.length ? `No text for ${mute.join(", ")} at ${told(state.window)}.` : ""].filter(Boolean).join(" ");
+    host.append(note);
+  }
+  function drawParts(figure, ones) {
+    const rows = ones.map((one) => ({ name: one.alone ? "" : labelOf(one.view), values: TERMS.map((term) => columnOf(one.view, `part_${term}`, one.i)), text: (v) => (known(v) ? `${Math.round(100 * v)}%`.replace("-", "−") : "–") }));
+    const said = rows.map((row) => `${row.name ? `${row.name}: ` : ""}${TERMS.map((term, n) => `${term} ${row.text(row.values[n])}`).join(", ")}`).join("; ");
+    chart.parts(figure, {
+      title: "What the scores are made of", at: together(ones), label: `Parts of the variance of scores. ${said}`, rows, colours: TERMS.map((term) => ({ name: term, colour: `var(--${term})` })),
+      data: { columns: ["model", "window", "term", "part", "low", "high"], rows: ones.flatMap((one, n) => TERMS.map((term, t) => { const ends = one.detail.ends[`part_${term}`]; return [labelOf(one.view), one.view.window, term, rows[n].values[t], ends ? ends[0][one.i] : null, ends ? ends[1][one.i] : null]; })) },
+    });
+  }
+  function drawDistance(figure, ones) {
+    const curves = ones.flatMap((one, n) => {
+      const [low, high, measured, error, predicted] = one.detail.distance[one.i] || [];
+      // Of an encoder, distances of later keys are negative: pale marks, broken lines.
+      return low === undefined ? [] : [false, true].map((later) => {
+        const of = (values) => values.filter((_, k) => low[k] < 0 === later);
+        return { one, n, later, x: of(low.map((a, k) => Math.sqrt(a * high[k]))), measured: of(measured), error: of(error), predicted: of(predicted) };
+      }).filter((curve) => curve.x.length);
+    });
+    const both = new Set(curves.map((curve) => curve.n)).size > 1, colour = (curve) => (both ? RUNS[curve.n] : "var(--ink)"), behind = (curve) => (both ? RUNS[curve.n] : "#d2691e");
+    const name = (curve) => `${both ? `${brief(labelOf(curve.one.view), 22)}: ` : ""}measured${curve.later ? ", later keys" : ""}`, xs = curves.flatMap((curve) => curve.x);
+    const ends = curves.map((curve) => `${name(curve)} from ${short(curve.measured[0])} to ${short(curve.measured[curve.measured.length - 1])} logits`);
+    chart.plot(figure, {
+      title: "Mean score by distance", at: together(ones), label: `Mean score at each distance between query and key, ${together(ones)}: ${ends.join("; ")}`,
+      x: { log: true, range: [Math.min(...xs) / 1.1, Math.max(...xs) * 1.1], title: "distance (tokens)" }, y: { range: chart.around(curves.flatMap((curve) => [...curve.measured, ...curve.predicted])), title: "logits" },
+      draw: (axes) => curves.map((curve) => chart.line(curve.x, curve.predicted, axes, `stroke="${behind(curve)}" stroke-width="5" stroke-opacity="0.4"${curve.later ? ' stroke-dasharray="5 4"' : ""}`) + chart.errors(curve.x, curve.measured, curve.error, axes, `stroke="${colour(curve)}"`) + chart.spots(curve.x, curve.measured, axes, 4.5, `stroke="${colour(curve)}"${curve.later ? ' stroke-opacity="0.5"' : ""}`)).join(""),
+      names: [...curves.map((curve) => ({ name: name(curve), colour: colour(curve), look: "dot" })), { name: "predicted from means (band)", colour: both ? "var(--soft)" : "#d2691e" }],
+      points: curves.flatMap((curve) => curve.x.map((x, k) => ({ x, y: curve.measured[k], text: `${both ? `${labelOf(curve.one.view)}\n` : ""}distance ${Math.round(x)}: ${short(curve.measured[k])} logits\npredicted ${short(curve.predicted[k])}` }))),
+      data: { columns: ["model", "distance", "measured", "measured_se", "predicted"], rows: curves.flatMap((curve) => curve.x.map((x, k) => [labelOf(curve.one.view), curve.later ? -x : x, curve.measured[k], curve.error[k], curve.predicted[k]])) },
+    });
+  }
+  function drawPlasticity(ones) {
+    const shown = ones.map((one, n) => ({ one, n, columns: one.detail.plasticity[one.i] || [] })).filter(({ columns }) => columns.length), host = $("plasticity");
+    const [figure] = figuresIn(host, 1);
+    if (!shown.length) { host.replaceChildren(element("p", "These tables have no plasticity of this head.", "soft")); return; }
+    const both = shown.length > 1, colour = (n) => (both ? RUNS[n] : "var(--ink)"), said = (one) => (both ? `${brief(labelOf(one.view), 22)}: ` : "");
+    const of = ({ columns: [x, ap, error, published, fixed] }) => ({ x, ap, error, published, fixed, main: fixed.some(known) ? fixed : ap });
+    chart.plot(figure, {
+      title: "Plasticity along the window", at: together(ones), label: `Attention plasticity by position of the query, ${together(ones)}: ${shown.map((s) => `${said(s.one)}${short(of(s).main.find(known))} first, ${short(of(s).main.findLast(known))} last`).join("; ")}`,
+      x: { range: [0, Math.max(...shown.map(({ one }) => one.view.positions))], title: "position of the query" }, y: { range: [0, 1], title: "chance that the query decides which of two keys wins" }, width: 560, height: 240,
+      draw: (axes) => shown.map((s) => {
+        const c = of(s), ink = colour(s.n), fixed = c.fixed.some(known);
+        return (both ? "" : chart.line(c.x, c.published, axes, 'stroke="var(--published)" stroke-width="1.4" stroke-dasharray="4 3"')) + chart.line(c.x, c.ap, axes, `stroke="${ink}" stroke-width="1"${fixed ? ' stroke-opacity="0.5"' : ""}`) + chart.errors(c.x, c.ap, c.error, axes, `stroke="${ink}" stroke-opacity="0.5"`)
+          + (fixed ? chart.line(c.x, c.fixed, axes, `stroke="${both ? ink : "var(--fixed)"}" stroke-width="2.2"`) + chart.spots(c.x, c.fixed, axes, 5, `stroke="${both ? ink : "var(--fixed)"}"`) : "");
+      }).join(""),
+      names: shown.flatMap((s) => [...(of(s).fixed.some(known) ? [{ name: `${said(s.one)}with queries turned to one place`, colour: both ? colour(s.n) : "var(--fixed)", look: "line" }] : []), { name: `${said(s.one)}as they are (thin)`, colour: colour(s.n), look: "line" }, ...(both ? [] : [{ name: "published formula", colour: "var(--published)", look: "dash" }])]),
+      points: shown.flatMap((s) => of(s).x.map((x, k) => ({ x, y: of(s).main[k], text: `${said(s.one)}query at ${Math.round(x)}\nin one place ${short(of(s).fixed[k])}\nas it is ${short(of(s).ap[k])}\npublished ${short(of(s).published[k])}` }))),
+      data: { columns: ["model", "q_position", "ap", "ap_se", "ap_published", "ap_fixed"], rows: shown.flatMap(({ one, columns }) => columns[0].map((_, k) => [labelOf(one.view), ...columns.map((column) => column[k])])) },
+    });
+  }
+  function drawPlanes(ones) {
+    const host = $("page-planes");
+    host.classList.toggle("two", ones.length > 1);
+    while (host.children.length > ones.length) host.lastChild.remove();
+    while (host.children.length < ones.length) { const side = element("div", undefined, "side"); side.append(element("h3"), element("figure"), element("div", undefined, "rings"), element("figure"), element("p", undefined, "soft")); host.append(side); }
+    const most = Math.max(...ones.flatMap((one) => (one.detail.planes[one.i] || []).map((plane) => plane[0])), 1e-6);
+    ones.forEach((one, n) => {
+      const [label, spectrum, rings, rope, note] = host.children[n].children, planes = one.detail.planes[one.i] || [], columns = one.detail.rope[one.i] || [];
+      label.textContent = [labelOf(one.view), told(one.view.window)].join(" · ");
+      spectrum.hidden = !planes.length; rope.hidden = !columns.length; rings.hidden = !one.points;
+      if (planes.length) drawSpectrum(spectrum, one, planes, most);
+      if (one.points) drawRings(rings, one, planes); else rings.replaceChildren();
+      if (columns.length) drawRope(rope, one, columns);
+      note.textContent = planes.length || columns.length || one.points ? "Bars and small clouds: planes of what is left off axes a and b, each with its share and angle_r; filled bars and ✓ turn with position." : "These tables have no planes of this head.";
+    });
+  }
+  function drawSpectrum(figure, one, planes, most) {
+    chart.plot(figure, {
+      title: "Share of each plane of the complement", at: at(one), label: `Share of variance of ${planes.length} planes, ${planes.filter((plane) => plane[3]).length} of which turn with position, ${at(one)}`, height: 170,
+      x: { range: [-0.7, planes.length - 0.3], title: "plane" }, y: { range: [0, 1.05 * most], format: (v) => `${Number((100 * v).toPrecision(3))}%` },
+      draw: ({ sx, sy }) => planes.map((plane, p) => `<rect x="${sx(p - 0.4).toFixed(1)}" y="${sy(plane[0]).toFixed(1)}" width="${(sx(0.8) - sx(0)).toFixed(1)}" height="${(sy(0) - sy(plane[0])).toFixed(1)}" fill="${plane[3] ? "#7b5aa6" : "var(--line)"}"/>`).join(""),
+      points: planes.map((plane, p) => ({ x: p, y: plane[0] / 2, text: `plane ${p}: share ${short(plane[0])}\nangle_r ${short(plane[1])}\n${short(plane[2])} radians per token` })),
+      data: { columns: ["plane", "var_share", "angle_r", "frequency", "active"], rows: planes.map((plane, p) => [p, ...plane]) },
+    });
+  }
+  function drawRings(host, one, planes) {
+    const { points, view } = one, count = Math.min(points.q.svd.length / 2, planes.length || 6);
+    figuresIn(host, count).forEach((figure, p) => {
+      const [u, v] = [2 * p, 2 * p + 1], most = Math.max(...["q", "k"].flatMap((kind) => [...points[kind].svd[u], ...points[kind].svd[v]].map(Math.abs))) || 1, told_ = planes[p];
+      const to = chart.scale({ range: [-most, most] }, 4, 96), name = told_ ? `${p}: ${(100 * told_[0]).toFixed(1)}%, ${told_[1] < 0 ? "−" : ""}${Math.abs(told_[1]).toFixed(2)}${told_[3] ? " ✓" : ""}` : `plane ${p}`;
+      chart.fill(figure, {
+        title: name, width: 100, height: 100, label: `Queries and keys on plane ${name}, ${at(one)}`,
+        svg: chart.clouds(["q", "k"].map((kind) => ({ x: points[kind].svd[u], y: points[kind].svd[v], share: points[kind].position.map((t) => Math.min(0.999, t / view.positions)), stops: stopsOf(kind) })), { sx: to, sy: (y) => 100 - to(y) }, 2.6),
+        data: { columns: ["kind", "position", `svd_${u}`, `svd_${v}`], rows: ["q", "k"].flatMap((kind) => Array.from(points[kind].position, (t, i) => [kind, Math.round(t), points[kind].svd[u][i], points[kind].svd[v][i]])) },
+      });
+    });
+  }
+  function drawRope(figure, one, columns) {
+    const [cycles, share, lockQ, lockK, bias] = columns, xs = cycles.map((_, p) => p), lines = [["variance", share, "#5b7553"], ["lock of queries", lockQ, "#2b7bba"], ["lock of keys", lockK, "#d6402b"]];
+    chart.plot(figure, {
+      title: "RoPE planes, fastest first", at: at(one), label: `Shares of bias and variance, and phase locks, of ${xs.length} RoPE planes, ${at(one)}`,
+      x: { range: [-0.7, xs.length - 0.3], title: "plane" }, y: { range: [0, 1], title: "share, or lock" },
+      draw: (axes) => xs.map((p) => (known(bias[p]) ? `<rect x="${axes.sx(p - 0.4).toFixed(1)}" y="${axes.sy(bias[p]).toFixed(1)}" width="${(axes.sx(0.8) - axes.sx(0)).toFixed(1)}" height="${(axes.sy(0) - axes.sy(bias[p])).toFixed(1)}" fill="#c98b2b"/>` : "")).join("") + lines.map(([, ys, colour]) => chart.line(xs, ys, axes, `stroke="${colour}" stroke-width="1.5"`) + chart.spots(xs, ys, axes, 4, `stroke="${colour}"`)).join(""),
+      names: [{ name: "bias", colour: "#c98b2b" }, ...lines.map(([name, , colour]) => ({ name, colour, look: "line" }))],
+      points: xs.map((p) => ({ x: p, y: lockK[p], text: `plane ${p}: ${short(cycles[p])} turns over the window\nvariance ${short(share[p])}, bias ${short(bias[p])}\nlock of queries ${short(lockQ[p])}, of keys ${short(lockK[p])}` })),
+      data: { columns: ["plane", "cycles", "var_share", "lock_q", "lock_k", "bias_share"], rows: xs.map((p) => [p, ...columns.map((column) => column[p])]) },
+    });
+  }
+  function drawNumbers(ones) {
+    const two = ones.length > 1, heads = two ? [...ones.map((one) => labelOf(one.view)), "later − earlier"] : ["value", "95% interval"];
+    const rows = data.metrics.map((metric, m) => {
+      const values = ones.map((one) => valueOf(one.view, m, one.i)), [one] = ones, ends = one.detail.ends[metric.column];
+      const last = two ? (comparable(ones.map((o) => o.view), m) ? signed(difference(...values)) : "–") : ends && known(ends[0][one.i]) ? `${short(ends[0][one.i])} … ${short(ends[1][one.i])}` : "";
+      return `<tr><th scope="row">${esc(metric.column)}<span>${esc(metric.meaning + (metric.unit ? ` [${metric.unit}]` : ""))}${metric.column.startsWith("effect_") ? esc(`, on ${[...new Set(ones.map((o) => windowOf(o.view, m)))].join(" and ")}`) : ""}</span></th>${values.map((v) => `<td>${short(v)}</td>`).join("")}<td>${last}</td></tr>`;
+    });
+    $("numbers").innerHTML = `<caption class="soft">${esc(told(state.window))}</caption><thead><tr><th>number and meaning</th>${heads.map((name) => `<th>${esc(name)}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody>`;
+  }
+
+  // ---- choosing ----------------------------------------------------------------------------------
+
+  function choose(name, opens) {
+    if (!seen().some((view) => view.index.has(name))) return;
+    if (opens && narrow()) document.body.dataset.sheet = "open";
+    state.head = name;
+    remember();
+    markListed(); moveMarks();
+    const done = drawPanel();
+    // Once the head is on the screen, move its ring.
+    requestAnimationFrame(() => setTimeout(drawScatter, 0));
+    return done;
   }
   function move(down, right) {
-    const run = data.runs[state.run];
-    if (state.head === null) { choose(nameOf(run.layer[0], run.head[0])); return; }
-    const i = indexOf[state.run].get(state.head) ?? 0;
-    const layers = [...new Set(run.layer)].sort((a, b) => a - b);
+    const view = main();
+    if (!view) return;
+    if (state.head === null) { choose(nameOf(view.layer[0], view.head[0])); return; }
+    const i = view.index.get(state.head) ?? 0, layers = [...new Set(view.layer)].sort((a, b) => a - b);
     const nearest = (list, want) => list.reduce((best, x) => (Math.abs(x - want) < Math.abs(best - want) ? x : best));
-    const headsOf = (layer) => run.head.filter((_, j) => run.layer[j] === layer).sort((a, b) => a - b);
-    const at = layers.indexOf(run.layer[i]), layer = layers[Math.max(0, Math.min(layers.length - 1, at + down))];
-    const heads = headsOf(layer), here = heads.indexOf(nearest(heads, run.head[i]));
+    const headsOf = (layer) => view.head.filter((_, j) => view.layer[j] === layer).sort((a, b) => a - b);
+    const row = layers.indexOf(view.layer[i]), layer = layers[Math.max(0, Math.min(layers.length - 1, row + down))];
+    const heads = headsOf(layer), here = heads.indexOf(nearest(heads, view.head[i]));
     choose(nameOf(layer, heads[Math.max(0, Math.min(heads.length - 1, here + right))]));
   }
+  function openTab(tab) {
+    state.tab = tab;
+    remember();
+    drawPanel();
+  }
 
-  // ---- links: #l05h13;run=…;vs=…;metric=…;box=…;text=…;find=… -----------------------------------
+  // ---- links: #l05h13;run=…;vs=…;at=…;metric=…;tab=…;box=…;text=…;find=…;from=… ------------------
 
   function remember() {
     const parts = [state.head || "", `run=${encodeURIComponent(data.runs[state.run].label)}`];
-    if (state.other !== null) parts.push(`vs=${encodeURIComponent(data.runs[state.other].label)}`);
+    if (compares()) parts.push(`vs=${encodeURIComponent(data.runs[state.other].label)}`);
+    if (state.window) parts.push(`at=${state.window}`);
     if (data.metrics[state.metric]) parts.push(`metric=${data.metrics[state.metric].column}`);
+    if (state.tab !== "overview") parts.push(`tab=${state.tab}`);
+    if (state.sort !== "value" || !state.down) parts.push(`sort=${state.sort},${state.down ? "down" : "up"}`);
     if (state.box) parts.push(`box=${state.box.join(",")}`);
     if (state.text.query !== undefined) parts.push(`text=${state.text.query},${state.text.term}`);
     if (state.find.trim()) parts.push(`find=${encodeURIComponent(state.find.trim())}`);
+    if (state.from) parts.push(`from=${state.from}`);
     history.replaceState(null, "", `#${parts.join(";")}`);
   }
   function recall() {
-    const [first, ...rest] = location.hash.slice(1).split(";"), missing = [];
-    let head = first;
+    const [first, ...rest] = location.hash.slice(1).split(";"), missing = [], opening = location.hash.length < 2;
+    let head = first, window = null;
     try { head = decodeURIComponent(first); } catch { /* as it stands */ }
     const find = (label) => { const r = data.runs.findIndex((run) => run.label === label); if (r < 0) missing.push(`run ${label}`); return r < 0 ? null : r; };
-    const opening = location.hash.length < 2;
-    state.run = data.start.run; state.other = opening ? data.start.other : null; state.metric = numberOf.get(data.first) ?? 0;
-    state.head = opening ? data.start.head : null; state.box = null; state.find = ""; state.text = {};
+    Object.assign(state, { run: data.start.run, other: opening ? data.start.other : null, metric: numberOf.get(data.first) ?? 0, head: opening ? data.start.head : null, tab: "overview", box: null, find: "", sort: "value", down: true, text: {}, from: "" });
     for (const part of rest) {
       const [key, text] = part.split("=");
-      let said = "";
-      try { said = decodeURIComponent(text || ""); } catch { continue; }
-      if (key === "run") state.run = find(said) ?? data.start.run;
-      if (key === "vs") state.other = find(said);
-      if (key === "metric") { if (numberOf.has(said)) state.metric = numberOf.get(said); else missing.push(`number ${said}`); }
-      if (key === "box") { const box = said.split(",").map(Number); if (box.length === 4 && box.every(Number.isFinite)) state.box = box; }
-      if (key === "find") state.find = said;
-      if (key === "text") { const [query, term] = said.split(","); if (/^\d{1,4}$/.test(query)) state.text = { query: Number(query), term }; }
+      let said_ = "";
+      try { said_ = decodeURIComponent(text || ""); } catch { continue; }
+      if (key === "run") state.run = find(said_) ?? data.start.run;
+      if (key === "vs") state.other = find(said_);
+      if (key === "at") { if (data.windows.includes(Number(said_))) window = Number(said_); else missing.push(`window ${said_}`); }
+      if (key === "metric") { if (numberOf.has(said_)) state.metric = numberOf.get(said_); else missing.push(`number ${said_}`); }
+      if (key === "tab" && TABS.includes(said_)) state.tab = said_;
+      if (key === "sort") { const [by, way] = said_.split(","); state.sort = by === "change" ? by : "value"; state.down = way !== "up"; }
+      if (key === "box") { const box = said_.split(",").map(Number); if (box.length === 4 && box.every(Number.isFinite)) state.box = box; }
+      if (key === "find") state.find = said_;
+      if (key === "text") { const [query, term] = said_.split(","); if (/^\d{1,4}$/.test(query)) state.text = { query: Number(query), term }; }
+      if (key === "from" && /^[\w-]{1,60}$/.test(said_)) state.from = said_;
     }
-    if (/^l\d+h\d+$/.test(head) && data.runs.some((_, r) => indexOf[r].has(head))) state.head = head;
+    if (state.other === state.run) state.other = null;
+    state.window = window ?? windowFor();
+    if (/^l\d+h\d+$/.test(head) && data.views.some((view) => view.index.has(head))) state.head = head;
     else if (head) missing.push(`head ${head.slice(0, 40)}`);
-    $("missing").textContent = missing.length ? `The link names what is not in this page: ${missing.join(", ")}.` : "";
+    $("missing").dataset.link = missing.length ? `The link names what is not in this page: ${missing.join(", ")}.` : "";
+  }
+  // The page's own window if the runs have it, else the largest that they share, else the first of the run.
+  function windowFor() {
+    const windows = (r) => data.views.filter((view) => view.run === r).map((view) => view.window);
+    const common = windows(state.run).filter((window) => !compares() || windows(state.other).includes(window));
+    return common.includes(data.start.window) ? data.start.window : common.length ? Math.max(...common) : windows(state.run)[0];
   }
   function show() {
-    $("run").value = String(state.run);
-    $("slider").value = String(state.run);
+    $("run").value = $("slider").value = String(state.run);
     $("other").value = state.other === null ? "" : String(state.other);
-    $("metric").value = String(state.metric);
+    $("window").value = String(state.window);
+    showMetric();
     if ($("find") !== document.activeElement) $("find").value = state.find;
-    const metric = data.metrics[state.metric];
+    const metric = data.metrics[state.metric], views = seen();
     $("meaning").textContent = metric ? `${metric.column}: ${metric.meaning}${metric.unit ? ` [${metric.unit}]` : ""}` : "";
-    const run = data.runs[state.run];
-    $("marks").textContent = [run.nope.length ? "∅: no rotary encoding." : "", run.sliding.length ? "≀: sliding window." : ""].join(" ");
-    drawMaps();
-    drawScatter();
-    drawList();
-    drawHead();
+    const apart = views.length > 1 && metric && !comparable(views, state.metric) ? ["The effects of these runs were measured on texts of different lengths, so no difference is drawn."] : [];
+    $("missing").textContent = [$("missing").dataset.link, ...lacking(), ...apart].filter(Boolean).join(" ");
+    $("marks").textContent = [views.some((view) => view.nope.length) ? "∅: no rotary encoding." : "", views.some((view) => view.sliding.length) ? "≀: sliding window." : ""].join(" ");
+    $("back").href = state.from && data.report ? `${data.report}#${state.from}` : data.report;
+    $("back").textContent = state.from ? "← back to the finding" : "Report";
+    drawMaps(); drawScatter(); drawList();
+    return drawPanel();
   }
   function toRun(r) {
     state.run = Math.max(0, Math.min(data.runs.length - 1, r));
-    remember(); show();
+    if (state.other === state.run) state.other = null;
+    remember();
+    return show();
   }
   let playing = null;
   function play() {
@@ -573,7 +563,7 @@
     $("play").setAttribute("aria-pressed", String(playing !== null));
   }
 
-  // ---- what is seen, as a file ------------------------------------------------------------------
+  // ---- what is seen, as a file -------------------------------------------------------------------
 
   function save(blob, name) {
     const anchor = element("a");
@@ -581,28 +571,34 @@
     anchor.click();
     setTimeout(() => URL.revokeObjectURL(anchor.href), 2000);
   }
-  const fileName = (ending) => `qkscope-${[data.runs[state.run].label, state.head].filter(Boolean).join("-").replace(/[^\w.-]+/g, "_")}.${ending}`;
-  async function picture() {
-    const frame = document.querySelector("main").getBoundingClientRect(), parts = [], top = 44;
-    for (const plot of document.querySelectorAll("main .js-plotly-plot")) {
-      const at = plot.getBoundingClientRect();
-      if (!at.width || !at.height) continue;
-      const url = await Plotly.toImage(plot, { format: "svg", width: at.width, height: at.height });
-      const text = decodeURIComponent(url.slice(url.indexOf(",") + 1));
-      parts.push(`<g transform="translate(${(at.left - frame.left).toFixed(1)},${(at.top - frame.top + top).toFixed(1)})">${text.slice(text.indexOf("<svg"))}</g>`);
-    }
-    for (const canvas of document.querySelectorAll("main canvas")) {
-      const at = canvas.getBoundingClientRect();
-      if (at.width) parts.push(`<image x="${at.left - frame.left}" y="${at.top - frame.top + top}" width="${at.width}" height="${at.height}" href="${canvas.toDataURL()}"/>`);
-    }
-    const title = plain([data.runs[state.run].label, state.other === null ? "" : `and ${data.runs[state.other].label}`, state.head || ""].filter(Boolean).join(" · "));
-    const width = Math.ceil(frame.width), height = Math.ceil(frame.height) + top;
-    const text = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"><rect width="100%" height="100%" fill="${css("--ground")}"/><text x="12" y="28" font-family="sans-serif" font-size="17" fill="${css("--ink")}">${title}</text>${parts.join("")}</svg>`;
-    return { text, width, height };
+  const fileName = (ending, more = "") => `qkscope-${[data.runs[state.run].label, state.head, more].filter(Boolean).join("-").replace(/[^\w.-]+/g, "_")}.${ending}`;
+  // The page as it is on the screen: a copy inside an SVG, with what was typed, chosen and scrolled.
+  function screen() {
+    const copy = document.body.cloneNode(true), those = (root) => root.querySelectorAll("select, input, .maps, .list, .panel, .scroll, .passage");
+    const own = [...those(document.body)];
+    those(copy).forEach((item, n) => {
+      if (own[n].tagName === "SELECT") for (const option of item.options) option.toggleAttribute("selected", option.value === own[n].value);
+      else if (own[n].tagName === "INPUT") item.setAttribute("value", own[n].value);
+      else {
+        item.style.overflow = "hidden";
+        for (const child of item.children) if (own[n].scrollTop || own[n].scrollLeft) child.style.transform = `translate(${-own[n].scrollLeft}px, ${-own[n].scrollTop}px)`;
+      }
+    });
+    copy.querySelectorAll("script, #tip").forEach((item) => item.remove());
+    const width = document.documentElement.clientWidth, height = innerHeight, theme = isDark() ? "dark" : "light";
+    const maps = document.querySelector(".maps").getBoundingClientRect(), frame = document.querySelector("main").getBoundingClientRect();
+    // What sticks to the screen would stick to nothing in a picture.
+    const stuck = copy.querySelector(".maps");
+    if (maps.top > frame.top) { stuck.style.position = "relative"; stuck.style.top = `${maps.top - frame.top}px`; } else stuck.style.position = "static";
+    copy.style.cssText += `;width:${width}px;margin:${-scrollY}px 0 0 0;background:none`;
+    // A picture has no pointer, so what shows only under one is left out.
+    const still = matchMedia("(hover: hover)").matches ? ".files { display: none !important; } figcaption { padding-right: 0 !important; }" : "";
+    const style = `${[...document.querySelectorAll("style")].map((item) => item.textContent).join("\n")}\n${still}`;
+    const inner = new XMLSerializer().serializeToString(copy);
+    return { width, height, text: `<svg xmlns="http://www.w3.org/2000/svg" data-theme="${theme}" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"><style>${esc(style)}</style><rect width="100%" height="100%" fill="${chart.css("--ground")}"/><foreignObject width="${width}" height="${height}">${inner}</foreignObject></svg>` };
   }
-  async function saveSvg() { save(new Blob([(await picture()).text], { type: "image/svg+xml" }), fileName("svg")); }
   async function savePng() {
-    const { text, width, height } = await picture(), image = new Image();
+    const { width, height, text } = screen(), image = new Image();
     image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
     await image.decode();
     const canvas = element("canvas");
@@ -611,55 +607,151 @@
     canvas.toBlob((blob) => save(blob, fileName("png")));
   }
   function saveCsv() {
-    const field = (x) => { const text = x === null || x === undefined ? "" : String(x), safe = typeof x === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text; return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe; };
-    const shown = state.other === null ? [state.run] : [state.run, state.other];
-    const lines = shown.flatMap((r) => matching(r).heads.map((i) => [data.runs[r].label, data.runs[r].layer[i], data.runs[r].head[i], data.runs[r].kind[i], ...data.metrics.map((_, m) => value(r, m, i))].map(field).join(",")));
-    save(new Blob([[["model", "layer", "head", "class", ...data.metrics.map((metric) => metric.column)].join(","), ...lines, ""].join("\n")], { type: "text/csv" }), fileName("csv"));
+    const rows = seen().flatMap((view) => matching(view).heads.map((i) => [labelOf(view), view.window, view.layer[i], view.head[i], view.kind[i], ...data.metrics.map((_, m) => valueOf(view, m, i))]));
+    save(new Blob([chart.asCsv({ columns: ["model", "window", "layer", "head", "class", ...data.metrics.map((metric) => metric.column)], rows })], { type: "text/csv" }), fileName("csv"));
+  }
+  function saveFigure(figure, kind) {
+    const name = fileName(kind, chart.of(figure).title);
+    if (kind === "svg") save(new Blob([chart.asSvg(figure)], { type: "image/svg+xml" }), name);
+    else save(new Blob([chart.asCsv(chart.of(figure).data)], { type: "text/csv" }), name);
   }
 
-  fill($("run"), data.runs.map((run) => run.label));
-  fill($("other"), data.runs.map((run) => run.label));
-  for (const group of [...new Set(data.metrics.map((metric) => metric.group))]) {
-    const part = element("optgroup"), own = data.metrics.map((_, m) => m).filter((m) => data.metrics[m].group === group);
-    part.label = group;
-    fill(part, own.map((m) => `${data.metrics[m].column} – ${brief(data.metrics[m].meaning)}`), own);
-    $("metric").append(part);
+  // ---- controls ----------------------------------------------------------------------------------
+
+  function fill(select, names, values) {
+    names.forEach((name, i) => { const item = element("option", name); item.value = String(values ? values[i] : i); select.append(item); });
   }
-  $("slider").max = String(data.runs.length - 1);
-  $("steps").hidden = data.runs.length < 2;
-  // A list that was opened with the mouse gives the arrow keys back to the map.
-  let pointed = false;
-  addEventListener("pointerdown", () => { pointed = true; }, true);
-  addEventListener("keydown", () => { pointed = false; }, true);
-  function chosenBy(id, act) {
-    $(id).addEventListener("change", (event) => { act(event.target.value); remember(); show(); if (pointed) event.target.blur(); });
-  }
-  chosenBy("run", (text) => { state.run = Number(text); });
-  chosenBy("other", (text) => { state.other = text === "" ? null : Number(text); });
-  chosenBy("metric", (text) => { state.metric = Number(text); });
-  $("slider").addEventListener("input", (event) => toRun(Number(event.target.value)));
-  $("play").addEventListener("click", play);
-  $("find").addEventListener("input", (event) => { state.find = event.target.value; remember(); drawMaps(); drawList(); });
-  $("find").addEventListener("keydown", (event) => { if (event.key === "Enter") { const first = $("list").querySelector("tr[data-head]"); if (first) choose(first.dataset.head, true); } });
-  $("close").addEventListener("click", () => { delete document.body.dataset.sheet; });
-  $("link").addEventListener("click", async () => { remember(); try { await navigator.clipboard.writeText(location.href); $("status").textContent = "The link is in the clipboard."; } catch { $("status").textContent = location.href; } });
-  $("png").addEventListener("click", savePng);
-  $("svg").addEventListener("click", saveSvg);
-  $("csv").addEventListener("click", saveCsv);
-  $("theme").addEventListener("click", () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; show(); });
-  addEventListener("hashchange", () => { recall(); show(); });
-  addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "Escape") {
-      if (document.body.dataset.sheet) delete document.body.dataset.sheet;
-      else { state.box = null; state.find = ""; $("find").value = ""; document.activeElement.blur(); remember(); show(); }
-      return;
+  const MORE = "more";
+  function fillMetrics(all) {
+    const select = $("metric");
+    select.replaceChildren();
+    const named = data.named.map((column) => numberOf.get(column));
+    fill(select, named.map((m) => `${data.metrics[m].plain} · ${data.metrics[m].column}`), named);
+    if (!all && named.length) { fill(select, ["more…"], [MORE]); return; }
+    for (const group of [...new Set(data.metrics.map((metric) => metric.group))]) {
+      const part = element("optgroup"), own = data.metrics.map((_, m) => m).filter((m) => data.metrics[m].group === group && !named.includes(m));
+      part.label = group;
+      fill(part, own.map((m) => `${data.metrics[m].column} – ${brief(data.metrics[m].meaning)}`), own);
+      if (own.length) select.append(part);
     }
-    if (/^(input|select|textarea)$/i.test(event.target.tagName)) return;
-    if (event.key === "[" || event.key === "]") { toRun(state.run + (event.key === "]" ? 1 : -1)); return; }
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (step) { event.preventDefault(); move(...step); }
-  });
-  recall();
-  show();
+  }
+  function showMetric() {
+    const select = $("metric");
+    if (![...select.options].some((option) => option.value === String(state.metric))) fillMetrics(true);
+    select.value = String(state.metric);
+  }
+  function listen() {
+    // A list that was opened with the mouse gives the arrow keys back to the map.
+    let pointed = false;
+    addEventListener("pointerdown", () => { pointed = true; }, true);
+    addEventListener("keydown", () => { pointed = false; }, true);
+    function chosenBy(id, act) {
+      $(id).addEventListener("change", (event) => { act(event.target.value); remember(); show(); if (pointed) event.target.blur(); });
+    }
+    chosenBy("run", (text) => { state.run = Number(text); if (state.other === state.run) state.other = null; });
+    chosenBy("other", (text) => { state.other = text === "" || Number(text) === state.run ? null : Number(text); });
+    chosenBy("window", (text) => { state.window = Number(text); });
+    $("metric").addEventListener("change", (event) => {
+      if (event.target.value === MORE) { fillMetrics(true); $("metric").value = String(state.metric); $("status").textContent = "All numbers are in the list now."; return; }
+      state.metric = Number(event.target.value); remember(); show();
+      if (pointed) event.target.blur();
+    });
+    $("slider").addEventListener("input", (event) => toRun(Number(event.target.value)));
+    $("play").addEventListener("click", play);
+    $("find").addEventListener("input", (event) => { state.find = event.target.value; remember(); drawList(); moveMarks(); });
+    $("find").addEventListener("keydown", (event) => { if (event.key === "Enter") { const first = $("list").querySelector("tr[data-head]"); if (first) choose(first.dataset.head, true); } });
+    $("list").addEventListener("click", (event) => {
+      const sort = event.target.closest("[data-sort]"), row = event.target.closest("tr[data-head]");
+      if (sort) {
+        if (state.sort === sort.dataset.sort) state.down = !state.down; else state.sort = sort.dataset.sort;
+        remember(); drawList();
+        $("list").querySelector(`[data-sort="${state.sort}"]`).focus();
+      } else if (row) choose(row.dataset.head, true);
+    });
+    document.querySelector(".tabs").addEventListener("click", (event) => { if (event.target.dataset.tab) openTab(event.target.dataset.tab); });
+    document.querySelector(".tabs").addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!step) return;
+      event.preventDefault(); event.stopPropagation();
+      openTab(TABS[(TABS.indexOf(state.tab) + step + TABS.length) % TABS.length]);
+      $(`tab-${state.tab}`).focus();
+    });
+    $("close").addEventListener("click", () => { delete document.body.dataset.sheet; });
+    $("link").addEventListener("click", async () => { remember(); try { await navigator.clipboard.writeText(location.href); $("status").textContent = "The link is in the clipboard."; } catch { $("status").textContent = location.href; } });
+    $("png").addEventListener("click", savePng);
+    $("csv").addEventListener("click", saveCsv);
+    $("theme").addEventListener("click", () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; show(); });
+    listenToFigures();
+    addEventListener("hashchange", () => { recall(); show(); });
+    addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.key === "Escape") {
+        if (document.body.dataset.sheet) delete document.body.dataset.sheet;
+        else { state.box = null; state.find = ""; $("find").value = ""; document.activeElement.blur(); remember(); show(); }
+        return;
+      }
+      if (/^(input|select|textarea)$/i.test(event.target.tagName)) return;
+      if (event.key === "[" || event.key === "]") { toRun(state.run + (event.key === "]" ? 1 : -1)); return; }
+      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (step) { event.preventDefault(); move(...step); }
+    });
+  }
+  // What stands under the pointer, a click on it, a box drawn over it, and the buttons of every figure.
+  function listenToFigures() {
+    const tip = $("tip"), figureAt = (event) => { const drawing = event.target.closest("figure.chart > svg"); return drawing && drawing.parentElement; };
+    let dragged = null;
+    const value = (axis, at, from, to) => axis[0] + ((at - from) / (to - from)) * (axis[1] - axis[0]);
+    const inUnits = (figure, [x, y]) => {
+      const { room } = chart.of(figure).drag, clip = (v, a, b) => Math.max(Math.min(a, b), Math.min(Math.max(a, b), v));
+      return [value([-0.1, 1.02], clip(x, room.left, room.right), room.left, room.right), value([-1.05, 1.05], clip(y, room.top, room.bottom), room.bottom, room.top)];
+    };
+    document.addEventListener("pointermove", (event) => {
+      const figure = figureAt(event), one = figure && chart.of(figure), text = one && one.under && !dragged ? one.under(...chart.place(figure, event)) : null;
+      tip.hidden = !text;
+      if (figure && one.choose) figure.style.cursor = text ? "pointer" : "";
+      if (text) {
+        tip.textContent = text;
+        tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
+        tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
+      }
+      if (dragged) {
+        dragged.to = inUnits(dragged.figure, chart.place(dragged.figure, event));
+        const box = [dragged.from[0], dragged.to[0], dragged.from[1], dragged.to[1]];
+        dragged.figure.querySelector(".band")?.remove();
+        dragged.figure.querySelector("svg").insertAdjacentHTML("beforeend", band(box, chart.of(dragged.figure).drag.axes));
+      }
+    });
+    document.addEventListener("pointerdown", (event) => {
+      const figure = figureAt(event);
+      if (figure && chart.of(figure).drag && event.button === 0) { dragged = { figure, from: inUnits(figure, chart.place(figure, event)), to: null }; event.preventDefault(); }
+    });
+    document.addEventListener("pointerup", () => {
+      const { figure, from, to } = dragged || {};
+      dragged = null;
+      if (to && Math.abs(to[0] - from[0]) + Math.abs(to[1] - from[1]) > 0.03) { chart.of(figure).drag.done([from[0], to[0], from[1], to[1]]); }
+    });
+    document.addEventListener("dblclick", (event) => { const figure = figureAt(event); if (figure && chart.of(figure).drag && state.box) brush(null); });
+    document.addEventListener("click", (event) => {
+      const button = event.target.closest("[data-save]"), figure = figureAt(event);
+      if (button) saveFigure(button.closest("figure"), button.dataset.save);
+      else if (figure && chart.of(figure).choose) chart.of(figure).choose(...chart.place(figure, event));
+    });
+  }
+
+  (async () => {
+    data = await jsonOf("core");
+    numberOf = new Map(data.metrics.map((metric, m) => [metric.column, m]));
+    viewAt = new Map(data.views.map((view) => [`${view.run} ${view.window}`, view]));
+    for (const view of data.views) view.index = new Map(view.layer.map((layer, i) => [nameOf(layer, view.head[i]), i]));
+    fill($("run"), data.runs.map((run) => run.label));
+    fill($("other"), data.runs.map((run) => run.label));
+    fill($("window"), data.windows.map((window) => (window ? `${window.toLocaleString("en")} tokens` : "not known")), data.windows);
+    fillMetrics(false);
+    $("slider").max = String(data.runs.length - 1);
+    $("steps").hidden = data.runs.length < 2;
+    listen();
+    recall();
+    await show();
+    document.body.dataset.ready = "yes";
+  })();
 })();

@@ -42,7 +42,7 @@
     }
     return item;
   }
-  function target(head, run) { return `${data.explorer}#${head};run=${encodeURIComponent(run)}`; }
+  function target(head, run, from = "heads") { return `${data.explorer}#${head};run=${encodeURIComponent(run)};from=${from}`; }
   function head() {
     const row = document.createElement("tr");
     columns.forEach((column, c) => {
@@ -115,6 +115,17 @@
   if (data.runs.length > 1) $("run").value = data.runs[data.runs.length - 1]; // the last is what one asks about
   update();
 
+  // ---- the appendix: what a link names is unfolded, and on paper everything ----
+
+  function unfold() {
+    const named = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let item = named; item; item = item.parentElement) if (item.tagName === "DETAILS") item.open = true;
+    if (named) named.scrollIntoView();
+  }
+  addEventListener("hashchange", unfold);
+  addEventListener("beforeprint", () => document.querySelectorAll("details:not(.table)").forEach((item) => { item.open = true; }));
+  unfold();
+
   // ---- folded rows, captions, words, heads ----
 
   for (const button of document.querySelectorAll(".unfold")) {
@@ -137,7 +148,7 @@
   const labels = [...data.runs].sort((a, b) => b.length - a.length).map((label) => label.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
   const known = [...words.keys()].filter((word) => /[_0-9]|^(decay|logit|nat|sink|drift)$/.test(word)).sort((a, b) => b.length - a.length);
   const pattern = new RegExp(`\\b(l\\d\\d+h\\d\\d+)(?: of (${labels.join("|")}))?|(?<![\\w_])(${known.join("|")})(?![\\w_])`, "g");
-  const parents = document.querySelectorAll("main section:not(#heads):not(#glossary) :is(p, li, dd, thead th)");
+  const parents = document.querySelectorAll(".lead, .of, main :is(#findings, #opening, details.section:not(#heads, #glossary)) :is(p, li, dd, h2, strong, figcaption, thead th)");
   for (const parent of parents) {
     for (const node of [...parent.childNodes].filter((child) => child.nodeType === Node.TEXT_NODE)) {
       const parts = [], text = node.textContent;
@@ -145,7 +156,7 @@
       for (const match of text.matchAll(pattern)) {
         const [whole, found, run, word] = match;
         let item = null;
-        if (found && data.explorer) { item = cell("a", whole); item.href = target(found, run || data.runs[data.runs.length - 1]); }
+        if (found && data.explorer) { item = cell("a", whole); item.href = target(found, run || data.runs[data.runs.length - 1], parent.closest("[id]")?.id); }
         else if (word) { item = cell("abbr", whole); item.title = words.get(word); }
         if (!item) continue;
         parts.push(text.slice(at, match.index), item);

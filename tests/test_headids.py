@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkscope.heads import HeadId
+from qkscope.headids import HeadId
 
 
 @given(st.integers(0, 9_999), st.integers(0, 9_999), st.sampled_from("qk"))
