@@ -78,6 +78,7 @@ __all__ = [
     "qk",
     "reach",
     "read_export",
+    "roles",
     "rotated",
     "rotation",
     "scores",

@@ -211,6 +211,11 @@ def reach(run: AnyRun, *, workers: int = 1, intervals: bool = True) -> pd.DataFr
     return _table(run, "reach", "reach", workers, AnalysisOptions(intervals=intervals))
 
 
+def roles(run: AnyRun, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
+    """What every head does with its attention: the table ``roles``."""
+    return _table(run, "roles", "roles", workers, AnalysisOptions(intervals=intervals))
+
+
 def plasticity(run: AnyRun, *, buckets: int | None = None, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
     """Attention plasticity of every head and position bucket: the table ``plasticity``."""
     return _table(run, "plasticity", "plasticity", workers, AnalysisOptions(buckets=buckets, intervals=intervals))

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qkscope.analyses.fourterms import LockedMean, four_term_sums, shares, terms, two_way_sums, two_way_tables
-from qkscope.analyses.scores import FLAT, _parts, head_classes, locked_means
+from qkscope.analyses.fourterms import (
+    LockedMean,
+    four_term_sums,
+    score_parts,
+    shares,
+    terms,
+    two_way_sums,
+    two_way_tables,
+)
+from qkscope.analyses.scores import FLAT, head_classes, locked_means
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT, bucket_moments, undone_sums
 from qkscope.core.rope import HeadRotary, Rope
@@ -134,7 +142,7 @@ def test_parts_are_those_of_all_pairs_and_their_replicates_leave_out_the_means_t
         if group is None:
             assert [row[f"part_{term}"] for term in TERMS] == pytest.approx(expected, abs=1e-9)
         else:
-            parts, _ = _parts(head, head.vectors, 0.25, SIGHT)
+            parts, _ = score_parts(head, SIGHT)
             assert parts[1 + group] == pytest.approx(expected, abs=1e-9)
 
 

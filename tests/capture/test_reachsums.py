@@ -1,4 +1,4 @@
-"""Attention by distance and lengths in planes, as a capture sums them, against the model's own attention weights."""
+"""Attention by distance and on repeats, and lengths in planes, against the model's own attention weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from qkscope.capture.corpus import Corpus
 from qkscope.capture.options import CaptureOptions
+from qkscope.capture.repeats import RepeatedTokens
 from qkscope.capture.run import capture
 from qkscope.capture.texts import Document
 from qkscope.capture.watch import watching
@@ -65,6 +66,81 @@ def by_hand(name: str) -> dict[int, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt-oss"])
+def test_entropy_and_the_largest_score_are_those_of_the_same_queries(name, tmp_path):
+    run, model = captured(name, tmp_path / "run"), build(FAMILIES[name], "eager")
+    for number, ids in enumerate(documents()):
+        calls = []
+        with torch.no_grad(), watching(model, calls.append):
+            weights = model(torch.from_numpy(ids)[None], output_attentions=True).attentions
+        queries = query_positions(len(ids), QUERIES, SKIP)
+        for call in calls:
+            moments, of_queries = run.layer(call.layer), weights[call.layer][0, :, queries].double().numpy()
+            if number == 0:
+                entropy, largest = np.zeros_like(moments.entropy), np.full(len(of_queries), -np.inf)
+            else:
+                entropy, largest = sums[call.layer]
+            positive = np.where(of_queries > 0, of_queries, 1.0)
+            entropy[:, number % 8] -= (positive * np.log(positive)).sum((1, 2))
+            query, key = (x[0].double().numpy() for x in call.call[0][1:3])
+            key = key.repeat(len(query) // len(key), 0)
+            scores = call.scaling * query[:, queries] @ key.swapaxes(1, 2)
+            largest = np.maximum(largest, np.where(of_queries > 0, scores, -np.inf).max((1, 2)))
+            sums = (sums if number or call.layer else {}) | {call.layer: (entropy, largest)}
+    for layer, (entropy, largest) in sums.items():
+        assert np.allclose(run.layer(layer).entropy, entropy, atol=1e-5)
+        assert np.allclose(run.layer(layer).max_logit, largest, atol=1e-5)
+
+
+def on_repeats(name: str, draws: np.ndarray, begin: int) -> dict[int, np.ndarray]:
+    """Mean weights of the second copy on the earlier copy of its tokens, and on the tokens after that, by hand."""
+    model, copy, sums = build(FAMILIES[name], "eager"), (draws.shape[1] - begin) // 2, {}
+    for number, ids in enumerate(draws):
+        with torch.no_grad():
+            weights = model(torch.from_numpy(ids)[None], output_attentions=True).attentions
+        for layer, of_layer in enumerate(weights):
+            of_layer = of_layer[0].double().numpy()
+            total = sums.setdefault(layer, np.zeros((len(of_layer), 8, 3)))
+            total[:, number, 0] = 1
+            for i in range(begin + copy, begin + 2 * copy - 1):
+                assert ids[i] == ids[i - copy]
+                total[:, number, 1] += of_layer[:, i, i - copy] / (copy - 1)
+                total[:, number, 2] += of_layer[:, i, i - copy + 1] / (copy - 1)
+    return sums
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt-oss"])
+def test_attention_on_repeats_is_that_of_the_models_own_weights(name, tmp_path):
+    run, repeated = captured(name, tmp_path / "run"), RepeatedTokens()
+    draws = repeated.draws(FAMILIES[name].config.vocab_size, 512)
+    for layer, sums in on_repeats(name, draws, repeated.begin).items():
+        assert np.allclose(run.layer(layer).repeats, sums, atol=1e-5)
+        assert bool(sums[..., 1:].max() > 0) is (layer not in FAMILIES[name].sliding), "16 tokens back there is no copy"
+
+
+def test_repeats_begin_as_documents_do_and_hold_no_special_token():
+    repeated = RepeatedTokens(bos=1, special=(0, 1, 2, 40), n_tokens=90)
+    draws = repeated.draws(96, 512)
+    assert draws.shape == (8, 1 + 2 * 64)
+    assert (draws[:, 0] == 1).all()
+    assert not np.isin(draws[:, 1:], [0, 1, 2, 40]).any()
+    assert draws.max() < 90
+    assert (draws[:, 1:65] == draws[:, 65:]).all()
+    assert all(len(np.unique(row[1:65])) == 64 for row in draws)
+    assert len(np.unique(draws[:, 1])) > 1, "each draw has tokens of its own"
+    assert repeated.draws(96, 21).shape == (8, 1 + 2 * 10), "as long as the model's context allows"
+    assert RepeatedTokens().draws(10, 512).shape == (8, 20), "as long as the vocabulary allows"
+    assert RepeatedTokens().draws(3, 512) is None
+
+
+def test_a_window_inside_another_has_the_same_repeats(tmp_path):
+    run = captured("llama", tmp_path / "run", compare_at=(48,))
+    nested = RunFolder.open(tmp_path / "run-at-48")
+    for layer in range(4):
+        assert (run.layer(layer).repeats == nested.layer(layer).repeats).all()
+        assert (nested.layer(layer).max_logit <= run.layer(layer).max_logit + 20).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt-oss"])
 def test_sums_are_those_of_the_models_own_weights(name, tmp_path):
     run, expected = captured(name, tmp_path / "run"), by_hand(name)
     for layer, sums in expected.items():
@@ -78,6 +154,9 @@ def test_batches_steps_and_shards_give_the_same_sums(options, tmp_path):
         a, b = plain.layer(layer), other.layer(layer)
         assert np.allclose(a.reach, b.reach, atol=1e-4)
         assert np.allclose(a.sizes_q, b.sizes_q, rtol=1e-4)
+        assert np.allclose(a.entropy, b.entropy, atol=1e-4)
+        assert np.allclose(a.max_logit, b.max_logit, atol=1e-5)
+        assert np.allclose(a.repeats, b.repeats, atol=1e-6)
         assert np.allclose(a.sizes_k, b.sizes_k, rtol=1e-4)
 
 
@@ -100,7 +179,8 @@ def test_lengths_are_those_of_all_vectors(name, tmp_path):
 
 def test_no_queries_no_reach_and_an_old_run_without_the_sums_is_read(tmp_path):
     run = captured("llama", tmp_path / "run", reach_queries=0)
-    assert run.layer(0).reach is None
+    moments = run.layer(0)
+    assert moments.reach is moments.entropy is moments.max_logit is moments.repeats is None
     (head, *_), _ = open_run(tmp_path / "run").source.load(
         open_run(tmp_path / "run").heads[:1], open_run(tmp_path / "run").reading
     )

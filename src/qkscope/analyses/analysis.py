@@ -95,7 +95,8 @@ NOTES = (
 FLAGS = Column(
     "flags", "",
     "cautions about the row, joined by ';': low_n, few_documents, constant_q, constant_k, nonfinite_q=N, "
-    "nonfinite_k=N, repeated_q=N, repeated_k=N, weak_axis (rotated), ambiguous_class (qk); heads has all of them", "6",
+    "nonfinite_k=N, repeated_q=N, repeated_k=N, weak_axis (rotated), ambiguous_class (qk), ambiguous_role (roles); "
+    "heads has all of them", "6",
     dtype="text",
 )  # fmt: skip
 COUNTS = (

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from qkscope.analyses.complement import PlaneVectors
 from qkscope.analyses.components import Components, components
+from qkscope.analyses.fourterms import score_parts
 from qkscope.analyses.meanfield import MeanField, mean_field
 from qkscope.analyses.options import AnalysisOptions
 from qkscope.analyses.positionlocked import LockedSplit, LockedSums, locked_split
@@ -159,6 +160,11 @@ class Batch:
     def locked(self) -> list[tuple[LockedSplit, LockedSplit] | None]:
         """The position-locked split of each head's queries and keys; None where the rotation is not known."""
         return [_locked(head) for head in self.heads]
+
+    @cached_property
+    def score_parts(self) -> list[tuple[Float[np.ndarray, "sets 4"], Float[np.ndarray, "sets"]] | None]:
+        """The parts of each head's scores and their variance; None without vectors or where no rotation is known."""
+        return [score_parts(head, self.visible_keys(i)) for i, head in enumerate(self.heads)]
 
     @cached_property
     def mean_fields(self) -> list[MeanField | None]:

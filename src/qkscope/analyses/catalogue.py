@@ -18,6 +18,7 @@ _MODULES = (
     "plasticity",
     "scores",
     "reach",
+    "roles",
 )
 """The file ``x.py`` in this folder declares the analysis ``X``."""
 

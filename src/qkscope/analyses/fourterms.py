@@ -22,7 +22,9 @@ import numpy as np
 from jaxtyping import Complex, Float, Int
 
 from qkscope.analyses.distancecurve import DocumentPairs, paired_documents
-from qkscope.core.headmoments import N_GROUPS
+from qkscope.analyses.meanfield import leave_out_means
+from qkscope.core.headdata import HeadData
+from qkscope.core.headmoments import ALL_AND_WITHOUT, N_GROUPS
 from qkscope.core.linalg import ratio
 from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows, evenly_spaced, rows_of
@@ -232,6 +234,28 @@ class PartSums:
         variance = np.where(n > 2, ss / count - (s / count) ** 2, np.nan)
         varies = variance > 0
         return np.where(varies[:, None], covariance / np.where(varies, variance, 1.0)[:, None], np.nan), variance
+
+
+def score_parts(
+    head: HeadData, visible_keys: VisibleKeys
+) -> tuple[Float[np.ndarray, "sets 4"], Float[np.ndarray, "sets"]] | None:
+    """The parts of the terms and the variance of scores; None without vectors, or where the rotation is not known.
+
+    Without a document group, its pairs and its share of μ̃ are left out.
+    """
+    if head.vectors is None or not (head.rotary or head.nope):
+        return None
+    rotary, scaling = head.rotary, float(head.moments.scaling)
+    rope, factor = (None, None) if rotary is None else (rotary.rope, rotary.temperature)
+    mean_q, mean_k = (
+        coordinates(rope, leave_out_means(moments.mean_x * moments.n[:, None], moments.n))
+        for moments in (head.moments.q, head.moments.k)
+    )
+    if rotary is not None:
+        for mean, undone in ((mean_q, rotary.q), (mean_k, rotary.k)):
+            mean[:, : rotary.rope.planes] = leave_out_means(undone.total, undone.n)
+    sums = part_sums(head.vectors.as_double(), rope, factor, scaling, visible_keys)
+    return sums.parts(ALL_AND_WITHOUT, mean_q, mean_k, scaling)
 
 
 def part_sums(

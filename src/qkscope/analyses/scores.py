@@ -11,16 +11,13 @@ from jaxtyping import Float
 
 from qkscope.analyses.analysis import Analysis, AnalysisResult, Column, Scalars, Table, TableValues
 from qkscope.analyses.batch import Batch
-from qkscope.analyses.fourterms import LockedMean, coordinates, four_term_sums, part_sums, shares, two_way_sums
-from qkscope.analyses.meanfield import leave_out_means
+from qkscope.analyses.fourterms import LockedMean, four_term_sums, shares, two_way_sums
 from qkscope.analyses.tables import Columns
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.core.headdata import HeadData
 from qkscope.core.headmoments import ALL_AND_WITHOUT
 from qkscope.core.linalg import ratio
 from qkscope.core.reach import REACH_COUNTS
-from qkscope.core.rows import Pair
-from qkscope.core.visible import VisibleKeys
 from qkscope.headids import TERMS
 
 _MEANINGS = {
@@ -86,13 +83,13 @@ SCORES_TABLE = Table(
 
 def compute_scores(batch: Batch) -> AnalysisResult:
     """Compute ``scores``: the shares of each head, and with each document group left out."""
-    measurable = [i for i, head in enumerate(batch.heads) if head.vectors is not None and (head.rotary or head.nope)]
+    measurable = [i for i, parts in enumerate(batch.score_parts) if parts is not None]
     if not measurable:
         return AnalysisResult()
     names = [column.name for column in SCORES_TABLE.columns if column.dtype != "text"]
     numbers = {name: np.full((len(batch), len(ALL_AND_WITHOUT)), np.nan) for name in names}
     for i in measurable:
-        for name, values in _of_head(batch.heads[i], batch.visible_keys(i)).items():
+        for name, values in _of_head(batch, i).items():
             numbers[name][i] = values
     per_head = {name: values[:, 0] for name, values in numbers.items()}
     replicates = {name: values[:, 1:] for name, values in numbers.items()}
@@ -119,12 +116,14 @@ def head_classes(per_head: Columns, replicates: Columns, usable: Float[np.ndarra
     return kind
 
 
-def _of_head(head: HeadData, visible_keys: VisibleKeys) -> Columns:
+def _of_head(batch: Batch, i: int) -> Columns:
+    head, visible_keys, score_parts = batch.heads[i], batch.visible_keys(i), batch.score_parts[i]
     assert head.vectors is not None
+    assert score_parts is not None
     pair, scaling = head.vectors.as_double(), float(head.moments.scaling)
     q, k = locked_means(head)
     of_variance = shares(four_term_sums(pair, q, k, scaling, visible_keys).covariance(ALL_AND_WITHOUT))
-    parts, variance = _parts(head, pair, scaling, visible_keys)
+    parts, variance = score_parts
     tables = ALL_AND_WITHOUT @ two_way_sums(
         pair, None if head.rotary is None else head.rotary.rope, scaling, visible_keys
     )
@@ -137,22 +136,6 @@ def _of_head(head: HeadData, visible_keys: VisibleKeys) -> Columns:
         **{name: np.where(total > 0, ratio(tables[:, i], total), np.nan) for i, name in enumerate(_TABLE)},
         "sink_gap": _sink_gap(head),
     }
-
-
-def _parts(
-    head: HeadData, pair: Pair, scaling: float, visible_keys: VisibleKeys
-) -> tuple[Float[np.ndarray, "sets 4"], Float[np.ndarray, "sets"]]:
-    """The parts of the terms and the variance of scores; without a group, its pairs and its share of μ̃ are left out."""
-    rotary = head.rotary
-    rope, factor = (None, None) if rotary is None else (rotary.rope, rotary.temperature)
-    mean_q, mean_k = (
-        coordinates(rope, leave_out_means(moments.mean_x * moments.n[:, None], moments.n))
-        for moments in (head.moments.q, head.moments.k)
-    )
-    if rotary is not None:
-        for mean, undone in ((mean_q, rotary.q), (mean_k, rotary.k)):
-            mean[:, : rotary.rope.planes] = leave_out_means(undone.total, undone.n)
-    return part_sums(pair, rope, factor, scaling, visible_keys).parts(ALL_AND_WITHOUT, mean_q, mean_k, scaling)
 
 
 def locked_means(head: HeadData) -> tuple[LockedMean, LockedMean]:

@@ -25,6 +25,7 @@ from qkscope.capture.given import check_vocabulary, read_texts
 from qkscope.capture.images import ImageInputs, has_images, image_inputs, inputs_text, tensors
 from qkscope.capture.model import check_tokens, is_panic, load_tokenizer, parsed_once
 from qkscope.capture.options import ModelOptions, TextOptions
+from qkscope.capture.repeats import RepeatedTokens
 from qkscope.capture.sampling import TextSpans
 from qkscope.capture.shardsums import ModelReport
 from qkscope.capture.texts import Document, read_documents
@@ -399,6 +400,15 @@ class Corpus:
     def words(self) -> Callable[[np.ndarray], list[str]] | None:
         """A function from token ids to each token as text; None without a tokenizer."""
         return None if self.tokenizer is None else partial(token_texts, tokenizer=self.tokenizer)
+
+    @property
+    def repeated_tokens(self) -> RepeatedTokens:
+        """How repeated tokens are drawn for this tokenizer; they begin as documents do."""
+        bos = None if self.bos is None else self.bos.token
+        if self.tokenizer is None:
+            return RepeatedTokens(bos)
+        special = getattr(self.tokenizer, "all_special_ids", ())
+        return RepeatedTokens(bos, tuple(sorted(map(int, special))), len(self.tokenizer))
 
     def about(self, model: str, revision: str | None = None, overrides: Any = None) -> dict[str, Any]:
         """Return the entries of run.json on where the model comes from and how documents begin."""

@@ -21,6 +21,7 @@ from qkscope.capture.images import ImageInputs, placeholders
 from qkscope.capture.layers import ChosenLayers, Layer
 from qkscope.capture.loss import GATE_TOKENS, LossSums, OutputHead, output_head
 from qkscope.capture.options import CaptureOptions
+from qkscope.capture.repeats import RepeatedTokens
 from qkscope.capture.rope import LayerRope, check_angles, embeddings
 from qkscope.capture.shards import OutOfMemoryIn, Shard, does_not_fit, in_passes, raise_out_of_memory
 from qkscope.capture.shardsums import ModelReport, ShardSums, finished, kept_vectors, sampled_keys, send_kept
@@ -30,7 +31,9 @@ from qkscope.capture.sums.reachsums import ReachSums
 from qkscope.capture.sums.tokens import Plan, on_device
 from qkscope.capture.sums.undone import UndoneQueries
 from qkscope.capture.watch import Attention, OnAttention, OnOutput, backbone, head_size, self_attentions, watching
+from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.layermoments import UNDONE_COV
+from qkscope.core.reach import REPEAT_COUNTS
 from qkscope.errors import CaptureError
 from qkscope.files.runfolder import Vectors
 
@@ -60,8 +63,11 @@ class WindowSums:
 class Measurement:
     """A model and the description of its layers."""
 
-    def __init__(self, model: PreTrainedModel, gate: np.ndarray, options: CaptureOptions) -> None:
+    def __init__(
+        self, model: PreTrainedModel, gate: np.ndarray, options: CaptureOptions, repeated: RepeatedTokens | None = None
+    ) -> None:
         self.model, self.decoder, self.options = model, backbone(model), options
+        self.repeated = repeated or RepeatedTokens()
         self.attentions = self_attentions(model)
         # Documents must not depend on earlier ones, not even through the state of a rotary embedding.
         self.restores = [embedding.state_restorer() for embedding in embeddings(model)]
@@ -132,6 +138,7 @@ class Measurement:
             if on_documents is not None:
                 on_documents(measured)
         with raise_out_of_memory([]):
+            self._add_repeats(shard, windows)
             whole, *nested = (self._finished(sums, left_out) for sums in windows)
         return replace(whole, nested=tuple(nested))
 
@@ -159,6 +166,38 @@ class Measurement:
         with torch.no_grad(), self._watching(keep):
             self._decode(tokens, None, None, 0)
         return vectors
+
+    def _add_repeats(self, shard: Shard, windows: list[WindowSums]) -> None:
+        """Read repeated tokens with the first shard; the sums of the others are zero, so that shards add up."""
+        by_layer = self._repeats() if shard.number == 0 else {}
+        for number, layer in self.layers.items() if self._reads_repeats else ():
+            for sums in (window.layers[number] for window in windows):
+                empty = torch.zeros(
+                    len(layer.query_heads), N_GROUPS, len(REPEAT_COUNTS), dtype=torch.float64, device=sums.device
+                )
+                sums.repeats = by_layer[number].to(empty.device) if number in by_layer else empty
+
+    @property
+    def _reads_repeats(self) -> bool:
+        return bool(self.options.reach_queries) and not self.chosen.encoder
+
+    def _repeats(self) -> dict[int, torch.Tensor]:
+        """Return draws and attention on their repeated tokens (H, 8, columns) by layer."""
+        draws = self.repeated.draws(self.vocabulary, self.longest) if self._reads_repeats else None
+        of_draws: dict[int, list[torch.Tensor]] = {}
+
+        def add(attention: Attention) -> None:
+            layer = self.layers.get(attention.layer)
+            if layer is not None:
+                of_heads = self.repeated.attention(attention)[list(layer.query_heads)]
+                of_draws.setdefault(attention.layer, []).append(torch.nn.functional.pad(of_heads, (1, 0), value=1.0))
+
+        for ids in () if draws is None else draws:
+            for restore in self.restores:
+                restore()
+            with torch.no_grad(), self._watching(add):
+                self._decode(torch.from_numpy(ids)[None], None, None, 0)
+        return {number: torch.stack(weights, 1) for number, weights in of_draws.items()}
 
     def check_images(self, document: ImageInputs) -> None:
         """Check a document with images: parity through the whole model, and the rotation of its text tokens."""

@@ -21,12 +21,13 @@ from transformers import AutoConfig, PretrainedConfig
 from qkscope.capture.gate import gate_tokens
 from qkscope.capture.model import location, model_class, refuse_absurd, resolved_device, resolved_dtype
 from qkscope.capture.options import CaptureOptions, ModelOptions
+from qkscope.capture.repeats import COPY
 from qkscope.capture.shards import documents_at_once
 from qkscope.capture.watch import backbone, head_size, self_attentions
 from qkscope.core.headmoments import N_GROUPS
 from qkscope.core.keypairs import MOST_PAIRS
 from qkscope.core.layermoments import UNDONE_COV
-from qkscope.core.reach import REACH_COUNTS, bin_starts
+from qkscope.core.reach import REACH_COUNTS, REPEAT_COUNTS, bin_starts
 from qkscope.errors import CaptureError
 
 _log = logging.getLogger("qkscope")
@@ -81,7 +82,8 @@ class Estimate:
         """Return the time from the loaded model to the run on disk."""
         passes = sum(self._pass(length) for length in lengths) * _WATCHED[self.device_type]
         gate = 2 * self._pass(min(gate_tokens(sum(lengths), None), max(lengths)))
-        return passes + gate + _START[self.device_type] + self.disk(lengths) / _WRITTEN
+        repeats = N_GROUPS * self._pass(2 * COPY) if self.options.reach_queries else 0.0
+        return passes + gate + repeats + _START[self.device_type] + self.disk(lengths) / _WRITTEN
 
     def _pass(self, length: int) -> float:
         return self.linear * length + self.quadratic * length**2
@@ -130,7 +132,7 @@ def _layer_bytes(n_q: int, n_k: int, d: int, buckets: int, window: int) -> int:
     cells = heads * N_GROUPS * buckets * (d * 4 + 16)
     spread = n_q * buckets * (MOST_PAIRS + d) * 4 + buckets * MOST_PAIRS * 12
     rotation = heads * N_GROUPS * planes * 3 * 8
-    reach = n_q * N_GROUPS * (len(REACH_COUNTS) + len(bin_starts(window))) * 8
+    reach = n_q * (N_GROUPS * (len(REACH_COUNTS) + len(bin_starts(window)) + 1 + len(REPEAT_COUNTS)) + 1) * 8
     return groups + cells + spread + rotation + reach
 
 

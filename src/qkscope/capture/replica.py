@@ -14,6 +14,7 @@ from qkscope.capture import model as models
 from qkscope.capture.images import ImageInputs
 from qkscope.capture.measure import Measurement
 from qkscope.capture.options import CaptureOptions, ModelOptions
+from qkscope.capture.repeats import RepeatedTokens
 from qkscope.capture.serve import ServedMeasurement, ServingEngine
 from qkscope.capture.shards import Shard
 from qkscope.capture.shardsums import ModelReport, ShardSums
@@ -32,6 +33,8 @@ class Replica:
     passage: np.ndarray | None = None
     """Tokens whose vectors the report contains."""
     keep_going: bool = False
+    repeated: RepeatedTokens | None = None
+    """How repeated tokens are drawn; None: from the whole vocabulary."""
     images: ImageInputs | None = None
     """The first document with images, for their check."""
     on_documents: Callable[[Shard, list[int]], None] | None = None
@@ -60,10 +63,10 @@ class Replica:
 
     def _measuring(self) -> Measurement:
         if isinstance(self.source, ModelOptions):
-            return Measurement(self._loaded(self.source), self.gate, self.options)
+            return Measurement(self._loaded(self.source), self.gate, self.options, self.repeated)
         if isinstance(self.source, PreTrainedModel):
-            return Measurement(self.source, self.gate, self.options)
-        return ServedMeasurement(self.source, self.gate, self.options)
+            return Measurement(self.source, self.gate, self.options, self.repeated)
+        return ServedMeasurement(self.source, self.gate, self.options, self.repeated)
 
     def _loaded(self, options: ModelOptions) -> PreTrainedModel:
         number = worker_number()

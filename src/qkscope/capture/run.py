@@ -121,7 +121,8 @@ def capture(
         [tokens[number] for number in usable], gate_tokens(sum(map(len, tokens)), options.window)
     )
     _check_compare_at(options, longest, is_served=isinstance(model, ServingEngine), has_images=images is not None)
-    replica = Replica(model, options, gate, None if passage is None else passage.ids, execution.keep_going, images)
+    passage_ids = None if passage is None else passage.ids
+    replica = Replica(model, options, gate, passage_ids, execution.keep_going, corpus.repeated_tokens, images)
     in_all = -(-len(usable) // (options.documents_per_shard or 1))
     job_shards = range(in_all) if execution.share is None else execution.share.shards(in_all)
     with ExitStack() as stack:

@@ -21,6 +21,7 @@ from qkscope.capture.call import RequestSpan, batch_tokens, documents_of, reques
 from qkscope.capture.loss import OutputHead
 from qkscope.capture.measure import Measurement, WindowSums
 from qkscope.capture.options import CaptureOptions
+from qkscope.capture.repeats import RepeatedTokens
 from qkscope.capture.shardsums import ModelReport, send_kept
 from qkscope.capture.watch import Attention, OnAttention, OnOutput, watching
 from qkscope.errors import CaptureError
@@ -52,12 +53,14 @@ class ServingEngine(ABC):
 class ServedMeasurement(Measurement):
     """A model in an engine and the description of its layers."""
 
-    def __init__(self, engine: ServingEngine, gate: np.ndarray, options: CaptureOptions) -> None:
+    def __init__(
+        self, engine: ServingEngine, gate: np.ndarray, options: CaptureOptions, repeated: RepeatedTokens | None = None
+    ) -> None:
         self.engine = engine
         self._sent: Sequence[np.ndarray] = ()
         self._spans: dict[int, RequestSpan] = {}
         """Requests of the current pass, by the number of the document among those sent."""
-        super().__init__(engine.decoder, gate, options)
+        super().__init__(engine.decoder, gate, options, repeated)
 
     def _watching(self, on_attention: OnAttention, on_output: OnOutput | None = None) -> AbstractContextManager[None]:
         """Watch each request's call by itself."""

@@ -231,9 +231,9 @@ def name_heads(tables: Mapping[str, pd.DataFrame]) -> None:
 
 
 def heads_in_a_line(tables: Mapping[str, pd.DataFrame], n: int = 3) -> str:
-    """The heads whose scores are most position and most content, of the last model; empty if that is not known.
+    """The heads whose scores are most position and most content, and those that copy, of the last model.
 
-    Heads that are flat are not named: they attend almost evenly, whatever their parts are.
+    Empty if that is not known. Heads that are flat are not named: they attend almost evenly, whatever their parts are.
     """
     from qkscope.analyses.scores import FLAT
     from qkscope.results.derived import top_heads
@@ -256,4 +256,9 @@ def heads_in_a_line(tables: Mapping[str, pd.DataFrame], n: int = 3) -> str:
     ]
     n_flat = len(known) - len(told)
     flat = f"; {n_flat} of {plural(len(known), 'head')} flat" if n_flat else ""
-    return f"{begin}: most position in its scores {named[0]}; most content {named[1]}{flat}"
+    induction = ""
+    if "role" in known and (known["role"] == "induction").any():
+        copying = known[known["role"] == "induction"].assign(copied=known["echo"] + known["induction"])
+        rows = copying.nlargest(n, "copied").itertuples()
+        induction = "; induction " + ", ".join(f"l{row.layer:02d}h{row.head:02d} ({row.copied:.0%})" for row in rows)
+    return f"{begin}: most position in its scores {named[0]}; most content {named[1]}{induction}{flat}"

@@ -29,7 +29,7 @@ def top_command(
 ) -> None:
     """List the heads with the highest values of a column.
 
-    Their class and the parts of their scores stand beside the value.
+    Their class, their role and the parts of their scores stand beside the value.
     """
     from qkscope.files.atomic import write_together
     from qkscope.results.analyze import tables_of
@@ -50,7 +50,7 @@ def top_command(
 
 
 def heads_as_lines(rows: pd.DataFrame, by: str) -> list[str]:
-    """Heads with a value, its interval, their class and the parts of their scores, as lines of a terminal."""
+    """Heads with a value, its interval, their class, role and the parts of their scores, as lines of a terminal."""
     import pandas as pd
 
     several = rows["model"].nunique() > 1
@@ -62,13 +62,13 @@ def heads_as_lines(rows: pd.DataFrame, by: str) -> list[str]:
     width = max(24, len(by), *map(len, values)) + 2
     windows = ", ".join(f"{window:,.0f}" for window in rows.get("window", pd.Series()).dropna().unique())
     at = f"   (window {windows})" if windows else ""
-    lines = [f"head     {by:<{width}}class     position    key  query content   decay{at}"]
+    lines = [f"head     {by:<{width}}class     role       position    key  query content   decay{at}"]
     for row, value in zip(rows.to_dict("records"), values, strict=True):
         cells = [(row.get(f"part_{term}"), ".0%", width) for term, width in zip(TERMS, (8, 7, 7, 8), strict=True)]
         cells.append((row.get("decay"), "+.2f", 8))
         shares = "".join(f"{'' if pd.isna(x) else format(x, form):>{width}}" for x, form, width in cells)
         name = f"l{row['layer']:02d}h{row['head']:02d}"
         label = f"  {row['model']}" if several else ""
-        kind = "" if pd.isna(row.get("head_class")) else row["head_class"]
-        lines.append(f"{name}   {value:<{width}}{kind:<10}{shares}{label}")
+        kind, role = ("" if pd.isna(row.get(column)) else row[column] for column in ("head_class", "role"))
+        lines.append(f"{name}   {value:<{width}}{kind:<10}{role:<11}{shares}{label}")
     return lines

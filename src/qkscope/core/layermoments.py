@@ -19,8 +19,10 @@ UNDONE_COV = "undone-cov"
 """Value of ``--keep`` that stores the covariance of queries before the rotation."""
 
 
-SUMMED = ("sizes_q", "sizes_k", "reach")
+SUMMED = ("sizes_q", "sizes_k", "reach", "entropy", "repeats")
 """Sums that a part may lack; merging parts adds them up, and a layer file stores each under its name."""
+LARGEST = ("max_logit",)
+"""Maxima that a part may lack; merging parts takes the larger, and a layer file stores each under its name."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class LayerMoments:
     """As ``sizes_q``, for the keys."""
     reach: Float[np.ndarray, "hq 8 columns"] | None = None
     """Attention weights of some queries by distance, as in reach.py; None in runs that did not sum them."""
+    entropy: Float[np.ndarray, "hq 8"] | None = None
+    """Σ over the queries of ``reach`` of the entropy of their attention, in nats."""
+    max_logit: Float[np.ndarray, "hq"] | None = None
+    """Largest score of these queries, before the softmax; ``LOWEST`` where there are none."""
+    repeats: Float[np.ndarray, "hq 8 counts"] | None = None
+    """Attention on random tokens that come twice, by draw: REPEAT_COUNTS of reach.py."""
     spread: StoredSpread | None = None
     """The part of ``q_buckets`` that a finished run stores; None if it was not loaded."""
     undone: Moments | None = None
@@ -56,7 +64,10 @@ class LayerMoments:
 
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of documents."""
-        summed: dict[str, Any] = {name: _added(getattr(self, name), getattr(other, name)) for name in SUMMED}
+        optional: dict[str, Any] = {
+            name: _merged(getattr(self, name), getattr(other, name), np.maximum if name in LARGEST else np.add)
+            for name in (*SUMMED, *LARGEST)
+        }
         return LayerMoments(
             self.q.merge(other.q),
             self.k.merge(other.k),
@@ -66,7 +77,7 @@ class LayerMoments:
             self.unrotated_q + other.unrotated_q,
             self.unrotated_k + other.unrotated_k,
             self.temperature + other.temperature,
-            **summed,
+            **optional,
             undone=None if self.undone is None or other.undone is None else self.undone.merge(other.undone),
         )
 
@@ -104,7 +115,7 @@ class LayerMoments:
         return [self.k[key] for key in range(len(self.k.n))]
 
 
-def _added(
-    left: Float[np.ndarray, "..."] | None, right: Float[np.ndarray, "..."] | None
+def _merged(
+    left: Float[np.ndarray, "..."] | None, right: Float[np.ndarray, "..."] | None, how: np.ufunc
 ) -> Float[np.ndarray, "..."] | None:
-    return None if left is None or right is None else left + right
+    return None if left is None or right is None else how(left, right)

@@ -1,9 +1,12 @@
-"""The reach of attention: weights of some queries on all their keys, summed by distance.
+"""The attention of some queries: their weights on all keys summed by distance, and on tokens that come twice.
 
 A document's queries are evenly spaced over its tokens. The weights of a query on its keys are summed in bins of the
 distance Δ = i − j, or |i − j| where queries also see later keys. There are two bins per doubling, so every power of two
 starts a bin. The first ``skip_first`` keys of a document, the sinks, have a separate sum. Sums are by document group
 and are merged by addition.
+
+A second input shows which heads look for what came before: random tokens, and the same tokens again. The queries are
+those of the second copy but its last.
 """
 
 from __future__ import annotations
@@ -16,6 +19,11 @@ from jaxtyping import Float, Int
 _PER_OCTAVE = 2
 REACH_COUNTS = ("n", "sink", "gap", "n_gap")
 """Columns before the bins: number of queries, weight on sinks, sum of sink gaps, number of queries that see a sink."""
+
+REPEAT_COUNTS = ("n", "echo", "induction")
+"""Sums over draws of repeated tokens: draws, weight on the earlier copy of a query's token, and on the one after it."""
+LOWEST = float(np.finfo(np.float32).min)
+"""The largest score of no queries."""
 
 
 def bin_starts(window: int) -> Int[np.ndarray, "bins"]:
@@ -63,3 +71,9 @@ class HeadReach:
     groups: Int[np.ndarray, "queries"]
     """Document group of each query."""
     skip_first: int
+    entropy: Float[np.ndarray, "groups"] | None = None
+    """Σ of the entropy of each query's attention, in nats; None in runs that did not sum it."""
+    max_logit: float | None = None
+    """Largest score of the queries, before the softmax."""
+    repeats: Float[np.ndarray, "draws counts"] | None = None
+    """REPEAT_COUNTS of each draw of repeated tokens; None in runs that did not read them."""

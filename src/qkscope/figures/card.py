@@ -68,7 +68,7 @@ def curves_of(study: Study, labels: list[str], layer: int, head: int) -> pd.Data
 
 def say(study: Study, head: tuple[int, int]) -> str:
     """Sentences on the parts of a head's scores and on their change with distance, as far as the intervals allow."""
-    sentences = [text for text in (_made_of(study, head), _with_distance(study, head)) if text]
+    sentences = [text for text in (_made_of(study, head), _with_distance(study, head), _role(study, head)) if text]
     if not sentences:
         row = _row(study, "rotated", head)
         if row is not None and not math.isnan(row["r_q_a"]):
@@ -106,6 +106,21 @@ def _with_distance(study: Study, head: tuple[int, int]) -> str:
         up_to = "" if math.isnan(far) else f", up to {far:,.0f} tokens"
         return f"Its mean score {course} by {abs(row['decay']):.2g} logits with every doubling of the distance{up_to}."
     return "Its mean score does not change with distance beyond its interval."
+
+
+def _role(study: Study, head: tuple[int, int]) -> str:
+    row = _row(study, "roles", head)
+    if row is None or row["role"] not in _DOES:
+        return ""
+    share = row["echo"] + row["induction"] if row["role"] == "induction" else row[row["role"]]
+    return _DOES[row["role"]].format(share_in_words(share))
+
+
+_DOES = {
+    "induction": "Of random tokens that come twice it gives the earlier copy {} of its attention (induction).",
+    "previous": "It gives the token before {} of its attention.",
+    "sink": "It rests on the first tokens with {} of its attention.",
+}
 
 
 def draw_card(data: pd.DataFrame) -> Drawing:

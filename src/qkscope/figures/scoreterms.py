@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
@@ -55,7 +57,17 @@ TERM_HATCHES = {"position": None, "key": "////", "query": None, "content": "....
 
 def draw_terms(data: pd.DataFrame) -> Drawing:
     """One panel per run, a stack of four parts for each layer; negative ones go below zero."""
-    runs, data = list(data["model"].unique()), data.dropna(subset=["layer"])
+    looks = {term: (f"part_{term}", TERM_COLOURS[term], TERM_HATCHES[term]) for term in TERMS}
+    return draw_stacks(data.dropna(subset=["layer"]), looks, "part of score variance", dashed=1.0)
+
+
+Look = tuple[str, str, str | None]
+"""A column, its colour and its hatch."""
+
+
+def draw_stacks(data: pd.DataFrame, looks: Mapping[str, Look], label: str, dashed: float | None = None) -> Drawing:
+    """One panel per run, and in it a stack of these columns for each layer; negative values go below zero."""
+    runs = list(data["model"].unique())
     columns = len(runs) if len(runs) <= 4 else 3
     rows = -(-len(runs) // columns)
     figure = canvas((2.5 if columns < 4 else 2.05) * columns + 0.7, 2.1 * rows + 0.5)
@@ -64,13 +76,14 @@ def draw_terms(data: pd.DataFrame) -> Drawing:
         of_run = data[data["model"] == run].sort_values("layer")
         above, below = np.zeros(len(of_run)), np.zeros(len(of_run))
         places = np.arange(len(of_run))
-        for term in TERMS:
-            part = of_run[f"part_{term}"].to_numpy(float)
+        for name, (column, colour, hatch) in looks.items():
+            part = of_run[column].to_numpy(float)
             bottom = np.where(part < 0, below, above)
-            cell.bar(places, part, 0.86, bottom=bottom, color=TERM_COLOURS[term], label=term, hatch=TERM_HATCHES[term],
-                     edgecolor="white", linewidth=0)  # fmt: skip
+            cell.bar(places, part, 0.86, bottom=bottom, color=colour, label=name, hatch=hatch, edgecolor="white",
+                     linewidth=0)  # fmt: skip
             above, below = above + np.maximum(part, 0), below + np.minimum(part, 0)
-        cell.axhline(1, color="#777777", linewidth=0.7, linestyle=(0, (4, 3)))
+        if dashed is not None:
+            cell.axhline(dashed, color="#777777", linewidth=0.7, linestyle=(0, (4, 3)))
         cell.set_title(shortened(run))
         cell.set_xlabel("layer")
         shown = places[:: -(-len(places) // 8)]
@@ -78,8 +91,9 @@ def draw_terms(data: pd.DataFrame) -> Drawing:
     for cell in cells.flat[len(runs) :]:
         cell.set_visible(False)
     for row in cells:
-        row[0].set_ylabel("part of score variance")
-    figure.legend(*cells.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(TERMS))
+        row[0].set_ylabel(label)
+    n_columns = len(looks) if len(looks) <= 4 or columns > 1 else 3
+    figure.legend(*cells.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=n_columns)
     return figure
 
 

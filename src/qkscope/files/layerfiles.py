@@ -22,14 +22,13 @@ from safetensors.numpy import save_file
 from qkscope.core.bucketspread import StoredSpread
 from qkscope.core.headmoments import N_GROUPS, BucketMeans
 from qkscope.core.keypairs import TokenPairs
-from qkscope.core.layermoments import SUMMED, UNDONE_COV, LayerMoments
+from qkscope.core.layermoments import LARGEST, SUMMED, UNDONE_COV, LayerMoments
 from qkscope.core.moments import Moments
-from qkscope.core.reach import REACH_COUNTS, bin_starts
+from qkscope.core.reach import REACH_COUNTS, REPEAT_COUNTS, bin_starts
 from qkscope.errors import DatasetError
 from qkscope.files.atomic import atomic_path
 from qkscope.files.readers import check_regular
 
-"""Arrays that are missing in runs of earlier versions."""
 _SINGLE = (
     "q.scatter", "k.scatter", "undone.scatter", "q_cells.mean_x", "k_cells.mean_x", "spread.along_pairs",
     "spread.along_axes",
@@ -87,9 +86,9 @@ def read_layer(path: Path, *, finished: bool = True, buckets: bool = True, undon
             BucketMeans(*_matching(tensors, kind, ("n", "mean_x", "mean_t"))) for kind in ("q_cells", "k_cells")
         )
         rotary = tensors["unrotated_q"], tensors["unrotated_k"], tensors["temperature"]
-        optional = [tensors.get(name) for name in SUMMED]
+        optional: dict[str, Any] = {name: tensors.get(name) for name in (*SUMMED, *LARGEST)}
         spread = _spread(tensors) if has_spread and buckets else None
-        moments = LayerMoments(q, k, q_buckets, q_cells, k_cells, *rotary, *optional)
+        moments = LayerMoments(q, k, q_buckets, q_cells, k_cells, *rotary, **optional)
         unrotated = Moments(*_matching(tensors, "undone", ("n", "mean", "scatter"))) if "undone.n" in tensors else None
         moments = replace(moments, spread=spread, undone=unrotated)
         return _with_centres(moments) if finished else moments
@@ -180,6 +179,9 @@ def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: i
         "sizes_q": (n_q, N_GROUPS, planes),
         "sizes_k": (n_k, N_GROUPS, planes),
         "reach": (n_q, N_GROUPS, len(REACH_COUNTS) + len(bin_starts(window))),
+        "entropy": (n_q, N_GROUPS),
+        "max_logit": (n_q,),
+        "repeats": (n_q, N_GROUPS, len(REPEAT_COUNTS)),
         **_moments_shapes("q", (n_q, N_GROUPS), d),
         **_moments_shapes("k", (n_k, N_GROUPS), d),
         **_moments_shapes("q_buckets", (n_q, buckets), d),
@@ -212,7 +214,7 @@ def misfit(moments: LayerMoments, entry: dict[str, Any], buckets: int, window: i
 def arrays(moments: LayerMoments) -> dict[str, Float[np.ndarray, "..."]]:
     """The arrays of a layer's moments, by their names in the file."""
     by_name = {name: getattr(moments, name) for name in ("unrotated_q", "unrotated_k", "temperature")}
-    by_name |= {name: array for name in SUMMED if (array := getattr(moments, name)) is not None}
+    by_name |= {name: array for name in (*SUMMED, *LARGEST) if (array := getattr(moments, name)) is not None}
     for name in ("q", "k", "q_buckets", "undone"):
         sums: Moments | None = getattr(moments, name)
         if sums is not None:

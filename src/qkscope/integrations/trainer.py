@@ -58,6 +58,7 @@ _FACTOR, _FIXED = 1.5, 2.0
 _LOGGED = {
     "heads": ("part_position", "part_content", "decay", "position_share", "positional_overhead", "mass_sink"),
     "rotated": ("bias_full_window",),
+    "roles": ("previous", "induction", "entropy"),
 }
 """Columns of each table whose mean over heads is logged."""
 _RUN = re.compile(r"step-(\d+)")
@@ -213,10 +214,10 @@ class TrainingStudy:
 
 
 def logged(run: Run) -> dict[str, float]:
-    """The numbers to log about a run: means over heads, and the share of each class."""
+    """The numbers to log about a run: means over heads, the largest score of any head, and the share of each class."""
     (result,) = analyze(
         [Job(run, options=AnalysisOptions(intervals=False))],
-        ["pca", "rotation", "position", "scores", "reach"],
+        ["pca", "rotation", "position", "scores", "reach", "roles"],
         target=IN_PROCESS,
     )
     tables = result.tables.frames
@@ -226,6 +227,8 @@ def logged(run: Run) -> dict[str, float]:
         for name in names
         if (values := _per_head(tables.get(table), name)).size
     }
+    scores = _per_head(tables.get("roles"), "max_logit")
+    means |= {"qkscope/max_logit": float(scores.max())} if len(scores) else {}
     classes = tables["heads"]["head_class"].value_counts(normalize=True)
     return means | {f"qkscope/class_{kind}": float(classes.get(kind, 0.0)) for kind in HEAD_CLASSES}
 

@@ -203,20 +203,23 @@ FINDINGS = (
     ),
     Finding(
         "score",
-        "What scores are made of, and how far back they reach",
+        "What scores are made of, and what heads do with them",
         "A score is exactly the sum of four terms: where query and key are, which key it is, which query it is, and "
         "this query with this key. Attention beyond a window is measured on queries followed through the model, and "
-        "predicted from means alone.",
+        "predicted from means alone. The role of a head is what it does with its attention: look for an "
+        "earlier copy of the current token (induction), look at the token before, rest on the first tokens.",
         "Parts of the variance of scores over pairs, sinks apart, sum to 1. A term that varies little can still matter "
         "to the prediction, and one that varies much need not: that is a question of cause. Predicted reach knows "
         "means alone; attention also follows content.",
-        ("cause/01_score_terms", "cause/04_reach"),
+        ("cause/01_score_terms", "cause/06_roles", "cause/04_reach"),
         (
             Measure("part_position", "position", "heads", percent=True),
             Measure("part_key", "key", "heads", percent=True),
             Measure("part_query", "query", "heads", percent=True),
             Measure("part_content", "content", "heads", percent=True),
             Measure("mass_sink", "attention on sinks", "heads", percent=True),
+            Measure("previous", "on the token before", "heads", percent=True),
+            Measure("induction", "on the token after an earlier copy", "heads", percent=True),
             Measure("reach90", "90% of attention within (tokens)", "heads"),
         ),
     ),

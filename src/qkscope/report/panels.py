@@ -8,6 +8,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
+from qkscope.analyses.roles import class_and_role
 from qkscope.figures.hero import compared_runs, heads_of_interest
 from qkscope.figures.scoreterms import share_in_words
 from qkscope.headids import TERMS
@@ -104,8 +105,8 @@ def _map(label: str, heads: pd.DataFrame) -> HeadMap:
     row_of = {layer: row for row, layer in enumerate(layers)}
     cells = []
     for row in heads.to_dict("records"):
-        layer, head, kind = int(row["layer"]), int(row["head"]), str(row.get("head_class") or "")
-        bars = [] if kind == "flat" else bars_of([row[part] for part in PARTS])
+        layer, head, kind = int(row["layer"]), int(row["head"]), class_and_role(row.get("head_class"), row.get("role"))
+        bars = [] if row.get("head_class") == "flat" else bars_of([row[part] for part in PARTS])
         if len(heads) > _MOST_BARS and bars:
             bars = [Bar(max(bars, key=lambda bar: bar.width).term, 0.0, 1.0)]
         parts = ", ".join(f"{term} {share_in_words(row[f'part_{term}'])}" for term in TERMS)
@@ -142,7 +143,7 @@ def text_panels(study: Study) -> list[TextPanel]:
         numbers = heads[(heads["model"] == label) & (heads["layer"] == layer) & (heads["head"] == head)].iloc[0]
         text = _text(rows, term)
         if text is not None:
-            kind = str(numbers.get("head_class") or "")
+            kind = class_and_role(numbers.get("head_class"), numbers.get("role"))
             title = f"layer {layer}, head {head}" + (f" · {kind}" if kind else "")
             bars = bars_of([numbers[part] for part in PARTS])
             panels.append(TextPanel(title, explorer_link(label, layer, head), *text, bars))

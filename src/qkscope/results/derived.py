@@ -158,7 +158,7 @@ def top_heads(heads: pd.DataFrame, by: str, n: int = 10, *, lowest: bool = False
     _check_number(heads, by)
     if not is_whole(n) or n < 1:
         raise TableError(f"expected n, how many heads, to be 1 or more, got {n!r}")
-    shown = [by, f"{by}_low", f"{by}_high", "head_class", *PARTS, "decay", "window", "flags"]
+    shown = [by, f"{by}_low", f"{by}_high", "head_class", "role", *PARTS, "decay", "window", "flags"]
     rows = heads.dropna(subset=[by]).sort_values(by, ascending=lowest, kind="stable").head(n)
     return rows[
         ["model", "layer", "head", "k_head", *dict.fromkeys(name for name in shown if name in rows)]

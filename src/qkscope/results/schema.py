@@ -200,7 +200,7 @@ TEXTS = frozenset(column.name for columns in TABLES.values() for column in colum
 _GROUPS = {
     "Cause": ("effect_", "part_", "logit_sd", "score_", "position_share_of_score", "positional", "symbolic",
               "interaction_share"),
-    "Reach": ("mass_", "reach", "sink_gap", "curve_area"),
+    "Reach": ("mass_", "reach", "sink", "curve_area", "previous", "echo", "induction", "entropy", "max_logit"),
     "Plasticity": ("ap_",),
     "Bias": ("decay", "curve_range", "bias", "alpha", "mu_", "amplification", "slope", "distance", "content_offset",
              "query_term", "interaction", "constant"),

@@ -146,6 +146,9 @@ class CapturedSource:
             np.concatenate(empty + after),
             np.concatenate(empty + groups),
             options.skip_first,
+            None if moments.entropy is None else moments.entropy[query],
+            None if moments.max_logit is None else float(moments.max_logit[query]),
+            None if moments.repeats is None else moments.repeats[query],
         )
 
     def rows(self, head: HeadId, spec: LoadSpec) -> Rows:

@@ -102,6 +102,8 @@ class LayerSums:
     """Sums instead of q and k if vectors are in half precision on a GPU."""
     reach: ReachSums | None = None
     """Attention weights of some queries by distance."""
+    repeats: torch.Tensor | None = None
+    """Attention on random tokens that come twice (H, 8, columns), float64; zeros in all shards but the first."""
     undone: UndoneQueries | None = None
     """Moments of the queries with their rotation undone."""
     sizes: PlaneSizes = field(init=False)

@@ -1,6 +1,7 @@
-"""Attention weights of some queries over all their keys, summed by distance, on the layer's own device.
+"""Attention of some queries over all their keys: weights summed by distance, entropy, and the largest score.
 
-The keys of a bin are neighbours, so each sum is one over ranges of keys, the same in all layers of a pass.
+All sums are on the layer's own device. The keys of a bin are neighbours, so each sum is one over ranges of keys, the
+same in all layers of a pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from qkscope.capture.sums.halfsums import in_groups
 from qkscope.capture.sums.tokens import BatchTokens, Plan, on_device
 from qkscope.capture.watch import Attention
 from qkscope.core.headmoments import N_GROUPS
-from qkscope.core.reach import REACH_COUNTS, bin_starts
+from qkscope.core.reach import LOWEST, REACH_COUNTS, bin_starts
 
 
 class ReachSums:
@@ -26,7 +27,9 @@ class ReachSums:
         self.plan, self.heads, self.both = plan, list(heads), both
         self.starts = bin_starts(plan.window)
         self.total: torch.Tensor | None = None
-        """Weight on sinks, in each bin, and sink gaps (H, 8, bins and 2), float64."""
+        """Weight on sinks, in each bin, sink gaps and entropies (H, 8, bins and 3), float64."""
+        self.largest: torch.Tensor | None = None
+        """Largest score of any query before the softmax (H), float64."""
         self.counts: list[tuple[np.ndarray, np.ndarray, torch.Tensor]] = []
         """Groups of documents, their queries, and how many of these see a sink (B, 1 or H)."""
 
@@ -35,8 +38,9 @@ class ReachSums:
         (_, query, key, *_), _ = attention.call
         device, keys = query.device, key.shape[2]
         if self.total is None:
-            shape = len(self.heads), N_GROUPS, len(self.starts) + 2
+            shape = len(self.heads), N_GROUPS, len(self.starts) + 3
             self.total = torch.zeros(shape, dtype=torch.float64, device=device)
+            self.largest = torch.full(shape[:1], LOWEST, dtype=torch.float64, device=device)
         if not any(map(len, tokens.queries)):
             return
         # With a cache that forgets, the first key of the call is not the first of the document.
@@ -63,7 +67,12 @@ class ReachSums:
 
             of_side = tokens.once(("ranges", side, keys, sinks, device), ranges)
             self._add_ranges(weights, of_side, tokens, attention.q)
-        tokens.add_by_group(self.total[..., -1:], visible.gaps(scores)[..., None])
+        exists = chosen[:, None]
+        entropy = (torch.special.entr(weights).sum(-1) * exists).sum(-1)
+        tokens.add_by_group(self.total[..., -2:], torch.stack([visible.gaps(scores), entropy], -1))
+        assert self.largest is not None
+        largest = torch.where(exists > 0, scores.amax(-1), LOWEST).amax((0, 2))
+        self.largest = torch.maximum(self.largest, largest.double())
         self.counts.append((tokens.groups, np.array([len(columns) for columns in tokens.queries]), visible.both))
 
     def exact(self) -> torch.Tensor | None:
@@ -78,8 +87,13 @@ class ReachSums:
                 torch.cat([counted.expand(-1, len(sums)) for counted in n_gap_parts]).T.double(),
             ]
             n = torch.stack(of_documents) @ in_groups(np.concatenate(groups), sums)
-        by_name = {"n": n[0], "sink": sums[..., 0], "gap": sums[..., -1], "n_gap": n[1]}
-        return torch.cat([torch.stack([by_name[name] for name in REACH_COUNTS], -1), sums[..., 1:-1]], -1)
+        by_name = {"n": n[0], "sink": sums[..., 0], "gap": sums[..., -2], "n_gap": n[1]}
+        return torch.cat([torch.stack([by_name[name] for name in REACH_COUNTS], -1), sums[..., 1:-2]], -1)
+
+    @property
+    def entropy(self) -> torch.Tensor | None:
+        """Sums of entropies, in nats (H, 8); None before the first call."""
+        return None if self.total is None else self.total[..., -1].contiguous()
 
     def _add_ranges(
         self, weights: torch.Tensor, ranges: torch.Tensor, tokens: BatchTokens, queries: torch.Tensor
@@ -89,12 +103,12 @@ class ReachSums:
         if weights.is_cuda and trusted(weights.device, queries.dtype, queries.shape[-1]):
             from qkscope.capture.sums import gramkernel
 
-            gramkernel.add_ranges(self.total[..., :-1], weights, ranges, tokens.documents(self.plan, weights.device))
+            gramkernel.add_ranges(self.total[..., :-2], weights, ranges, tokens.documents(self.plan, weights.device))
             return
         running = torch.nn.functional.pad(weights.cumsum(-1, dtype=torch.float64), (1, 0))
         of_all = ranges[:, None].expand(-1, weights.shape[1], -1, -1, -1)
         begin, end = (running.gather(-1, edge) for edge in of_all.unbind(-1))
-        tokens.add_by_group(self.total[..., :-1], (end - begin).sum(2))
+        tokens.add_by_group(self.total[..., :-2], (end - begin).sum(2))
 
     def _by_row(
         self, queries: list[np.ndarray], ranges_of: Callable[..., np.ndarray], columns: int, keys: int, sinks: int

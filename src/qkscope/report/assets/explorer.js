@@ -234,7 +234,7 @@
     $("status").textContent = said(heads, problem, view);
     const sorter = (name, by) => `<th aria-sort="${state.sort === by ? (state.down ? "descending" : "ascending") : "none"}"><button type="button" data-sort="${by}" title="sort by this, or the other way round">${esc(name)}${state.sort === by ? (state.down ? " ↓" : " ↑") : ""}</button></th>`;
     const rows = heads.slice(0, MOST_LISTED).map((i) => {
-      const name = nameOf(view.layer[i], view.head[i]), kind = [view.kind[i], view.role[i]].filter(Boolean).join(" · ");
+      const name = nameOf(view.layer[i], view.head[i]), kind = kinds(view, i).join(" · ");
       return `<tr data-head="${name}"${name === state.head ? ' class="on"' : ""}><th scope="row"><button type="button">${name}</button></th><td>${esc(kind)}</td><td>${short(valueOf(view, m, i))}</td>${both ? `<td>${signed(changeOf(i))}</td>` : ""}${many ? `<td>${spark(name)}</td>` : ""}</tr>`;
     });
     if (heads.length > MOST_LISTED) rows.push(`<tr><td colspan="5">and ${heads.length - MOST_LISTED} more: narrow the search</td></tr>`);
@@ -310,13 +310,17 @@
     document.body.dataset.headMs = (performance.now() - start).toFixed(1);
     document.body.dataset.drawn = [name, tab, state.window, state.run, state.other ?? ""].join(";");
   }
+  function kinds(view, i) {
+    const kind = view.kind[i], role = view.role[i] || "";
+    return [kind, role === kind || role === "mixed" ? "" : role].filter(Boolean);
+  }
   function drawTitle() {
     const none = state.head === null || !seen().some((view) => view.index.has(state.head)), view = main();
     $("nothing").hidden = !none; $("chosen").hidden = none;
     $("nothing").textContent = state.head !== null && none ? `${seen().length ? "No run in view has" : "No run is in view for"} head ${state.head}.` : "No head chosen yet.";
     if (none) { document.body.dataset.drawn = "none"; return; }
     const own = view.index.has(state.head) ? view : seen().find((one) => one.index.has(state.head)), i = own.index.get(state.head);
-    const title = [`layer ${own.layer[i]}, head ${own.head[i]}`, own.kind[i], own.role[i], own.key.length && own.key[i] >= 0 ? `reads key head ${own.key[i]}` : ""];
+    const title = [`layer ${own.layer[i]}, head ${own.head[i]}`, ...kinds(own, i), own.key.length && own.key[i] >= 0 ? `reads key head ${own.key[i]}` : ""];
     $("name").textContent = title.filter(Boolean).join(" · ");
     const shown = seen().map(labelOf), notes = [shown.join(" beside "), told(state.window)];
     if (own.nope.includes(own.layer[i])) notes.push("no rotary encoding in this layer");
