@@ -55,6 +55,7 @@ def test_every_figure_is_a_folder_of_four_files(drawn, whole):
         "cause/03_descriptions",
         "cause/04_reach",
         "cause/05_cut_cost",
+        "cause/06_roles",
         "audit/02_same_weights",
         "front/01_hero",
     ]
