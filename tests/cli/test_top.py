@@ -197,6 +197,9 @@ def test_commands_end_by_naming_heads(runs, tmp_path):
         f"base, window {WINDOW}: most position in its scores l{first.layer:02d}h{first['head']:02d} ("
     )
     assert line.endswith("; 2 of 16 heads flat")
+    copying = table.assign(role=["induction", *["mixed"] * (len(table) - 1)], echo=0.25, induction=0.5)
+    assert "; induction l00h00 (75%); 2 of 16" in heads_in_a_line({"heads": copying, "rotated": rotated})
+    assert "induction" not in heads_in_a_line({"heads": copying.assign(role="sink"), "rotated": rotated})
     assert "flat" not in heads_in_a_line({"heads": table.iloc[2:]})
     for flat in ("l00h00", "l00h01"):
         assert flat not in line
@@ -223,9 +226,12 @@ def test_the_window_stands_beside_the_parts(runs, tmp_path):
 
 def test_wide_values_do_not_touch_the_class():
     row = {"model": "m", "layer": 0, "head": 1, "decay": 0.000412, "decay_low": 2.82e-05, "decay_high": 0.00082}
-    (title, line) = heads_as_lines(pd.DataFrame([row | {"head_class": "flat", "part_position": 0.5}]), "decay")
+    (title, line) = heads_as_lines(
+        pd.DataFrame([row | {"head_class": "flat", "part_position": 0.5, "role": "sink"}]), "decay"
+    )
     assert "0.000412 [2.82e-05, 0.00082]  flat " in line
     assert title.index("class") == line.index("flat")
+    assert title.index("role") == line.index("sink")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "glm4", "phi3", "granite", "gpt-neox"])

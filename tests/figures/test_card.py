@@ -50,6 +50,24 @@ def test_the_sentence_turns_with_the_numbers(given, said):
     assert said in card.say(study(**given), HEAD)
 
 
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("induction", "Of random tokens that come twice it gives the earlier copy 80% of its attention (induction)."),
+        ("previous", "It gives the token before 20% of its attention."),
+        ("sink", "It rests on the first tokens with 70% of its attention."),
+        ("mixed", ""),
+        ("position", ""),
+    ],
+)
+def test_what_it_does_with_its_attention_is_said(role, said):
+    known = study()
+    row = {"role": role, "echo": 0.3, "induction": 0.5, "previous": 0.2, "sink": 0.7}
+    known.tables["roles"] = pd.DataFrame([{"model": "m", "family": "", "layer": 2, "head": 1} | row])
+    assert card.say(known, HEAD).endswith(said or "of the distance.")
+    assert ("attention" in card.say(known, HEAD)) == bool(said)
+
+
 def test_a_flat_head_is_flat_whatever_its_parts_are():
     flat = study(shares=(0.0, 0.02, 0.02, 0.96), decay=(1e-5, -1e-3, 1e-3))
     flat.tables["scores"] = flat.tables["scores"].assign(head_class="flat", logit_sd=0.012)

@@ -113,6 +113,9 @@ def test_a_handful_of_numbers_are_logged_where_the_trainer_reports(watched):
     shares = {kind: logged[1][f"qkscope/class_{kind}"] for kind in set(qkscope.scores(run)["head_class"])}
     assert sum(shares.values()) == pytest.approx(1.0)
     assert {"qkscope/position_share", "qkscope/mass_sink", "qkscope/bias_full_window"} < set(logged[1])
+    roles = qkscope.roles(run, intervals=False)
+    assert logged[1]["qkscope/max_logit"] == pytest.approx(roles["max_logit"].max(), rel=1e-9)
+    assert logged[1]["qkscope/entropy"] == pytest.approx(roles["entropy"].mean(), rel=1e-9)
 
 
 def test_the_numbers_are_in_tensorboard_files(watched):
