@@ -236,6 +236,7 @@ def heads_in_a_line(tables: Mapping[str, pd.DataFrame], n: int = 3) -> str:
     Heads that are flat are not named: they attend almost evenly, whatever their parts are.
     """
     from qkscope.analyses.scores import FLAT
+    from qkscope.headids import head_name
     from qkscope.results.derived import top_heads
     from qkscope.results.study import window_of
 
@@ -250,7 +251,7 @@ def heads_in_a_line(tables: Mapping[str, pd.DataFrame], n: int = 3) -> str:
     if told.empty:
         return f"{begin}: all {plural(len(known), 'head')} are flat: their scores vary by less than {FLAT} logits"
     named = [
-        ", ".join(f"l{row.layer:02d}h{row.head:02d} ({getattr(row, column):.0%})" for row in rows.itertuples())
+        ", ".join(f"{head_name(row.layer, row.head)} ({getattr(row, column):.0%})" for row in rows.itertuples())
         for column in ("part_position", "part_content")
         for rows in [top_heads(told, column, n)]
     ]

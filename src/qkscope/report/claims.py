@@ -21,7 +21,7 @@ from qkscope.errors import TableError
 from qkscope.figures.bias import prepare_separation
 from qkscope.figures.eachrun import by_run, together
 from qkscope.figures.figure import NotApplicable, before_and_after, checkpoints, models
-from qkscope.headids import TERMS
+from qkscope.headids import TERMS, head_name
 from qkscope.report.values import (
     CLASS_COLUMNS,
     DOCUMENTS,
@@ -275,7 +275,7 @@ class Claims:
             return None
         column = difference.main_column
         heads = ", ".join(
-            f"l{row['layer']:02d}h{row['head']:02d} ({in_text(row['a'])} → {in_text(row['b'])})"
+            f"{head_name(row['layer'], row['head'])} ({in_text(row['a'])} → {in_text(row['b'])})"
             for row in difference.changed_most(column, 5).to_dict("records")
         )
         detail = f"{column} changed most in {heads}." if heads else ""
@@ -632,7 +632,7 @@ class Claims:
 
     def _names(self, rows: pd.DataFrame, column: str) -> str:
         named_values = zip(rows["layer"], rows["head"], rows[column], strict=True)
-        return ", ".join(f"l{layer:02d}h{head:02d} ({value:.3g})" for layer, head, value in named_values)
+        return ", ".join(f"{head_name(layer, head)} ({value:.3g})" for layer, head, value in named_values)
 
     # ---- several runs ------------------------------------------------------------------------------
 

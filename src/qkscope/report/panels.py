@@ -10,7 +10,7 @@ import pandas as pd
 
 from qkscope.figures.hero import compared_runs, heads_of_interest
 from qkscope.figures.scoreterms import share_in_words
-from qkscope.headids import TERMS
+from qkscope.headids import TERMS, head_name
 from qkscope.results.study import Study
 
 PARTS = [f"part_{term}" for term in TERMS]
@@ -76,11 +76,6 @@ class TextPanel:
     words: list[Word]
     query: str
     bars: list[Bar]
-
-
-def head_name(layer: int, head: int) -> str:
-    """The name of a head, as the explorer's address has it."""
-    return f"l{layer:02d}h{head:02d}"
 
 
 def explorer_link(label: str, layer: int, head: int) -> str:
