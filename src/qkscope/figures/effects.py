@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.analyses.acrossheads import rank_correlation
 from qkscope.figures.figure import Figure, NotApplicable, needed
 from qkscope.figures.scoreterms import TERM_COLOURS
-from qkscope.figures.style import INK, canvas, grid, panels
+from qkscope.figures.style import INK, canvas, grid, panels, shortened
 from qkscope.headids import TERMS, head_name
 from qkscope.progress import plural
 from qkscope.results.effects import interval_text, known_effect
@@ -87,6 +87,7 @@ def draw_effects(data: pd.DataFrame) -> Drawing:
         cell.set_xticks(shown, [str(layers[i]) for i in shown])
         grid(cell)
     cells[0].set_ylabel("divergence without the term\n(nats per token)")
+    figure.suptitle(shortened(str(data["model"].iloc[0]), 48), fontsize=9, x=0.01, ha="left")
     return figure
 
 
