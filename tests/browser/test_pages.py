@@ -69,7 +69,7 @@ def test_the_first_screen_holds_the_sentence_the_picture_and_the_numbers(tab, pa
     assert tiles.count() >= 1
     for tile in tiles.all():
         assert tile.get_attribute("title"), "a number says on hover what it is"
-        runs_told = max(1, tile.inner_text().count("] ("))
+        runs_told = 1 + tile.locator("strong").inner_text().count(" · ")
         assert tile.inner_text().count("[") <= runs_told, "one interval per number"
     outside = tab.evaluate("document.querySelector('header').innerText.split('[').length - 1")
     assert outside == sum(tile.inner_text().count("[") for tile in tiles.all())
