@@ -55,8 +55,9 @@ def draw_histograms(data: pd.DataFrame) -> Drawing:
 def say_histograms(data: pd.DataFrame) -> list[str]:
     """Share of a run's heads that favour later keys, and the median bias."""
     later, n = (data["bias_strength"] > 0).mean(), plural(len(data), "head")
+    favours = f"In {len(data):,} of {n}" if later == 1 else f"In {later:.1%} of {n}"
     window = f", {data['bias_window'].median():.3g} {over_window(data)}" if data["bias_window"].notna().any() else ""
-    where = f"In {later:.1%} of {n} the average query favours later keys (a positive bias)."
+    where = f"{favours} the average query favours later keys (a positive bias)."
     return [
         where if later else f"In none of {n} does the average query favour later keys (a positive bias).",
         f"The bias of the median head is {data['bias_strength'].median():.3g} per token{window}.",

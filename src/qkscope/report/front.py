@@ -93,7 +93,7 @@ def front_findings(claims: Claims) -> list[FrontFinding]:
          "Taking a whole term away is a large change; what it costs depends on the texts."),
         (claims.windows, None, "audit/02_same_weights", "windows",
          "No slope of a line compares across windows; the fall per doubling of the distance does."),
-        (claims.share, None, "qk-pca/05_explained_variance", "share",
+        (claims.share, None, "qk-pca/01_pc_roles", "share",
          "It depends on the window: planes that hardly turn within it count as position only in a longer one."),
         (claims.axes if axes else None, axes, "qk-rotation/01_ab_plane_collage", "axes",
          "The axis is fitted to the drift, so correlations along it are high by construction."),
