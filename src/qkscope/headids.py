@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 TERMS = ("position", "key", "query", "content")
 """The terms of a head's score, which is exactly their sum."""
@@ -28,7 +28,7 @@ class HeadId(NamedTuple):
     kind: Kind
 
     def __str__(self) -> str:
-        return f"l{self.layer:02d}h{self.head:02d}{self.kind}"
+        return head_name(self.layer, self.head) + self.kind
 
     @classmethod
     def parse(cls, name: str) -> HeadId:
@@ -58,6 +58,15 @@ class HeadId(NamedTuple):
         'l05h03k'
         """
         return HeadId(self.layer, self.head // q_per_kv, "k")
+
+
+def head_name(layer: Any, head: Any) -> str:
+    """The name of a query head of a layer, as commands, pages and their addresses have it.
+
+    >>> head_name(5, 13)
+    'l05h13'
+    """
+    return f"l{int(layer):02d}h{int(head):02d}"
 
 
 SEED = 42

@@ -29,7 +29,7 @@ from qkscope.figures.card import draw_card, prepare_card
 from qkscope.figures.distance import draw_head_curves, prepare_head_curves
 from qkscope.figures.headmap import draw_map, prepare_map
 from qkscope.figures.style import house_style
-from qkscope.headids import choose_heads
+from qkscope.headids import choose_heads, head_name
 from qkscope.options import head_pair, head_pairs
 from qkscope.results.analyze import analyze
 from qkscope.results.job import Job
@@ -173,8 +173,8 @@ def heads_study(
     missing = [head for head in heads if head not in {(h.layer, h.head) for h in job.run.heads}]
     if missing:
         (layer, head), first, last = missing[0], job.run.heads[0], job.run.heads[-1]
-        head_range = f"l{first.layer:02d}h{first.head:02d} to l{last.layer:02d}h{last.head:02d}"
-        raise ConfigError(f"{job.run.model} has no head l{layer:02d}h{head:02d}; its query heads are {head_range}")
+        head_range = f"{head_name(first.layer, first.head)} to {head_name(last.layer, last.head)}"
+        raise ConfigError(f"{job.run.model} has no head {head_name(layer, head)}; its query heads are {head_range}")
     options = replace(job.options, points=points, intervals=intervals)
     job = replace(job, selection=Selection(exactly=frozenset(heads)), options=options)
     (result,) = analyze([job], analyses, target=IN_PROCESS, strict=True)

@@ -223,6 +223,19 @@ def test_effects_have_the_window_of_their_texts_and_are_compared_at_one_only(tab
     assert tab.locator("#numbers tbody tr", has_text="r_k_a").locator("td").last.inner_text() != "–"
 
 
+def test_models_of_other_shapes_stand_side_by_side_without_a_difference(tab, tmp_path):
+    paths = [
+        write_model(tmp_path / name, name, layers=layers, heads=layers * 8) for name, layers in (("a", 3), ("b", 4))
+    ]
+    page = tmp_path / "explorer.html"
+    page.write_text(explorer_html(build([StudyRunConfig(path=path) for path in paths])), encoding="utf-8")
+    opened(tab, page, "#l01h01;run=b;vs=a")
+    expect(tab.locator("#maps figure")).to_have_count(2)
+    expect(tab.locator("#maps")).not_to_contain_text("rises in")
+    expect(tab.locator("#missing")).to_contain_text("do not have the same heads, so no difference is drawn")
+    expect(tab.locator("#list thead")).not_to_contain_text("later")
+
+
 def test_every_number_of_a_head_is_that_of_its_table_at_the_window(tab, page, folder):
     opened(tab, page, "#l02h05;run=step-2;at=4096;tab=all")
     for window, name in ((4096, "c2"), (1024, "c2-at-1024")):

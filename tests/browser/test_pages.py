@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -59,6 +60,23 @@ def test_the_report_opens_quietly_and_fits(tab, pages, width, scheme):
     shot(tab, f"report-{width}-{scheme}")
 
 
+def test_a_map_of_many_layers_goes_from_left_to_right_and_scrolls_on_a_phone(tab, tmp_path):
+    write_model(tmp_path / "deep", "deep", layers=24, heads=24 * 14)
+    add_scores(tmp_path / "deep", fall=0.5)
+    write_pages(build([StudyRunConfig(path=tmp_path / "deep")]), tmp_path / "report")
+    for width in (1400, 800, 390):
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.goto((tmp_path / "report" / "report.html").as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        cells = tab.locator(".maps a rect.flat")
+        assert cells.count() == 24 * 14
+        assert min(cells.first.bounding_box()[side] for side in ("width", "height")) >= 8
+    words = tab.locator(".maps text").all_text_contents()
+    assert words[:4] == ["layer", "0", "1", "2"]
+    assert words[-14] == "head 0"
+    assert "layers from left to right" in tab.locator(".maps figcaption").inner_text()
+
+
 def test_the_first_screen_holds_the_sentence_the_picture_and_the_numbers(tab, pages):
     tab.set_viewport_size({"width": 1400, "height": 900})
     tab.goto((pages / "report.html").as_uri())
@@ -69,7 +87,7 @@ def test_the_first_screen_holds_the_sentence_the_picture_and_the_numbers(tab, pa
     assert tiles.count() >= 1
     for tile in tiles.all():
         assert tile.get_attribute("title"), "a number says on hover what it is"
-        runs_told = max(1, tile.inner_text().count("] ("))
+        runs_told = 1 + tile.locator("strong").inner_text().count(" · ")
         assert tile.inner_text().count("[") <= runs_told, "one interval per number"
     outside = tab.evaluate("document.querySelector('header').innerText.split('[').length - 1")
     assert outside == sum(tile.inner_text().count("[") for tile in tiles.all())
@@ -77,7 +95,7 @@ def test_the_first_screen_holds_the_sentence_the_picture_and_the_numbers(tab, pa
     strongest = heads.loc[heads["part_position"].idxmax()]
     panel = tab.locator(".text").first
     expect(panel.locator("a")).to_have_text(
-        f"layer {strongest['layer']}, head {strongest['head']} · {strongest['head_class']}"
+        f"step-2, layer {strongest['layer']}, head {strongest['head']} · {strongest['head_class']}"
     )
     expect(panel.locator(".parts")).to_contain_text(f"position {strongest['part_position']:.0%}")
     assert panel.locator(".passage .query").count() == 1

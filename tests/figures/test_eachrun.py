@@ -74,6 +74,23 @@ def test_words_that_differ_stand_behind_their_runs():
     )
 
 
+def test_intervals_wholes_and_changes_stay_with_their_numbers():
+    assert together({"A": "the interval is [0.76, 0.80]", "B": "the interval is [0.82, 0.85]"}) == (
+        "the interval is [0.76, 0.80] (A), [0.82, 0.85] (B)"
+    )
+    assert (
+        together({"A": "In 92% of 270 heads.", "B": "In 89% of 336 heads."})
+        == "In 92% of 270 (A), 89% of 336 (B) heads."
+    )
+    assert together({"A": "It falls: 0.64 → 0.57.", "B": "It falls: 0.57 → 0.56."}) == (
+        "It falls: 0.64 → 0.57 (A), 0.57 → 0.56 (B)."
+    )
+    low, high = (f"{n} of {n + 1} heads, −{n} [−{n + 1}, 0]." for n in (3, 9))
+    assert together({"A": low, "B": high, "C": low}, brief=True) == (
+        "3 of 4 (A) to 9 of 10 (B) heads, −9 [−10, 0] (B) to −3 [−4, 0] (C)."
+    )
+
+
 def test_a_run_that_says_more_is_told_apart():
     data = pd.DataFrame({"model": ["A", "B", "B"]})
     assert of_each_run(lambda rows: ["Yes."] * len(rows))(data) == ["A: Yes. B: Yes. Yes."]

@@ -68,9 +68,7 @@ def test_a_component_that_follows_position_more_than_pc0_is_named_and_intervals_
         in components.say_roles(data)[0]
     )
     wide = data.assign(r_q_low=data["r_q"] - 0.6, r_q_high=data["r_q"] + 0.6)
-    assert (
-        "on PC0 and on another component about equally, as far as the intervals tell" in components.say_roles(wide)[0]
-    )
+    assert "on PC0 or on another component the intervals do not tell" in components.say_roles(wide)[0]
 
 
 def test_shares_add_up_along_the_line():
@@ -249,7 +247,7 @@ def test_the_trajectory_has_the_bias_per_token_and_per_window():
     assert "The window" not in " ".join(trajectory.say_decomposition(at_one))
     with house_style():
         panels = [cell.get_title("left") for cell in trajectory.draw_decomposition(at_one).axes if cell.axison]
-        assert panels == ["mu_q_a (vector units)", "alpha_k per token", "bias per token (score)"], "none of them twice"
+        assert panels == ["mu_q_a (vector units)", "alpha_k per token", "bias per token (q·k)"], "none of them twice"
         assert len([cell for cell in trajectory.draw_decomposition(data).axes if cell.axison]) == 5
     # A column that the tables lack is empty, and does not stop the others.
     assert trajectory.prepare_trajectory(study(rows, "rotated", runs))["separation_strength"].isna().all()
@@ -325,11 +323,14 @@ def test_of_one_model_its_checkpoints_stand_side_by_side():
     data = drift.prepare_bars(trained)
     assert data["model"].tolist() == ["c0", "c1", "c2"]
     assert (
-        "beyond the intervals, in 3 of 3 checkpoints; queries more closely than keys in 0." in drift.say_bars(data)[0]
+        "beyond the intervals over key heads, in 3 of 3 checkpoints; queries more closely than keys in 0."
+        in drift.say_bars(data)[0]
     )
     assert drift.say_bars(data)[1] == "The means are in the last one: r_q_a 0.40, r_k_a 0.90."
     unsure = data.assign(r_q_a_high=0.95)
-    assert "about equally, as far as the intervals tell, in all 3 checkpoints" in drift.say_bars(unsure)[0]
+    assert (
+        "about equally, as far as the intervals over key heads tell, in all 3 checkpoints" in drift.say_bars(unsure)[0]
+    )
     turned = data.rename(columns=lambda name: name.translate(str.maketrans("qk", "kq")) if "_a" in name else name)
     assert "in 0 of 3 checkpoints; queries more closely than keys in 3." in drift.say_bars(turned)[0]
     assert depth.ROTATION_BY_DEPTH.prepare(trained)["model"].unique().tolist() == ["c0", "c1", "c2"]
@@ -372,7 +373,7 @@ def test_negative_and_positive_biases_are_counted():
     data = bias.prepare_histograms(study(rows, "rotated"))
     assert data["bias_window"].tolist() == [-100, 100, 200, 300]
     assert bias.say_histograms(data)[0].startswith("In 75.0% of 4 heads the average query favours later keys")
-    assert bias.say_histograms(data.tail(1))[0].startswith("In 100.0% of 1 head")
+    assert bias.say_histograms(data.tail(1))[0].startswith("In 1 of 1 head the average")
     assert bias.say_histograms(data.head(1))[0].startswith("In none of 1 head does the average query favour later")
     with house_style():
         assert len(bias.draw_histograms(data).axes) == 1, "per token and over one window are the same picture"
@@ -543,8 +544,69 @@ def test_a_single_run_shows_the_heads_with_most_position_and_most_content():
     one = study(rows, "heads", distance=curves)
     assert hero.heads_of_interest(one) == {"position": (0, 1), "content": (0, 0)}
     drawn = hero.HERO.prepare(one)
-    assert list(drawn["series"].unique()) == ["layer 0, head 1: most position", "layer 0, head 0: most content"]
+    assert list(drawn["series"].unique()) == ["layer 0, head 1 (most position)", "layer 0, head 0 (most content)"]
     hero.HERO.draw(drawn)
+
+
+def reaching(model: str, layer: int, reach: int, fall: float) -> pd.DataFrame:
+    """The curve of a head that sees so far, in eight bins of its own."""
+    edges = np.geomspace(1, reach + 1, 9).round()
+    middle = np.log2(edges[:-1] * (edges[1:] - 1)) / 2
+    return pd.DataFrame({"model": model, "family": "", "layer": layer, "head": 0, "distance_low": edges[:-1],
+                         "distance_high": edges[1:] - 1, "measured": -fall * middle, "predicted": -fall * middle,
+                         "distance_r2": 1.0})  # fmt: skip
+
+
+def two_reaches() -> Study:
+    """One model whose layers all see everything, and one with sliding layers between others; gaps between layers."""
+    layers = {"far": dict.fromkeys((0, 4, 9), 8191), "slides": {0: 511, 5: 8191, 6: 511, 17: 8191}}
+    curves = [reaching(m, layer, reach, 1.0) for m, of_model in layers.items() for layer, reach in of_model.items()]
+    runs = (StudyRun("far"), StudyRun("slides", sliding_layers=frozenset({0, 6})))
+    return Study(runs, {"distance": pd.concat(curves, ignore_index=True)})
+
+
+def test_the_first_curve_of_a_model_with_sliding_layers_goes_as_far_as_all_its_heads_see():
+    """Bins of sliding heads and of others differ; both fall by one per doubling, so do their means, on one height."""
+    drawn = hero.HERO.prepare(two_reaches())
+    ends = drawn.groupby("series")["distance_high"].max()
+    assert ends["far"] == 8191
+    assert 400 < ends["slides"] <= 511
+    for _, of_run in drawn.groupby("series"):
+        middle = np.log2(of_run["distance_low"] * of_run["distance_high"]) / 2
+        slope, _ = np.polyfit(middle, of_run["measured"], 1)
+        assert slope == pytest.approx(-1, abs=0.02)
+        np.testing.assert_allclose(of_run["high"], of_run["low"], atol=0.5)
+    said = hero.HERO.says(drawn)
+    assert said[0].startswith("far: the mean over 3 heads falls by")
+    assert "from a distance of 1" in said[0]
+    assert "band holds" in hero.HERO.caption(drawn)
+    assert "band" not in hero.HERO.caption(drawn.assign(n_heads=1)), "a caption promises what is drawn"
+
+
+def test_curves_by_depth_keep_layers_that_see_everything_apart_and_show_each_run():
+    data = distance.prepare_depth_curves(two_reaches())
+    assert data.groupby("model")["part"].unique().map(list).to_dict() == {"far": [0, 1, 2], "slides": [0, 1, 3]}
+    slides = data[data["model"] == "slides"].groupby("part")
+    assert slides["distance_high"].max().to_dict() == {0: 511, 1: 511, 3: 8191}
+    assert slides["layers"].first().to_dict() == {0: "0", 1: "6", 3: "5 17"}
+    far, near = distance.say_depth_curves(data)
+    assert far.startswith("far: the mean score changes with distance by 11.69 logits in")
+    assert "in layers 5, 17, which see everything; that is the most, and" in near
+    assert near.endswith(", with a sliding window, the least.")
+    distance.draw_depth_curves(data)
+
+
+def test_a_slope_over_the_window_is_over_the_reach_where_the_window_slides():
+    rows = [{"layer": layer, "head": h, "r_k_a": 0.9, "bias_strength": 0.1, "bias_window": 0.1 * reach}
+            for layer, reach in ((0, 64), (1, 1000)) for h in range(3)]  # fmt: skip
+    for sliding in ({0}, set()):
+        one = study(rows, "rotated", [StudyRun("m", window=1000, sliding_layers=frozenset(sliding))])
+        said = " ".join([*bias.HISTOGRAMS.says(bias.HISTOGRAMS.prepare(one)),
+                         *depth.say_rotation(depth.prepare_rotation(one))])  # fmt: skip
+        assert ("their reach" in said) is bool(sliding)
+        assert "+100 over the window, in favour of later keys" in said, "the layer with the strongest does not slide"
+        depth.draw_rotation(depth.prepare_rotation(one))
+        bias.draw_histograms(bias.prepare_histograms(one))
 
 
 # ---- beyond the published set --------------------------------------------------------------------
@@ -561,6 +623,11 @@ def test_the_spectrum_says_which_planes_carry_half_of_the_bias():
     assert len(data) == 4
     assert "1 of 4 planes carries half of the bias, at 1 turns over the window" in ropeplanes.say_spectrum(data)[0]
     ropeplanes.draw_spectrum(data)
+    assert "Below, each head's share" in ropeplanes.SPECTRUM.caption(data)
+    two = ropeplanes.prepare_spectrum(study([row | {"model": m} for m in "ab" for row in rows], "planes"))
+    assert ropeplanes.SPECTRUM.says(two)[0] == f"In each run: {ropeplanes.say_spectrum(data)[0]}"
+    assert "Below" not in ropeplanes.SPECTRUM.caption(two)
+    ropeplanes.draw_spectrum(two)
 
 
 def test_distance_curves_show_heads_from_the_worst_to_the_best_and_all_of_them_in_the_histogram():

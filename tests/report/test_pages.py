@@ -55,7 +55,7 @@ def test_the_opening_answers_with_the_numbers_of_the_tables(whole):
     assert "do not compare" in said["What may be compared?"]
     strongest = rotated[rotated["model"] == whole.labels[0]].nlargest(1, "bias_window").iloc[0]
     head = f"l{strongest['layer']:02d}h{strongest['head']:02d}"
-    assert said["Which heads stand out?"].startswith(f"{whole.labels[0]}: strongest bias: {head}")
+    assert said["Which heads stand out?"].startswith(f"{whole.labels[0]}: Strongest bias by the published line: {head}")
 
 
 def test_one_run_of_one_table_answers_what_it_can(tmp_path):

@@ -75,8 +75,8 @@ def test_tiles_have_the_number_of_each_run_with_its_interval(two):
     shares = [mean(two, label, "heads", "position_share") for label in "AB"]
     tile = next(tile for tile in front(claims).tiles if tile.label == "of what varies in queries and keys is position")
     assert tile.number == f"{shares[0].value:.0%} · {shares[1].value:.0%}"
-    a, b = (f"{share.text(percent=True)} ({label})" for share, label in zip(shares, "AB", strict=True))
-    assert tile.interval == f"{a}, {b}"
+    a, b = (f"{label} {share.interval(percent=True)}" for share, label in zip(shares, "AB", strict=True))
+    assert tile.interval == f"{a} · {b}", "in the order of the numbers"
     assert front(claims).of == "A, B, window 256"
 
 

@@ -28,6 +28,7 @@ from qkscope.errors import ConfigError
 from qkscope.files.atomic import write_together
 from qkscope.files.readers import read_text
 from qkscope.files.runfolder import RunFolder
+from qkscope.headids import head_name
 from qkscope.options import is_whole
 from qkscope.results.analyze import OnDone, analyze
 from qkscope.results.job import Job
@@ -151,7 +152,7 @@ def farthest_in_a_line(heads: pd.DataFrame, window: int, n: int = 3) -> str:
     column = "mass_beyond" if heads["mass_beyond"].notna().any() else "predicted_beyond"
     ordered = heads.dropna(subset=[column]).sort_values(column, ascending=False, kind="stable")
     ends = [
-        ", ".join(f"l{row.layer:02d}h{row.head:02d} ({getattr(row, column):.0%})" for row in rows.itertuples())
+        ", ".join(f"{head_name(row.layer, row.head)} ({getattr(row, column):.0%})" for row in rows.itertuples())
         for rows in (ordered.head(n), ordered.tail(n)[::-1])
     ]
     how = "" if column == "mass_beyond" else ", as predicted from means"

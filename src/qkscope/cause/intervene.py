@@ -30,7 +30,7 @@ from qkscope.capture.watch import Attention, AttentionFunction, Rewrite, plain_m
 from qkscope.cause.lockedmodel import LockedModel, describe, other_model, other_weights
 from qkscope.cause.terms import Placement, ScaledLayer, cut, remove_key_drift, without_coordinates
 from qkscope.errors import CaptureError, ConfigError
-from qkscope.headids import TERMS, Kind
+from qkscope.headids import TERMS, Kind, head_name
 from qkscope.options import head_pair, head_pairs, is_whole
 
 LayerHead = tuple[int, int]
@@ -102,12 +102,12 @@ def without_planes(model: PreTrainedModel, planes: Mapping[Any, Sequence[int]]) 
     for (number, head), chosen in planes.items():
         layer = layers.get(number)
         if layer is None or layer.rope is None or head not in layer.query_heads:
-            raise CaptureError(f"the model has no head l{number:02d}h{head:02d} with RoPE planes")
+            raise CaptureError(f"the model has no head {head_name(number, head)} with RoPE planes")
         chosen = chosen if isinstance(chosen, Iterable) and not isinstance(chosen, str) else [chosen]
         wrong = [plane for plane in chosen if not is_whole(plane) or not 0 <= plane < layer.rope.planes]
         if wrong:
             raise CaptureError(
-                f"expected planes 0 to {layer.rope.planes - 1} of head l{number:02d}h{head:02d}, got {wrong[0]!r}"
+                f"expected planes 0 to {layer.rope.planes - 1} of head {head_name(number, head)}, got {wrong[0]!r}"
             )
         mask = masks.setdefault(number, torch.ones(len(layer.query_heads), layer.d))
         for coordinates in layer.rope.coordinates:
@@ -127,7 +127,7 @@ def random_planes(
         others = [plane for plane in range(0 if rope is None else rope.planes) if plane not in set(chosen)]
         if len(others) < len(chosen):
             raise CaptureError(
-                f"l{number:02d}h{head:02d} has only {len(others)} other planes, too few for a control of {len(chosen)}"
+                f"{head_name(number, head)} has only {len(others)} other planes, too few for a control of {len(chosen)}"
             )
         order = torch.randperm(len(others), generator=generator)[: len(chosen)].tolist()
         drawn[number, head] = sorted(others[i] for i in order)

@@ -27,6 +27,7 @@ from qkscope.core.linalg import ratio
 from qkscope.errors import CaptureError
 from qkscope.files.manifest import LayerEntry
 from qkscope.files.runfolder import RunFolder
+from qkscope.headids import head_name
 
 _log = logging.getLogger("qkscope")
 DESCRIBED_TOKENS = 64
@@ -118,7 +119,7 @@ class LockedModel:
         missing = sorted(set(heads) - set(self.heads))
         if missing:
             layer, head = missing[0]
-            raise CaptureError(f"{self.run.folder} has no head l{layer:02d}h{head:02d}; see run.heads")
+            raise CaptureError(f"{self.run.folder} has no head {head_name(layer, head)}; see run.heads")
 
     def means(self, layer: int) -> LockedMeans:
         """Return the position-locked means of a layer's heads; they are read once."""

@@ -236,6 +236,7 @@ def heads_in_a_line(tables: Mapping[str, pd.DataFrame], n: int = 3) -> str:
     Empty if that is not known. Heads that are flat are not named: they attend almost evenly, whatever their parts are.
     """
     from qkscope.analyses.scores import FLAT
+    from qkscope.headids import head_name
     from qkscope.results.derived import top_heads
     from qkscope.results.study import window_of
 
@@ -250,7 +251,7 @@ def heads_in_a_line(tables: Mapping[str, pd.DataFrame], n: int = 3) -> str:
     if told.empty:
         return f"{begin}: all {plural(len(known), 'head')} are flat: their scores vary by less than {FLAT} logits"
     named = [
-        ", ".join(f"l{row.layer:02d}h{row.head:02d} ({getattr(row, column):.0%})" for row in rows.itertuples())
+        ", ".join(f"{head_name(row.layer, row.head)} ({getattr(row, column):.0%})" for row in rows.itertuples())
         for column in ("part_position", "part_content")
         for rows in [top_heads(told, column, n)]
     ]
@@ -260,5 +261,5 @@ def heads_in_a_line(tables: Mapping[str, pd.DataFrame], n: int = 3) -> str:
     if "role" in known and (known["role"] == "induction").any():
         copying = known[known["role"] == "induction"].assign(copied=known["echo"] + known["induction"])
         rows = copying.nlargest(n, "copied").itertuples()
-        induction = "; induction " + ", ".join(f"l{row.layer:02d}h{row.head:02d} ({row.copied:.0%})" for row in rows)
+        induction = "; induction " + ", ".join(f"{head_name(row.layer, row.head)} ({row.copied:.0%})" for row in rows)
     return f"{begin}: most position in its scores {named[0]}; most content {named[1]}{induction}{flat}"

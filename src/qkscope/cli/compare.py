@@ -34,6 +34,7 @@ def compare_command(
     from qkscope.figures.style import house_style
     from qkscope.figures.write import rendered
     from qkscope.files.atomic import check_writable, write_together
+    from qkscope.headids import head_name
     from qkscope.results.frames import csv_bytes
     from qkscope.results.runtables import compared
 
@@ -54,6 +55,6 @@ def compare_command(
             typer.echo(f"Heads whose {column} changed most:")
         for row in heads.to_dict("records"):
             change = f"{row['difference']:+.3g} [{row['low']:+.2g}, {row['high']:+.2g}]"
-            typer.echo(f"  l{row['layer']:02d}h{row['head']:02d}  {row['a']:.3g} → {row['b']:.3g}  {change}")
+            typer.echo(f"  {head_name(row['layer'], row['head'])}  {row['a']:.3g} → {row['b']:.3g}  {change}")
         for name in (*tables, "compare.png"):
             log.info("wrote %s", output / name)

@@ -31,6 +31,7 @@ from qkscope.cli.common import (
     set_up_logging,
     write_and_exit_code,
 )
+from qkscope.headids import head_name
 from qkscope.progress import plural
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _warn_at_edge(result: ModelResults) -> None:
     if rotated is None or not rotated["omega_at_edge"].eq(True).any():
         return
     at_edge = rotated[rotated["omega_at_edge"].eq(True)]
-    names = [f"l{row.layer:02d}h{row.head:02d}" for row in at_edge.itertuples()]
+    names = [head_name(row.layer, row.head) for row in at_edge.itertuples()]
     shown = ", ".join(names[:_HEADS_NAMED]) + (" …" if len(names) > _HEADS_NAMED else "")
     log.warning(
         "%s: omega is the lowest frequency searched in %d of %s, a drift rather than a rotation (omega_at_edge): %s",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkscope.cli.common import Quiet, Verbose, WorkersOption, errors_as_lines, heads_done, log, set_up_logging
-from qkscope.headids import TERMS
+from qkscope.headids import TERMS, head_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def heads_as_lines(rows: pd.DataFrame, by: str) -> list[str]:
         cells = [(row.get(f"part_{term}"), ".0%", width) for term, width in zip(TERMS, (8, 7, 7, 8), strict=True)]
         cells.append((row.get("decay"), "+.2f", 8))
         shares = "".join(f"{'' if pd.isna(x) else format(x, form):>{width}}" for x, form, width in cells)
-        name = f"l{row['layer']:02d}h{row['head']:02d}"
+        name = head_name(row["layer"], row["head"])
         label = f"  {row['model']}" if several else ""
         kind, role = ("" if pd.isna(row.get(column)) else row[column] for column in ("head_class", "role"))
         lines.append(f"{name}   {value:<{width}}{kind:<10}{role:<11}{shares}{label}")

@@ -161,8 +161,9 @@ def _save(
 ) -> None:
     from qkscope.figures.style import house_style
     from qkscope.figures.write import save
+    from qkscope.headids import head_name
 
-    heads_text = f"seed{seed}" if seed is not None else "-".join(f"l{a:02d}h{b:02d}" for a, b in heads)
+    heads_text = f"seed{seed}" if seed is not None else "-".join(head_name(*head) for head in heads)
     path = output or _folder(job) / "figures" / f"{job.run.model.replace('/', '_')}-{kind}-{heads_text}.png"
     with house_style():
         save(figure, path)

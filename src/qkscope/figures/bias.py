@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.acrossheads import clusters, correlation
 from qkscope.figures.eachrun import of_each_run
-from qkscope.figures.figure import Figure, NotApplicable, models, rows, with_window
+from qkscope.figures.figure import Figure, NotApplicable, models, over_window, rows, with_sliding, with_window
 from qkscope.figures.style import FAINT, canvas, family_look, grid, panels, shortened
 from qkscope.progress import plural
 from qkscope.results.study import Study
@@ -20,7 +20,7 @@ PER = {"bias_strength": "per token", "bias_window": "per window"}
 def prepare_histograms(study: Study) -> pd.DataFrame:
     """Bias of every head, per token and per window."""
     frame = with_window(study, rows(study, models(study), "rotated", "bias_strength"))
-    return frame[["model", "family", "layer", "head", *PER]]
+    return with_sliding(study, frame)[["model", "family", "layer", "head", "sliding", *PER]]
 
 
 def draw_histograms(data: pd.DataFrame) -> Drawing:
@@ -43,8 +43,10 @@ def draw_histograms(data: pd.DataFrame) -> Drawing:
             cell.ticklabel_format(axis="x", style="sci", scilimits=(-3, 4), useMathText=True)
             cell.yaxis.get_major_locator().set_params(integer=True)
             grid(cell)
-        unit = f"over the window (score); per token: divided by {window:,}" if window else f"{PER[name]} (score)"
-        axes[-1, column].set_xlabel(f"recency bias {unit}")
+        unit = over_window(data).replace(" or", "\nor") if name == "bias_window" else PER[name]
+        axes[-1, column].set_xlabel(
+            f"recency bias {unit} (q·k){f'; per token: divided by {window:,}' if window else ''}"
+        )
     for cell in axes[:, 0]:
         cell.set_ylabel("heads")
     return figure
@@ -53,8 +55,9 @@ def draw_histograms(data: pd.DataFrame) -> Drawing:
 def say_histograms(data: pd.DataFrame) -> list[str]:
     """Share of a run's heads that favour later keys, and the median bias."""
     later, n = (data["bias_strength"] > 0).mean(), plural(len(data), "head")
-    window = f", {data['bias_window'].median():.3g} over the window" if data["bias_window"].notna().any() else ""
-    where = f"In {later:.1%} of {n} the average query favours later keys (a positive bias)."
+    favours = f"In {len(data):,} of {n}" if later == 1 else f"In {later:.1%} of {n}"
+    window = f", {data['bias_window'].median():.3g} {over_window(data)}" if data["bias_window"].notna().any() else ""
+    where = f"{favours} the average query favours later keys (a positive bias)."
     return [
         where if later else f"In none of {n} does the average query favour later keys (a positive bias).",
         f"The bias of the median head is {data['bias_strength'].median():.3g} per token{window}.",
@@ -167,8 +170,9 @@ def _edges(values: np.ndarray) -> np.ndarray:
 HISTOGRAMS = Figure(
     "qk-rotation/04_bias_strength",
     "The recency bias of every head",
-    "Distribution over heads of mu_q_a · alpha_k, by run: over the window and, where windows differ, per token as "
-    "published beside it. The outermost bins hold what lies beyond the middle 98% of heads.",
+    "Distribution over heads of mu_q_a · alpha_k, by run: over the window (in layers with a sliding window over their "
+    "reach) and, where these differ, per token as published beside it. The outermost bins hold what lies beyond the "
+    "middle 98% of heads.",
     prepare_histograms,
     draw_histograms,
     of_each_run(say_histograms),

@@ -21,7 +21,7 @@ from qkscope.figures.collages import draw_cloud, draw_drifts
 from qkscope.figures.figure import NotApplicable
 from qkscope.figures.scoreterms import TERM_COLOURS, share_in_words
 from qkscope.figures.style import INK, K, Q, canvas, grid, plain, shortened
-from qkscope.headids import TERMS
+from qkscope.headids import TERMS, head_name
 from qkscope.results.study import Study
 
 CARD_DPI = 100
@@ -36,7 +36,7 @@ def prepare_card(study: Study, head: tuple[int, int]) -> pd.DataFrame:
     )  # fmt: skip
     parts = [part for part in candidates if len(part)]
     if not parts:
-        raise NotApplicable(f"nothing is known about head l{head[0]:02d}h{head[1]:02d} of {label}")
+        raise NotApplicable(f"nothing is known about head {head_name(*head)} of {label}")
     data = pd.concat(parts, ignore_index=True)
     return data.assign(model=label, layer=head[0], head=head[1], window=study.runs[0].window, sentence=say(study, head))
 

@@ -79,7 +79,7 @@ def prepare_complement(study: Study, head: HeadKey | None = None, most: int | No
     axes = [name for name in points if str(name).startswith("svd_") and own_points[name].notna().any()]
     count = min(len(axes) // 2, _MOST_PLANES)
     if not count:
-        raise NotApplicable(f"points.parquet holds no coordinates of the complement for {head_name(key)}")
+        raise NotApplicable(f"points.parquet holds no coordinates of the complement for {head_title(key)}")
     frames = []
     for plane in range(count):
         numbers = _numbers(study, "planes", key, ["var_share", "angle_r", "active", "frequency"], plane=plane)
@@ -156,7 +156,7 @@ def _points(study: Study, key: HeadKey, x: str, y: str, most: int | None = None)
     points = study.tables["points"]
     own_points = points[(points["model"] == key[0]) & (points["layer"] == key[1]) & (points["head"] == key[2])]
     if x not in own_points or y not in own_points or own_points[x].isna().all():
-        raise NotApplicable(f"points.parquet holds no {x} and {y} of {head_name(key)}")
+        raise NotApplicable(f"points.parquet holds no {x} and {y} of {head_title(key)}")
     columns = own_points[["model", "layer", "head", "kind", "position"]].assign(x=own_points[x], y=own_points[y])
     return _thinned(columns.reset_index(drop=True), most)
 
@@ -191,6 +191,6 @@ def _numbers(study: Study, table: str, key: HeadKey, names: list[str], **keys: i
     }
 
 
-def head_name(key: HeadKey) -> str:
+def head_title(key: HeadKey) -> str:
     """The title of a head."""
     return f"{shortened(key[0])} · layer {key[1]}, head {key[2]}"

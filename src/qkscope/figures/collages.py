@@ -20,7 +20,7 @@ from qkscope.figures.collagedata import (
     PC_NUMBERS,
     SCALED,
     by_strength,
-    head_name,
+    head_title,
     prepare_components,
     prepare_other_planes,
     prepare_plane,
@@ -128,7 +128,9 @@ def draw_complement(data: pd.DataFrame) -> Drawing:
     for cell in list(axes.flat)[len(planes) :]:
         cell.set_visible(False)
     first = data.iloc[0]
-    figure.suptitle(head_name((first["model"], int(first["layer"]), int(first["head"]))), fontsize=9, x=0.01, ha="left")
+    figure.suptitle(
+        head_title((first["model"], int(first["layer"]), int(first["head"]))), fontsize=9, x=0.01, ha="left"
+    )
     if _turning(data):
         bar = figure.colorbar(ScalarMappable(Normalize(0, 2 * math.pi), TURN), ax=axes, location="bottom",
                               fraction=0.02, pad=0.015, aspect=75)  # fmt: skip
@@ -217,13 +219,14 @@ def say_components(data: pd.DataFrame) -> list[str]:
         f"Queries and keys lie apart on {name} (their means by more than {_APART:.0f} standard deviations) in {apart} "
         f"of the {plural(len(heads), 'head')} shown."
     ]
-    firsts = [points.iloc[0] for points in heads[:_TOLD]]
-    return sentences + [
-        f"{head_name((row['model'], row['layer'], row['head']))}: {name} holds {row['explained_variance_x']:.1%}, r_q "
-        f"{row['r_q_x']:+.2f}, r_k {row['r_k_x']:+.2f}."
-        for row in firsts
-        if len(heads) <= _TOLD
-    ]
+    numbers = name + " holds {explained_variance_x:.1%}, r_q {r_q_x:+.2f}, r_k {r_k_x:+.2f}."
+    return sentences + _each_head(heads, numbers)
+
+
+def _each_head(heads: list[pd.DataFrame], numbers: str) -> list[str]:
+    """The numbers of each head behind its name; nothing if there are too many heads."""
+    rows = [points.iloc[0] for points in heads] if len(heads) <= _TOLD else []
+    return [f"{head_title((row['model'], row['layer'], row['head']))}: {numbers.format_map(row)}" for row in rows]
 
 
 def _distance(points: pd.DataFrame) -> float:
@@ -241,13 +244,7 @@ def say_plane(data: pd.DataFrame) -> list[str]:
         f"From the first position to the last the mean key moves farther along a than the mean query in {farther} of "
         f"the {plural(len(heads), 'head')} shown."
     ]
-    firsts = [points.iloc[0] for points in heads[:_TOLD]]
-    return sentences + [
-        f"{head_name((row['model'], row['layer'], row['head']))}: r_q_a {row['r_q_a']:+.2f}, r_k_a "
-        f"{row['r_k_a']:+.2f}, bias {row['bias_strength']:+.2e} per token."
-        for row in firsts
-        if len(heads) <= _TOLD
-    ]
+    return sentences + _each_head(heads, "r_q_a {r_q_a:+.2f}, r_k_a {r_k_a:+.2f}, bias {bias_strength:+.2e} per token.")
 
 
 def _moved(points: pd.DataFrame, kind: str) -> float:
@@ -258,7 +255,7 @@ def _moved(points: pd.DataFrame, kind: str) -> float:
 def say_complement(data: pd.DataFrame) -> list[str]:
     """The number of planes that turn with position, of all of the head."""
     first = data.iloc[0]
-    name = head_name((first["model"], int(first["layer"]), int(first["head"])))
+    name = head_title((first["model"], int(first["layer"]), int(first["head"])))
     if math.isnan(first["n_active"]):
         return [f"{name}: there is no table of its planes, so nothing is said about their frequencies."]
     drawn = data.groupby("plane")["angle_r"].first().abs()

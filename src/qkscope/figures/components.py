@@ -84,7 +84,7 @@ def say_roles(data: pd.DataFrame) -> list[str]:
     elif top["r_q_low"] > first["r_q_high"]:
         order = "Queries follow position on another component more closely than on PC0"
     else:
-        order = "Queries follow position on PC0 and on another component about equally, as far as the intervals tell"
+        order = "Whether queries follow position more closely on PC0 or on another component the intervals do not tell"
     return [f"{order}: r_q {first['r_q']:.2f} on PC0, {top['r_q']:.2f} on component {top['pc']:.0f}.", f"{numbers}."]
 
 

@@ -21,8 +21,10 @@ from qkscope.figures.figure import (
     at_own_windows,
     checkpoints,
     models_alone,
+    over_window,
     rows,
     side_by_side,
+    with_sliding,
     with_window,
 )
 from qkscope.figures.style import FAINT, NOT_THERE, canvas, panels, shortened, write_on
@@ -141,7 +143,8 @@ def prepare_rotation(study: Study) -> pd.DataFrame:
     frame = with_window(study, rows(study, side_by_side(study)[0], "rotated", "r_k_a", "bias_strength"))
     if frame["bias_window"].isna().all():
         raise NotApplicable("the window is not known; state it in the study file")
-    return by_depth(frame.assign(abs_r_k_a=frame["r_k_a"].abs()), study, ["abs_r_k_a", "bias_window"])
+    frame = with_sliding(study, frame.assign(abs_r_k_a=frame["r_k_a"].abs()))
+    return by_depth(frame, study, ["abs_r_k_a", "bias_window", "sliding"])
 
 
 def draw_rotation(data: pd.DataFrame) -> Drawing:
@@ -152,7 +155,7 @@ def draw_rotation(data: pd.DataFrame) -> Drawing:
         (
             "bias_window",
             _form(data["bias_window"]),
-            "mean recency bias over the window (score); positive: later keys score higher",
+            f"mean recency bias {over_window(data)} (q·k); positive: later keys score higher",
         ),
     )
 
@@ -200,8 +203,8 @@ def say_rotation(data: pd.DataFrame) -> list[str]:
     top = deep.loc[deep["bias_window"].abs().idxmax()]
     later = "later" if top["bias_window"] > 0 else "earlier"
     return [
-        f"The recency bias is strongest in {top['model']}, {bin_name(top)}: {top['bias_window']:+.3g} over the window, "
-        f"in favour of {later} keys.",
+        f"The recency bias is strongest in {top['model']}, {bin_name(top)}: {top['bias_window']:+.3g} "
+        f"{over_window(top.to_frame().T)}, in favour of {later} keys.",
         *([together(halves)] if halves else []),
     ]
 
@@ -281,8 +284,8 @@ R_K_TRAINING = _component(
 ROTATION_BY_DEPTH = Figure(
     "qk-rotation/06_layer_heatmaps",
     "Drift and recency bias, by depth",
-    "Above, how closely keys follow position on axis a; below, the recency bias over the window (mu_q_a · alpha_k · "
-    "window), by model and depth. Hatched, if any: no heads there.",
+    "Above, how closely keys follow position on axis a; below, the recency bias, mu_q_a · alpha_k times the window or "
+    "the reach of a sliding one, by model and depth. Hatched, if any: no heads there.",
     prepare_rotation,
     draw_rotation,
     say_rotation,

@@ -47,12 +47,13 @@ def say_bars(data: pd.DataFrame) -> list[str]:
     queries = int((data["r_q_a_low"] > data["r_k_a_high"]).sum())
     n = f"{len(data)} {data['what'].iloc[0]}"
     claim = (
-        f"On the drift axis queries and keys follow position about equally, as far as the intervals tell, in all {n}."
+        "On the drift axis queries and keys follow position about equally, as far as the intervals over key heads "
+        f"tell, in all {n}."
     )
     if keys or queries:
         claim = (
-            f"On the drift axis keys follow position more closely than queries, beyond the intervals, in {keys} of "
-            f"{n}; queries more closely than keys in {queries}."
+            "On the drift axis keys follow position more closely than queries, beyond the intervals over key heads, "
+            f"in {keys} of {n}; queries more closely than keys in {queries}."
         )
     return [
         claim,

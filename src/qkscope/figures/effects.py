@@ -11,8 +11,8 @@ from matplotlib.figure import Figure as Drawing
 from qkscope.analyses.acrossheads import rank_correlation
 from qkscope.figures.figure import Figure, NotApplicable, needed
 from qkscope.figures.scoreterms import TERM_COLOURS
-from qkscope.figures.style import INK, canvas, grid, panels
-from qkscope.headids import TERMS
+from qkscope.figures.style import INK, canvas, grid, panels, shortened
+from qkscope.headids import TERMS, head_name
 from qkscope.progress import plural
 from qkscope.results.effects import interval_text, known_effect
 from qkscope.results.study import Study
@@ -77,8 +77,9 @@ def draw_effects(data: pd.DataFrame) -> Drawing:
         strongest = of_term["kl"].fillna(of_term["kl_predicted"])
         if strongest.notna().any():
             top = strongest.idxmax()
+            name = head_name(of_term.at[top, "layer"], of_term.at[top, "head"])
             side = "right" if x[top] > len(layers) / 2 else "left"
-            cell.annotate(_short_name(of_term.loc[top]), (x[top], strongest[top]), (-4 if side == "right" else 4, 3),
+            cell.annotate(name, (x[top], strongest[top]), (-4 if side == "right" else 4, 3),
                           textcoords="offset points", fontsize=6.5, ha=side)  # fmt: skip
         cell.set(yscale="log", xlabel="layer", title=term)
         cell.margins(y=0.12)
@@ -86,11 +87,8 @@ def draw_effects(data: pd.DataFrame) -> Drawing:
         cell.set_xticks(shown, [str(layers[i]) for i in shown])
         grid(cell)
     cells[0].set_ylabel("divergence without the term\n(nats per token)")
+    figure.suptitle(shortened(str(data["model"].iloc[0]), 48), fontsize=9, x=0.01, ha="left")
     return figure
-
-
-def _short_name(row: pd.Series) -> str:
-    return f"l{int(row['layer']):02d}h{int(row['head']):02d}"
 
 
 def say_effects(data: pd.DataFrame) -> list[str]:
@@ -110,7 +108,7 @@ def say_effects(data: pd.DataFrame) -> list[str]:
         estimated = "" if top_is_measured else ", whose effect is estimated; such estimates are often too large"
         text = (
             f"{_without(data, term)}, the strongest tenth of heads carries {share:.0%} of the divergence of all; the "
-            f"first is {_short_name(of_term.iloc[0])}{estimated}."
+            f"first is {head_name(*of_term[['layer', 'head']].iloc[0])}{estimated}."
         )
         sentences.append(text + "".join(_agreement(of_term, choice) for choice in _CHOICES))
     return sentences

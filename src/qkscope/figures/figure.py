@@ -171,6 +171,17 @@ def timeline(runs: list[StudyRun]) -> pd.DataFrame:
     )
 
 
+def with_sliding(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with the column ``sliding``: true in layers with a sliding window."""
+    sliding = {(run.label, layer) for run in study.runs for layer in run.sliding_layers}
+    return frame.assign(sliding=[key in sliding for key in zip(frame["model"], frame["layer"], strict=True)])
+
+
+def over_window(data: pd.DataFrame) -> str:
+    """What a slope over the window is over: in layers with a sliding window it is over their reach."""
+    return "over the window or, in layers where it slides, their reach" if data["sliding"].any() else "over the window"
+
+
 def discordant(frame: pd.DataFrame) -> pd.Series:
     """1 where keys drift against queries along PC0, 0 where in the same direction; empty where r_q is too weak."""
     sign_defined = (frame["r_q"].abs() >= SIGN_ANCHOR) & frame["r_k"].notna()

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from qkscope.figures.axes import branches
+from qkscope.figures.distance import on_one_grid
 from qkscope.figures.figure import Figure, NotApplicable, before_and_after, models, rows
 from qkscope.figures.style import PHASES, canvas, grid, shortened
 from qkscope.headids import TERMS
@@ -48,8 +49,8 @@ def heads_of_interest(study: Study) -> dict[str, tuple[int, int]]:
 def prepare_hero(study: Study) -> pd.DataFrame:
     """Curves of each run averaged over its heads, or of two heads of a single run, in the column ``series``.
 
-    A head's scores are taken relative to their mean over the bins that all heads have, since attention does not see a
-    constant; ``low`` and ``high`` are the quartiles over heads of the measured curve.
+    A head's scores are taken relative to their mean over the distances that all curves have, since adding a constant to
+    all scores of a query changes no attention; ``low`` and ``high`` are the quartiles over heads of the measured curve.
     """
     labels = compared_runs(study)
     shown = labels if len(labels) <= _MOST_RUNS else [*labels[: _MOST_RUNS - 1], labels[-1]]
@@ -57,27 +58,31 @@ def prepare_hero(study: Study) -> pd.DataFrame:
     curves = rows(study, runs, "distance", *_BINS, "measured", "predicted")
     windows = {run.label: run.window or np.nan for run in runs}
     curves = curves.assign(window=curves["model"].map(windows))
-    if len(runs) > 1:
-        return pd.concat([_mean_curve(curves[curves["model"] == run.label]) for run in runs], ignore_index=True)
-    two = heads_of_interest(study)
+    two = heads_of_interest(study) if len(runs) == 1 else {}
+    if two:
+        curves = curves[[key in two.values() for key in zip(curves["layer"], curves["head"], strict=True)]]
+    end = float(curves.groupby(["model", "layer", "head"])["distance_high"].max().min())
     if not two:
-        return _mean_curve(curves)
+        return pd.concat(
+            [_mean_curve(of_run, end) for _, of_run in curves.groupby("model", sort=False)], ignore_index=True
+        )
     parts = []
     for term, (layer, head) in two.items():
-        curve = _relative(curves[(curves["layer"] == layer) & (curves["head"] == head)])
-        parts.append(curve.assign(series=f"layer {layer}, head {head}: most {term}", n_heads=1))
+        curve = _relative(curves[(curves["layer"] == layer) & (curves["head"] == head)], end)
+        parts.append(curve.assign(series=f"layer {layer}, head {head} (most {term})", n_heads=1))
     return pd.concat(parts, ignore_index=True)[_COLUMNS]
 
 
 _COLUMNS = ["series", "model", "window", *_BINS, "measured", "predicted", "low", "high", "n_heads"]
 
 
-def _mean_curve(curves: pd.DataFrame) -> pd.DataFrame:
-    """The mean over heads of their curves, with quartiles, over the bins that all of them have."""
-    n_heads = curves.groupby(_BINS)["measured"].size()
+def _mean_curve(curves: pd.DataFrame, end: float) -> pd.DataFrame:
+    """The mean over the heads of a run of their curves, with quartiles, over the distances that all of them have."""
+    on_grid = on_one_grid(curves)
+    n_heads = on_grid.groupby(_BINS)["measured"].size()
     everywhere = n_heads[n_heads == n_heads.max()].index
-    common = curves[pd.MultiIndex.from_frame(curves[_BINS]).isin(everywhere)]
-    relative = pd.concat([_relative(head) for _, head in common.groupby(["layer", "head"], sort=False)])
+    common = on_grid[pd.MultiIndex.from_frame(on_grid[_BINS]).isin(everywhere)]
+    relative = pd.concat([_relative(head, end) for _, head in common.groupby(["layer", "head"], sort=False)])
     grouped = relative.groupby(_BINS, as_index=False)
     mean = grouped[["measured", "predicted"]].mean()
     quartiles = {name: grouped["measured"].quantile(q)["measured"] for name, q in (("low", 0.25), ("high", 0.75))}
@@ -86,9 +91,10 @@ def _mean_curve(curves: pd.DataFrame) -> pd.DataFrame:
                        n_heads=int(n_heads.max()))[_COLUMNS]  # fmt: skip
 
 
-def _relative(curve: pd.DataFrame) -> pd.DataFrame:
-    """A head's curves relative to their means over its bins."""
-    centred = {name: curve[name] - curve[name].mean() for name in ("measured", "predicted")}
+def _relative(curve: pd.DataFrame, end: float) -> pd.DataFrame:
+    """A head's curves relative to their means over its bins up to a distance."""
+    shared = curve[curve[_BINS].abs().max(axis=1) <= end]
+    centred = {name: curve[name] - shared[name].mean() for name in ("measured", "predicted")}
     return curve.assign(**centred, low=np.nan, high=np.nan)
 
 
@@ -121,19 +127,31 @@ def say_hero(data: pd.DataFrame) -> list[str]:
         change = far["measured"] - near["measured"]
         heads = f"the mean over {near['n_heads']:,.0f} heads" if near["n_heads"] > 1 else "its mean score"
         sentences.append(
-            f"{series}: {heads} {'falls' if change < 0 else 'rises'} by {abs(change):.2g} logits from distances of "
-            f"{near['distance_low']:,.0f} to {near['distance_high']:,.0f} tokens to those of "
-            f"{far['distance_low']:,.0f} to {far['distance_high']:,.0f}."
+            f"{series}: {heads} {'falls' if change < 0 else 'rises'} by {abs(change):.2g} logits from a distance of "
+            f"{_distance(near)} to one of {_distance(far)} tokens."
         )
     return sentences
+
+
+def _distance(row: pd.Series) -> str:
+    """The distances of a bin."""
+    return " to ".join(dict.fromkeys(f"{row[name]:,.0f}" for name in _BINS))
+
+
+def _shows_hero(data: pd.DataFrame) -> str:
+    """The description of the curves of two heads, or of the means of runs."""
+    means = " Curves are means over heads, and the band holds the middle half of the heads."
+    return (
+        "How the score of a key falls or rises with its distance from the query, relative to its mean over the "
+        "distances that all curves have: dots are measured, lines predicted from the mean query and the mean key alone."
+        f"{means if data['n_heads'].max() > 1 else ''}"
+    )
 
 
 HERO = Figure(
     "front/01_hero",
     "The score by distance",
-    "How the score of a key falls or rises with its distance from the query, relative to the mean of the curve: dots "
-    "are measured, lines predicted from the mean query and the mean key alone. Curves of whole runs are means over "
-    "heads, and the band holds the middle half of the heads.",
+    _shows_hero,
     prepare_hero,
     draw_hero,
     say_hero,

@@ -12,23 +12,17 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.analyses.plasticity import merged_pairs
 from qkscope.figures.axes import band, mean_sd, spread, ticks, time_axis
-from qkscope.figures.eachrun import together
+from qkscope.figures.eachrun import of_each_run, together
 from qkscope.figures.figure import Figure, NotApplicable, checkpoints, is_checkpoint, models, rows, timeline
-from qkscope.figures.style import (
-    FAINT,
-    INK,
-    canvas,
-    family_look,
-    grid,
-    panels,
-    phase_colours,
-    shortened,
-)
+from qkscope.figures.scoreterms import chosen_runs
+from qkscope.figures.style import FAINT, INK, canvas, family_look, grid, panels, phase_colours, shortened
 from qkscope.progress import plural
 from qkscope.results.study import Study
 
 _MIN_PAIRS = 20
 """Cells of the map with fewer pairs are empty."""
+_MOST_RUNS = 4
+"""Runs that have a map, at most."""
 VARIANTS = {"ap": ("exact", INK, "-"), "ap_fixed": ("queries turned to one place", "#1f8a70", "-"),
             "ap_published": ("published model", "#b5651d", "--")}  # fmt: skip
 
@@ -88,21 +82,22 @@ def draw_profile(data: pd.DataFrame) -> Drawing:
 
 
 def _every_run(axes: Axes, data: pd.DataFrame) -> None:
-    families = {name: colour for name, (colour, _) in family_look(data["family"].tolist()).items()}
+    by = "family" if data["family"].nunique() > 1 else "model"
+    families = {name: colour for name, (colour, _) in family_look(data[by].tolist()).items()}
     phases = phase_colours([phase for phase, c in zip(data["phase"], data["checkpoint"], strict=True) if c])
     profiles = list(data.groupby("model", sort=False))
     labelled_groups = set()
     for i, (_, profile) in enumerate(profiles):
         first = profile.iloc[0]
-        colour = phases[first["phase"]] if first["checkpoint"] else families[first["family"]]
-        group = first["phase"] if first["checkpoint"] else first["family"]
+        colour = phases[first["phase"]] if first["checkpoint"] else families[first[by]]
+        group = first["phase"] if first["checkpoint"] else first[by]
         label = None if group in labelled_groups else shortened(group or "all runs", 24)
         labelled_groups.add(group)
         axes.plot(
             profile["place"], profile["ap"], color=colour, alpha=0.45 + 0.55 * (i + 1) / len(profiles), label=label
         )
     axes.legend(loc="lower left", fontsize=6.8)
-    axes.set_title("every run, exact; later runs stronger")
+    axes.set_title(f"every run, exact{'; later runs stronger' if data['checkpoint'].any() else ''}")
 
 
 def say_profile(data: pd.DataFrame) -> list[str]:
@@ -131,10 +126,11 @@ _SAME = 0.01
 
 
 def prepare_pairs(study: Study) -> pd.DataFrame:
-    """Plasticity of pairs of keys of the first model by their distance from each other and from the query."""
+    """Plasticity of pairs of keys of each run by their distance from each other and from the query."""
     frame = rows(study, models(study), "plasticity_pairs", "ap", "n_pairs")
-    first = frame[frame["model"] == frame["model"].iloc[0]]
-    table = merged_pairs(first, ["model", "inter_key", "key_to_query"])
+    shown = chosen_runs(list(frame["model"].unique()), _MOST_RUNS)
+    runs = [frame[frame["model"] == label] for label in shown]
+    table = pd.concat([merged_pairs(run, ["model", "inter_key", "key_to_query"]) for run in runs])
     table = table[table["n_pairs"] >= _MIN_PAIRS].reset_index(drop=True)
     if table.empty:
         raise NotApplicable(f"no pair of octaves holds {_MIN_PAIRS} pairs of keys")
@@ -142,24 +138,26 @@ def prepare_pairs(study: Study) -> pd.DataFrame:
 
 
 def draw_pairs(data: pd.DataFrame) -> Drawing:
-    """One map per variant, one colour scale."""
-    columns = [name for name in ("ap", "ap_published") if name in data]
-    figure = canvas(3.6 * len(columns) + 0.5, 3.2)
-    axes = panels(figure, 1, len(columns), sharey=True)[0]
+    """A row per run, one map per variant, one colour scale."""
+    columns = [name for name in ("ap", "ap_published") if name in data and data[name].notna().any()]
+    runs = list(data.groupby("model", sort=False))
+    figure = canvas(3.6 * len(columns) + 0.5, 2.6 * len(runs) + 0.6)
+    axes = panels(figure, len(runs), len(columns), sharey="row")
     norm = Normalize(float(data[columns].min().min()), max(float(data[columns].max().max()), 1e-6))
-    image = None
-    for cell, column in zip(axes, columns, strict=True):
-        table = data.pivot(index="inter_key", columns="key_to_query", values=column).sort_index(ascending=True)
-        image = cell.imshow(table.to_numpy(float), origin="lower", cmap="BuGn", norm=norm, aspect="auto")
-        cell.set_facecolor("#d9d9d9")
-        _octaves(cell, table)
-        cell.set_title(VARIANTS[column][0])
+    for row, (run, pairs) in zip(axes, runs, strict=True):
+        for cell, column in zip(row, columns, strict=True):
+            table = pairs.pivot(index="inter_key", columns="key_to_query", values=column).sort_index(ascending=True)
+            image = cell.imshow(table.to_numpy(float), origin="lower", cmap="BuGn", norm=norm, aspect="auto")
+            cell.set_facecolor("#d9d9d9")
+            _octaves(cell, table)
+            name = f"{shortened(str(run), 20)}, " if len(runs) > 1 else ""
+            cell.set_title(f"{name}{VARIANTS[column][0]}")
+        row[0].set_ylabel("between the keys (tokens)")
+    for cell in axes[-1]:
         cell.set_xlabel("from the later key to the query (tokens)")
-    axes[0].set_ylabel("between the keys (tokens)")
-    if image is not None:
-        bar = figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.01)
-        bar.outline.set_visible(False)
-        bar.set_label("plasticity")
+    bar = figure.colorbar(image, ax=list(axes.flat), fraction=0.03, pad=0.01)
+    bar.outline.set_visible(False)
+    bar.set_label("plasticity")
     return figure
 
 
@@ -174,10 +172,10 @@ def _short(n: int) -> str:
 
 
 def say_pairs(data: pd.DataFrame) -> list[str]:
-    """Near keys compared with distant keys."""
+    """Near keys compared with distant keys, of one run."""
     median = data["inter_key"].median()
     near, far = data[data["inter_key"] <= median], data[data["inter_key"] > median]
-    counted = f"{int(data['n_pairs'].sum()):,} pairs of keys of {data['model'].iloc[0]}."
+    counted = f"{int(data['n_pairs'].sum()):,} pairs of keys."
     if far.empty:
         return [f"All pairs are of one octave of distance: {counted}"]
     means = [float(np.average(pairs["ap"], weights=pairs["n_pairs"])) for pairs in (near, far)]
@@ -190,7 +188,7 @@ def say_pairs(data: pd.DataFrame) -> list[str]:
     return [
         f"The query decides between keys up to {edge:,} tokens apart {order} between keys farther apart: plasticity "
         f"{means[0]:.2f} against {means[1]:.2f}.",
-        f"{counted[0].upper()}{counted[1:]}",
+        counted,
     ]
 
 
@@ -285,6 +283,15 @@ def _shows_profile(data: pd.DataFrame) -> str:
     )
 
 
+def _shows_pairs(data: pd.DataFrame) -> str:
+    """The description of the variants that there are."""
+    variants = "; exact, and by the published model" if data["ap_published"].notna().any() else ""
+    return (
+        "Mean plasticity of pairs of keys by how far they are from each other and from the query, averaged over "
+        f"heads{variants}. Distances are in octaves; grey: fewer than {_MIN_PAIRS} pairs."
+    )
+
+
 PROFILE_FIGURE = Figure(
     "plasticity/01_profile",
     "Plasticity along the window",
@@ -296,11 +303,10 @@ PROFILE_FIGURE = Figure(
 PAIRS = Figure(
     "plasticity/02_pair_heatmap",
     "Which pairs of keys are up to the query",
-    "Mean plasticity of pairs of keys by how far they are from each other and from the query; exact, and by the "
-    "published model. Distances are in octaves; grey: fewer than 20 pairs.",
+    _shows_pairs,
     prepare_pairs,
     draw_pairs,
-    say_pairs,
+    of_each_run(say_pairs),
 )
 TRAINING = Figure(
     "plasticity/05_over_training",

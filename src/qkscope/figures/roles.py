@@ -9,6 +9,7 @@ from qkscope.analyses.roles import ROLE_NAMES
 from qkscope.analyses.scores import HEAD_CLASSES
 from qkscope.figures.figure import Figure, needed
 from qkscope.figures.scoreterms import chosen_runs, draw_stacks, share_in_words
+from qkscope.headids import head_name
 from qkscope.progress import plural
 from qkscope.results.study import Study
 
@@ -48,7 +49,7 @@ def say_roles(data: pd.DataFrame) -> list[str]:
             of_role = evidence[evidence["role"] == role]
             if len(of_role):
                 most = of_role.loc[of_role[role].idxmax()]
-                name = f"l{int(most['layer']):02d}h{int(most['head']):02d}"
+                name = head_name(most["layer"], most["head"])
                 verb = does[len(of_role) > 1]
                 told.append(f"{len(of_role)} {verb} ({name} with {share_in_words(most[role])})")
         all_heads = plural(len(heads), "head")

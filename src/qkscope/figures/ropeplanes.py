@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
+from qkscope.figures.eachrun import of_each_run
 from qkscope.figures.figure import Figure, models, rows
-from qkscope.figures.style import DRIFT, SEPARATION, K, Q, canvas, grid
+from qkscope.figures.scoreterms import chosen_runs
+from qkscope.figures.style import DRIFT, SEPARATION, K, Q, canvas, grid, panels, shortened
 from qkscope.progress import plural
 from qkscope.results.study import Study
 
+_MOST_RUNS = 4
+"""Runs that are drawn, at most."""
+
 
 def prepare_spectrum(study: Study) -> pd.DataFrame:
-    """Every RoPE plane of every head of the first model whose rotation is known, in layers that turn at one speed."""
+    """Every RoPE plane of every head of each run whose rotation is known, in layers that turn at one speed."""
     table = rows(study, models(study), "planes", "theta", "bias_share")
-    first = _one_rotation(table[table["model"] == table["model"].iloc[0]])
+    shown = chosen_runs(list(table["model"].unique()), _MOST_RUNS)
+    turning = pd.concat([_one_rotation(table[table["model"] == label]) for label in shown])
     columns = [
         "model",
         "layer",
@@ -30,7 +39,7 @@ def prepare_spectrum(study: Study) -> pd.DataFrame:
         "bias_share",
         "other_layers",
     ]
-    return first[columns].reset_index(drop=True)
+    return turning[columns].reset_index(drop=True)
 
 
 def _one_rotation(table: pd.DataFrame) -> pd.DataFrame:
@@ -49,9 +58,23 @@ def _one_rotation(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_spectrum(data: pd.DataFrame) -> Drawing:
-    """Means over heads by plane, above a map of heads × planes coloured by share of the bias."""
-    figure = canvas(7.4, 5.6)
-    above, below = figure.subplots(2, 1, height_ratios=[1, 1.25])
+    """Means over heads by plane, run by run; of a single run above a map of its heads by share of the bias."""
+    runs = list(data.groupby("model", sort=False))
+    figure = canvas(7.4, 5.6 if len(runs) == 1 else 2.3 * len(runs) + 0.4)
+    cells = panels(figure, max(len(runs), 2), 1, height_ratios=[1, 1.25] if len(runs) == 1 else None)[:, 0]
+    for cell, (run, planes) in zip(cells, runs, strict=False):
+        marks = _draw_means(cell, planes)
+        if len(runs) > 1:
+            cell.set_title(shortened(str(run)))
+    names = ["share of the bias", "share of the variance", "lock of queries", "lock of keys"]
+    figure.legend(marks, names, loc="outside upper center", ncols=4)
+    if len(runs) == 1:
+        _draw_heads(figure, cells[1], data)
+    return figure
+
+
+def _draw_means(above: Axes, data: pd.DataFrame) -> list[Any]:
+    """Means over the heads of a run, plane by plane."""
     mean = data.groupby("plane")[["cycles", "var_share", "lock_q", "lock_k", "bias_share"]].mean()
     x = mean.index.to_numpy()
     marks = [
@@ -64,9 +87,12 @@ def draw_spectrum(data: pd.DataFrame) -> Drawing:
     turns = [int(i) for i in np.linspace(0, len(x) - 1, min(len(x), 9))]
     above.set_xticks(turns, [_turns(mean["cycles"].iloc[i]) for i in turns])
     above.set_xlabel("turns over the window, plane by plane")
-    names = ["share of the bias", "share of the variance", "lock of queries", "lock of keys"]
-    figure.legend(marks, names, loc="outside upper center", ncols=4)
     grid(above)
+    return marks
+
+
+def _draw_heads(figure: Drawing, below: Axes, data: pd.DataFrame) -> None:
+    """A map of the heads of a run: the share of the bias that each plane carries."""
     table = data.pivot_table(index=["layer", "head"], columns="plane", values="bias_share")
     image = below.imshow(table.to_numpy(float), aspect="auto", cmap="Oranges", vmin=0, interpolation="nearest")
     layers = table.index.get_level_values("layer").to_numpy()
@@ -78,7 +104,6 @@ def draw_spectrum(data: pd.DataFrame) -> Drawing:
     below.set_xlabel("RoPE plane, from the fastest to the slowest")
     below.set_title("share of each head's bias carried by each plane")
     figure.colorbar(image, ax=below, fraction=0.03, pad=0.01).outline.set_visible(False)
-    return figure
 
 
 def _turns(turns: float) -> str:
@@ -91,7 +116,7 @@ def _turns(turns: float) -> str:
 
 
 def say_spectrum(data: pd.DataFrame) -> list[str]:
-    """The planes that carry half of the bias, and their turns over the window."""
+    """The planes of a run that carry half of the bias, and their turns over the window."""
     mean = data.groupby("plane")[["cycles", "bias_share", "lock_q", "lock_k"]].mean()
     order = mean["bias_share"].sort_values(ascending=False)
     half = order.index[: int((order.cumsum() < 0.5).sum()) + 1]
@@ -103,21 +128,28 @@ def say_spectrum(data: pd.DataFrame) -> list[str]:
         f"{plural(n_others, 'layer')} {'turns' if n_others == 1 else 'turn'} at other speeds (another rotary base)"
     )
     return [
-        f"{data['model'].iloc[0]}: {len(half)} of {len(mean)} {count} half of the bias, at {' to '.join(ends)} turns "
-        "over the window.",
+        f"{len(half)} of {len(mean)} {count} half of the bias, at {' to '.join(ends)} turns over the window.",
         f"Phases are locked to position at {mean['lock_q'].mean():.2f} for queries and {mean['lock_k'].mean():.2f} for "
         "keys, on average over planes (1: every vector is the same one, turned).",
         *([f"{left_out} and {'is' if n_others == 1 else 'are'} not shown."] if n_others else []),
     ]
 
 
+def _shows_spectrum(data: pd.DataFrame) -> str:
+    """The description of the means, of what is left out, and of the map that a single run has."""
+    others = " Layers with another rotary base are left out." if data["other_layers"].any() else ""
+    below = " Below, each head's share of the bias by plane." if data["model"].nunique() == 1 else ""
+    return (
+        "Means over heads for each RoPE plane, from the fastest to the slowest: its share of the pooled variance and "
+        f"of the recency bias, and how firmly queries and keys are locked to its rotation.{others}{below}"
+    )
+
+
 SPECTRUM = Figure(
     "rope/01_plane_spectrum",
     "What each RoPE plane carries",
-    "Above, means over heads for each RoPE plane: its share of the pooled variance and of the recency bias, and how "
-    "firmly queries and keys are locked to its rotation. Layers with another rotary base are left out. Below, each "
-    "head's share of the bias by plane.",
+    _shows_spectrum,
     prepare_spectrum,
     draw_spectrum,
-    say_spectrum,
+    of_each_run(say_spectrum),
 )

@@ -14,7 +14,7 @@ from qkscope.figures.figure import Figure, at_own_windows, checkpoints, rows, ti
 from qkscope.figures.style import canvas, grid, panels, phase_colours, shortened
 from qkscope.results.study import Study
 
-BIAS = {"bias_strength": "bias per token (score)", "bias_window": "bias over the window (score)"}
+BIAS = {"bias_strength": "bias per token (q·k)", "bias_window": "bias over the window (q·k)"}
 TRAJECTORY = {
     "r_k_a": "r_k_a: keys on the drift axis",
     "separation_strength": "separation_strength",

@@ -21,7 +21,7 @@ from qkscope.errors import TableError
 from qkscope.figures.bias import prepare_separation
 from qkscope.figures.eachrun import by_run, together
 from qkscope.figures.figure import NotApplicable, before_and_after, checkpoints, models
-from qkscope.headids import TERMS
+from qkscope.headids import TERMS, head_name
 from qkscope.report.values import (
     CLASS_COLUMNS,
     DOCUMENTS,
@@ -30,6 +30,7 @@ from qkscope.report.values import (
     frames_of,
     in_text,
     mean_of,
+    over_what,
     pooled,
     published,
     rounded,
@@ -72,6 +73,8 @@ class Claim:
     """The certainty, in words."""
     window: str = ""
     """The window at which the numbers were measured, in words."""
+    short: str = ""
+    """Wording of the title beside those of other runs that say something else."""
 
 
 _C = TypeVar("_C", bound="Claim | None")
@@ -93,9 +96,12 @@ def _of_each_run(claim: Callable[[Claims], _C]) -> cached_property[_C]:
 def _together(claims: Mapping[str, Claim]) -> Claim:
     """A claim about several runs from those about each, with the order that all of them have."""
     orders, windows = {claim.order for claim in claims.values()}, {claim.window for claim in claims.values()}
-    headline, detail, sure = (
+    shorter = len({claim.short for claim in claims.values()}) > 1
+    titles = {name: (shorter and claim.short) or claim.headline for name, claim in claims.items()}
+    headline = together({name: title for name, title in titles.items() if title}, brief=True)
+    detail, sure = (
         together({name: getattr(claim, wording) for name, claim in claims.items() if getattr(claim, wording)})
-        for wording in ("headline", "detail", "sure")
+        for wording in ("detail", "sure")
     )
     order, window = orders.pop() if len(orders) == 1 else 0, windows.pop() if len(windows) == 1 else ""
     return Claim(headline, detail, {}, order, sure, window)
@@ -275,7 +281,7 @@ class Claims:
             return None
         column = difference.main_column
         heads = ", ".join(
-            f"l{row['layer']:02d}h{row['head']:02d} ({in_text(row['a'])} → {in_text(row['b'])})"
+            f"{head_name(row['layer'], row['head'])} ({in_text(row['a'])} → {in_text(row['b'])})"
             for row in difference.changed_most(column, 5).to_dict("records")
         )
         detail = f"{column} changed most in {heads}." if heads else ""
@@ -380,9 +386,11 @@ class Claims:
         if order:
             first = f"The largest part of what varies in scores is {largest[0]}"
             sure = "the first is larger than the second beyond the intervals"
+        short = f"{first}."
         if self._flat is not None:
             first = f"In {self._flat.share()} of heads scores vary by less than {FLAT} logits; of what little varies"
-        return Claim(f"{first}: {shares}.", "", values, order, sure, self.window)
+            short = ""
+        return Claim(f"{first}: {shares}.", "", values, order, sure, self.window, short)
 
     @_of_each_run
     def score_share(self) -> Claim | None:
@@ -466,7 +474,14 @@ class Claims:
             sentences.append(f"{linear_part} {linear[0]} and {linear[1]}.")
         if not sentences:
             return None
-        return Claim(sentences[0], " ".join(sentences), values, window=self.window)
+        over = next(iter(values.values())).over
+        return Claim(
+            sentences[0],
+            " ".join(sentences),
+            values,
+            sure=over and f"intervals are {over_what(over)}",
+            window=self.window,
+        )
 
     @_of_each_run
     def formula(self) -> Claim | None:
@@ -483,8 +498,7 @@ class Claims:
         if order:
             headline = (
                 f"The published formula gives {'more' if order > 0 else 'less'} positional variance than there is: "
-                f"{by_formula.share()} of queries where {exact.share()} is linear in "
-                "position."
+                f"{by_formula.share()} of the queries' variance, where {exact.share()} is linear in position."
             )
         detail = ""
         if {"posvar_q_pc0_share", "posvar_k_pc0_share"} <= set(values):
@@ -543,7 +557,7 @@ class Claims:
             f"{who}: correlations along the drift axis are r_q_a {q.text()}, r_k_a {k.text()}.",
             values,
             order,
-            "beyond their intervals" if order else "their intervals overlap",
+            f"beyond their intervals over {q.over}" if order else f"their intervals over {q.over} overlap",
             self.window,
         )
 
@@ -610,16 +624,21 @@ class Claims:
         phrases = []
         bias = self._rows("rotated", "bias_window")
         if bias is not None:
-            phrases.append("strongest bias: " + self._names(bias.nlargest(STAND_OUT, "bias_window"), "bias_window"))
+            phrases.append(
+                "strongest bias by the published line: "
+                + self._names(bias.nlargest(STAND_OUT, "bias_window"), "bias_window")
+            )
             if (bias["bias_window"] < 0).any():
                 least = bias[bias["bias_window"] < 0].nsmallest(STAND_OUT, "bias_window")
                 phrases.append("most against it: " + self._names(least, "bias_window"))
         overhead = self._rows("heads", "positional_overhead")
         if overhead is not None:
             least = overhead.nsmallest(STAND_OUT, "positional_overhead")
-            phrases.append("least positional variance: " + self._names(least, "positional_overhead"))
+            named_heads = self._names(least, "positional_overhead", ".1%")
+            phrases.append(f"least variance that is linear in position: {named_heads}")
         if not phrases:
             return None
+        phrases[0] = f"{phrases[0][0].upper()}{phrases[0][1:]}"
         sentence = "; ".join(phrases) + "."
         return Claim(sentence, sentence, window=self.window)
 
@@ -630,9 +649,9 @@ class Claims:
         rows = frame[frame["model"].isin(self.labels)].dropna(subset=list(columns))
         return None if rows.empty else rows
 
-    def _names(self, rows: pd.DataFrame, column: str) -> str:
+    def _names(self, rows: pd.DataFrame, column: str, form: str = ".3g") -> str:
         named_values = zip(rows["layer"], rows["head"], rows[column], strict=True)
-        return ", ".join(f"l{layer:02d}h{head:02d} ({value:.3g})" for layer, head, value in named_values)
+        return ", ".join(f"{head_name(layer, head)} ({value:{form}})" for layer, head, value in named_values)
 
     # ---- several runs ------------------------------------------------------------------------------
 

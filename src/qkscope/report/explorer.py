@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from qkscope._version import __version__
-from qkscope.figures.figure import NotApplicable, before_and_after
+from qkscope.figures.hero import compared_runs
+from qkscope.headids import head_name
 from qkscope.report.explorerdata import (
     COMPLEMENT_AXES,
     PLAIN,
@@ -112,37 +113,23 @@ N_NAMED = 12
 
 
 def _start(study: Study, shown: list[View], columns: list[str]) -> tuple[dict[str, Any], str | None]:
-    """The first view of the page: the last run, the one it is compared with, a window of both, the strongest head.
+    """The first view of the page: the runs that the report's first screen compares, a window of both, a strong head.
 
     Also the metric shown first: the first of ``FIRST_METRICS`` that this view has.
     """
-    before, label = _first_pair(study)
+    labels = compared_runs(study)
+    before, label = labels[0] if len(labels) == 2 else None, labels[-1]
     windows = {name: [view.window for view in shown if view.label == name] for name in study.labels}
     window = windows[label][0]  # the study's own comes first
     common = set(windows[label]) & set(windows[before] if before is not None else windows[label])
     if common and window not in common:
         window = max(common)
     view = next(view for view in shown if view.label == label and view.window == window)
-    other = None if before is None or before == label else study.labels.index(before)
+    other = None if before is None else study.labels.index(before)
     present = [name for name in columns if name in view.frame and view.frame[name].notna().any()]
     metric = next((name for name in FIRST_METRICS if name in present), present[0] if present else None)
     start = {"run": study.labels.index(label), "other": other, "window": window, "head": _strongest(view, metric)}
     return start, metric
-
-
-def _first_pair(study: Study) -> tuple[str | None, str]:
-    """The run that the page opens on, and the one beside it: two checkpoints of a training, or both of two runs.
-
-    Of a training with phases, these are the end of its first phase and its last checkpoint.
-    """
-    try:
-        before, last = before_and_after(study)
-    except NotApplicable:
-        return (study.labels[0] if len(study.runs) == 2 else None), study.labels[-1]
-    phase = study.run(before).phase
-    if phase is not None and phase != study.run(last).phase:
-        before = [run.label for run in study.runs if run.phase == phase][-1]
-    return before, last
 
 
 def _strongest(view: View, metric: str | None) -> str | None:
@@ -150,7 +137,7 @@ def _strongest(view: View, metric: str | None) -> str | None:
     if metric is None:
         return None
     row = view.frame.loc[view.frame[metric].abs().idxmax()]
-    return f"l{int(row['layer']):02d}h{int(row['head']):02d}"
+    return head_name(row["layer"], row["head"])
 
 
 def _view(view: View, run: int, columns: list[str]) -> dict[str, Any]:

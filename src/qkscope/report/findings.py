@@ -36,8 +36,8 @@ FINDINGS = (
     ),
     Finding(
         "separability",
-        "Queries and keys are apart",
-        "Queries and keys of a head form two clouds, usually far apart along the first component.",
+        "How far apart queries and keys are",
+        "Queries and keys of a head are two clouds. Here is how far apart they lie along the first component.",
         "lda_accuracy_gaussian is what Fisher's line would score on PC0 and PC1 if both clouds were Gaussian. PCA "
         "centres its coordinates; (Uq)·(Uk) = q·k holds for the uncentred ones only.",
         ("qk-pca/06_collage_example",),
@@ -137,8 +137,9 @@ FINDINGS = (
     ),
     Finding(
         "plane",
-        "Two dimensions hold much of the variance",
-        "The drift axis a and the separation axis b span a plane; its share of the pooled variance is far above 2/d.",
+        "The plane of drift and separation",
+        "The drift axis a and the separation axis b span a plane. Were all directions alike, it would hold 2/d of the "
+        "pooled variance.",
         "The pooled variance counts the distance between queries and keys, which axis b is chosen to hold.",
         ("qk-rotation/01_ab_plane_collage", "qk-rotation/03_variance_decomposition"),
         (
@@ -174,8 +175,8 @@ FINDINGS = (
     Finding(
         "planes",
         "Which RoPE planes carry the bias",
-        "RoPE turns each pair of coordinates at a speed of its own. Planes that turn many times within the window "
-        "carry no drift; planes that hardly turn carry little; the bias sits in between.",
+        "RoPE turns each pair of coordinates at a speed of its own. A plane that turns many times within the window "
+        "cannot drift over it, and one that hardly turns drifts little unless its vectors are long.",
         "Parts of planes add up to bias_full, in all dimensions, not to bias_strength, its part on axis a.",
         ("rope/01_plane_spectrum",),
     ),
@@ -185,7 +186,7 @@ FINDINGS = (
         "Undo the rotation, average queries and keys, and rotate back: that predicts the mean score at every distance. "
         "The linear drift in the plane of a and b is its first-order part.",
         "R² is over bins of distance, equally weighted. A straight line over log distance with two free parameters "
-        "reaches the R² in the third column, so much of it is the shape; the largest error says how far off the "
+        "reaches the R² in the third column: so much the shape alone can give; the largest error says how far off the "
         "prediction is. What is left, measured − predicted, is how far the contents of tokens at that distance agree. "
         "Over single pairs position explains the share in the last column. Heads without rotary encoding have no such "
         "curve.",
@@ -240,9 +241,9 @@ FINDINGS = (
         "always, or depend on the query: plasticity is 4p(1 − p) for the probability p that a query prefers the later "
         "one, averaged over pairs of keys.",
         "The published number, ap_overall, depends on the width of the position buckets, which follows the window: "
-        "within a bucket RoPE turns queries, and that counts as variety, so heads that follow position alone have the "
-        "highest values. ap_fixed_overall turns queries to one place first; it is the plasticity meant on this page. "
-        "The published model of queries keeps variances and drops covariances, which takes correlated coordinates for "
+        "within a bucket RoPE turns queries, and that counts as variety, so heads that follow position alone can be "
+        "highest. ap_fixed_overall turns queries to one place first; it is the plasticity meant on this page. The "
+        "published model of queries keeps variances and drops covariances, which takes correlated coordinates for "
         "independent votes.",
         (
             "plasticity/01_profile",

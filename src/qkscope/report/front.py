@@ -9,12 +9,10 @@ from qkscope.figures.eachrun import NAMED, by_run, named, together
 from qkscope.figures.figure import models
 from qkscope.report.claims import Claim, Claims, details
 from qkscope.report.panels import HeadMap, TextPanel, head_maps, text_panels
-from qkscope.report.values import DOCUMENTS, Value, in_text, over_what
+from qkscope.report.values import COUNTED, DOCUMENTS, Value, in_text, over_what
 from qkscope.report.windows import window_note
 
 FINDINGS_SHOWN = 5
-_NARROW = 12
-"""Heads of a layer, and layers, of a map that fits beside the curve."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Front:
     @property
     def small_maps(self) -> bool:
         """True if the maps fit beside the curve, below the texts."""
-        return 0 < sum(found.n_heads for found in self.maps) <= _NARROW and len(self.maps[0].layers) <= _NARROW
+        return bool(self.maps) and not self.maps[0].across
 
     @property
     def figures(self) -> set[str]:
@@ -84,7 +82,7 @@ def front(claims: Claims) -> Front:
 
 def front_findings(claims: Claims) -> list[FrontFinding]:
     """Return the first claims of this list that can be made."""
-    axes = together({name: sentence for name, one in claims.each.items() if (sentence := _axes(one.axes))})
+    axes = together({name: sentence for name, one in claims.each.items() if (sentence := _axes(one.axes))}, brief=True)
     placed: list[tuple[Claim | None, str | None, str, str, str]] = [
         (claims.recency, None, "distance/01_distance_curves", "bias",
          "A mean over heads and documents; single scores also follow content."),
@@ -95,7 +93,7 @@ def front_findings(claims: Claims) -> list[FrontFinding]:
          "Taking a whole term away is a large change; what it costs depends on the texts."),
         (claims.windows, None, "audit/02_same_weights", "windows",
          "No slope of a line compares across windows; the fall per doubling of the distance does."),
-        (claims.share, None, "qk-pca/05_explained_variance", "share",
+        (claims.share, None, "qk-pca/01_pc_roles", "share",
          "It depends on the window: planes that hardly turn within it count as position only in a longer one."),
         (claims.axes if axes else None, axes, "qk-rotation/01_ab_plane_collage", "axes",
          "The axis is fitted to the drift, so correlations along it are high by construction."),
@@ -117,8 +115,8 @@ def _axes(claim: Claim) -> str:
         return ""
     q, k = claim.values["r_q_a"], claim.values["r_k_a"]
     return (
-        f"{claim.headline}: along the axis of drift they correlate with it at keys' {in_text(k.value)} and queries' "
-        f"{in_text(q.value)}."
+        f"{claim.headline}: along the axis of drift the correlation with position is {in_text(k.value)} for keys, "
+        f"{in_text(q.value)} for queries."
     )
 
 
@@ -154,8 +152,9 @@ def _tile(values: Mapping[str, Value], label: str, section: str, about: str) -> 
     if not values:
         return None
     numbers = {run: value.share().replace("no more than ", "≤ ") for run, value in values.items()}
-    ends = {run: v.interval(percent=True) for run, v in values.items() if v.interval() and v.above_zero}
-    over = f" In brackets: 95% interval {over_what(next(iter(values.values())).over)}." if ends else ""
+    ends = {run: v.counted() or v.interval(percent=True) for run, v in values.items() if v.interval() and v.above_zero}
+    over = next(iter(values.values())).over
+    over = f" In brackets: 95% interval {over_what(over)}." if ends and over != COUNTED else ""
     return Tile(*_number_and_interval(numbers, ends), label, f"{about}.{over}", section)
 
 
@@ -174,9 +173,10 @@ def _number_and_interval(numbers: Mapping[str, str], ends: Mapping[str, str]) ->
     """The large and the small text of a tile: a number and its interval, or those of several runs, by run."""
     if len(numbers) == 1:
         return next(iter(numbers.values())), "".join(ends.values())
+    if len(numbers) <= NAMED:
+        return " · ".join(numbers.values()), " · ".join(f"{run} {ends.get(run, '')}".strip() for run in numbers)
     small = by_run({run: f"{number} {ends.get(run, '')}".strip() for run, number in numbers.items()})
-    same = " each" if len(set(numbers.values())) == 1 and "(" not in small else ""
-    return " · ".join(numbers.values()) if len(numbers) <= NAMED else f"{len(numbers)} runs", f"{small}{same}"
+    return f"{len(numbers)} runs", f"{small}{' each' if len(set(numbers.values())) == 1 and '(' not in small else ''}"
 
 
 def _runs_in_words(claims: Claims) -> str:
@@ -213,7 +213,10 @@ def _measured(claims: Claims) -> str:
     window = claims.window.replace("window ", " at a window of ") + " tokens" if claims.window else ""
     n_checkpoints = len(study.runs) - len(models(study))
     and_checkpoints = f", and {n_checkpoints} checkpoints" if n_checkpoints else ""
-    return f"{by_run(n_heads)} query heads of {subject}{window}{and_checkpoints}."
+    heads = f"{by_run(n_heads)} query heads of {subject}"
+    if len(set(n_heads.values())) > 1:
+        heads = f"The query heads of {subject}: {by_run(n_heads)},"
+    return f"{heads}{window}{and_checkpoints}."
 
 
 def _copies(claims: Claims) -> list[str]:

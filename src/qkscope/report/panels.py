@@ -11,7 +11,7 @@ import pandas as pd
 from qkscope.analyses.roles import class_and_role
 from qkscope.figures.hero import compared_runs, heads_of_interest
 from qkscope.figures.scoreterms import share_in_words
-from qkscope.headids import TERMS
+from qkscope.headids import TERMS, head_name
 from qkscope.results.study import Study
 
 PARTS = [f"part_{term}" for term in TERMS]
@@ -19,6 +19,8 @@ _MOST_MAPS = 4
 """Models whose maps stand beside each other, at most."""
 _MOST_BARS = 1500
 """Heads of a map whose cells are bars; cells of larger maps have one colour, that of the largest part."""
+_NARROW = 12
+"""Layers, and heads of a layer, of maps that fit beside the curve; in larger ones layers go from left to right."""
 _STRONG = 0.9
 """Share of the tokens that are not in full colour."""
 _SINKS = 4
@@ -51,11 +53,13 @@ class MapCell:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """All heads of a run, layers from top to bottom."""
+    """All heads of a run."""
 
     label: str
-    layers: list[int]
-    n_heads: int
+    across: bool
+    """Layers are columns; otherwise rows."""
+    rows: list[int]
+    columns: list[int]
     cells: list[MapCell]
 
 
@@ -79,11 +83,6 @@ class TextPanel:
     bars: list[Bar]
 
 
-def head_name(layer: int, head: int) -> str:
-    """The name of a head, as the explorer's address has it."""
-    return f"l{layer:02d}h{head:02d}"
-
-
 def explorer_link(label: str, layer: int, head: int) -> str:
     """The fragment of the explorer's address that opens a head of a run."""
     return f"{head_name(layer, head)};run={quote(label, safe='')}"
@@ -96,13 +95,15 @@ def head_maps(study: Study) -> list[HeadMap]:
         return []
     labels = [run.label for run in study.runs if run.label in compared_runs(study)]
     shown = labels[:_MOST_MAPS] if all(run.phase is None and run.step is None for run in study.runs) else labels[-1:]
-    maps = [_map(label, heads[heads["model"] == label].dropna(subset=PARTS)) for label in shown]
-    return [found for found in maps if found.cells]
+    runs = {label: heads[heads["model"] == label].dropna(subset=PARTS) for label in shown}
+    n_layers = max(rows["layer"].nunique() for rows in runs.values())
+    n_heads = sum(rows["head"].nunique() for rows in runs.values())
+    across = max(n_layers, n_heads) > _NARROW
+    return [_map(label, rows, across=across) for label, rows in runs.items() if len(rows)]
 
 
-def _map(label: str, heads: pd.DataFrame) -> HeadMap:
-    layers = sorted(heads["layer"].astype(int).unique())
-    row_of = {layer: row for row, layer in enumerate(layers)}
+def _map(label: str, heads: pd.DataFrame, *, across: bool) -> HeadMap:
+    layers, numbers = (sorted(heads[name].astype(int).unique()) for name in ("layer", "head"))
     cells = []
     for row in heads.to_dict("records"):
         layer, head, kind = int(row["layer"]), int(row["head"]), class_and_role(row.get("head_class"), row.get("role"))
@@ -111,9 +112,9 @@ def _map(label: str, heads: pd.DataFrame) -> HeadMap:
             bars = [Bar(max(bars, key=lambda bar: bar.width).term, 0.0, 1.0)]
         parts = ", ".join(f"{term} {share_in_words(row[f'part_{term}'])}" for term in TERMS)
         title = f"layer {layer}, head {head}{f' · {kind}' if kind else ''}: {parts}"
-        cells.append(MapCell(explorer_link(label, layer, head), row_of[layer], head, title, bars))
-    n_heads = max((cell.column for cell in cells), default=-1) + 1
-    return HeadMap(label, layers, n_heads, cells)
+        place = (numbers.index(head), layers.index(layer))
+        cells.append(MapCell(explorer_link(label, layer, head), *(place if across else place[::-1]), title, bars))
+    return HeadMap(label, across, *((numbers, layers) if across else (layers, numbers)), cells)
 
 
 def bars_of(parts: list[float]) -> list[Bar]:
@@ -144,7 +145,8 @@ def text_panels(study: Study) -> list[TextPanel]:
         text = _text(rows, term)
         if text is not None:
             kind = class_and_role(numbers.get("head_class"), numbers.get("role"))
-            title = f"layer {layer}, head {head}" + (f" · {kind}" if kind else "")
+            run = f"{label}, " if len(compared_runs(study)) > 1 else ""
+            title = f"{run}layer {layer}, head {head}" + (f" · {kind}" if kind else "")
             bars = bars_of([numbers[part] for part in PARTS])
             panels.append(TextPanel(title, explorer_link(label, layer, head), *text, bars))
     return panels

@@ -34,19 +34,32 @@ class Value:
     low: float = math.nan
     high: float = math.nan
     over: str = ""
+    n_heads: int = 0
+    """Heads that a share was counted over; 0 if it is no share of heads."""
+
+    def counted(self) -> str:
+        """A share of heads as a count.
+
+        >>> Value(0.75, 0.3, 0.95, "counted heads", 4).counted(), Value(0.5).counted()
+        ('3 of 4', '')
+        """
+        return f"{round(self.value * self.n_heads):,} of {self.n_heads:,}" if self.n_heads else ""
 
     def text(self, percent: bool = False) -> str:
         """The number with its interval; a share that cannot be told from zero is told by the end of its interval.
 
         >>> Value(0.25, 0.2, 0.3, "documents").text(percent=True), Value(-0.04, -0.04, 0.1).text(percent=True)
         ('25% [20%, 30%]', 'no more than 10%')
+        >>> Value(0.99996, 0.99995, 0.99997, "documents").text(percent=True)
+        '100%'
         >>> Value(0.7374, 0.7351, 0.7398).text()
         '0.737 [0.735, 0.740]'
         """
         if percent and not self.above_zero:
             return self.share()
         digits = 3 if self.interval() and in_text(self.low, percent) == in_text(self.high, percent) else 2
-        return f"{in_text(self.value, percent, digits)} {self.interval(percent, digits)}".rstrip()
+        number, ends = in_text(self.value, percent, digits), self.interval(percent, digits)
+        return number if ends == f"[{number}, {number}]" else f"{number} {ends}".rstrip()
 
     @property
     def above_zero(self) -> bool:
@@ -163,7 +176,7 @@ def _share(rows: pd.DataFrame, column: str) -> Value:
     """A share of heads with Wilson's interval; heads that read the same key head count as one observation."""
     share, n = float(rows[column].astype(float).mean()), int(clusters(rows).max()) + 1
     low, high = wilson(np.array(share), np.array(n))
-    return Value(share, float(low), float(high), COUNTED)
+    return Value(share, float(low), float(high), COUNTED, len(rows))
 
 
 def frames_of(study: Study) -> dict[str, pd.DataFrame | None]:

@@ -17,6 +17,7 @@ from scipy.special import stdtrit
 
 from qkscope.errors import TableError
 from qkscope.files.atomic import finish, locked
+from qkscope.headids import head_name
 from qkscope.results.frames import read_table, write_tables
 from qkscope.results.schema import column_names
 from qkscope.results.summary import MEASURED_OF, SUMMARY, is_other, read_summary, summary_bytes
@@ -71,7 +72,7 @@ def strongest_heads(effects: pd.DataFrame, n: int = 3) -> list[str]:
     for term, rows in effects.groupby("term", sort=False):
         largest = known_effect(rows).dropna().sort_values(ascending=False).head(n)
         heads = [
-            f"l{layer:02d}h{head:02d} ({value:.2g}, {'estimated' if np.isnan(kl) else 'measured'})"
+            f"{head_name(layer, head)} ({value:.2g}, {'estimated' if np.isnan(kl) else 'measured'})"
             for value, layer, head, kl in zip(
                 largest, *(rows.loc[largest.index, c] for c in ("layer", "head", "kl")), strict=True
             )

@@ -18,6 +18,7 @@ import pandas as pd
 from qkscope.core.rope import base_of
 from qkscope.errors import DatasetError
 from qkscope.files.runfolder import RunFolder
+from qkscope.headids import head_name
 from qkscope.integrations.exports.about import OnLayers
 from qkscope.integrations.exports.beforerope import layers_before_rope
 from qkscope.integrations.exports.triattention import FLAT_KEYS, HeadCentre, flat_centres
@@ -181,7 +182,7 @@ def _about_heads(heads: pd.DataFrame) -> list[str]:
         return []
     worst = off.assign(score=off["cosine"] - off["length_error"]).sort_values("score").head(_SHOWN)
     rows = ", ".join(
-        f"l{row.layer:02d}h{row.head:02d} (cosine {row.cosine:.2f}, lengths × {row.length_ratio:.2f})"
+        f"{head_name(row.layer, row.head)} (cosine {row.cosine:.2f}, lengths × {row.length_ratio:.2f})"
         for row in worst.itertuples()
     )
     problems = [f"{len(off)} of {len(heads)} heads disagree, most {rows}"]
@@ -198,5 +199,5 @@ def _about_heads(heads: pd.DataFrame) -> list[str]:
 
 
 def _named(heads: list[tuple[int, int]]) -> str:
-    shown = ", ".join(f"l{layer:02d}h{head:02d}" for layer, head in heads[:_SHOWN])
+    shown = ", ".join(head_name(*head) for head in heads[:_SHOWN])
     return f"{len(heads)}, such as {shown}"

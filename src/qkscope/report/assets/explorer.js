@@ -58,7 +58,10 @@
   const valueOf = (view, m, i) => (i === undefined ? null : view.values[m][i]);
   const columnOf = (view, column, i) => (numberOf.has(column) ? valueOf(view, numberOf.get(column), i) : null);
   // Effects have the window of the texts that they were measured on: two runs are compared at one only.
-  const comparable = (views, m) => !data.metrics[m].column.startsWith("effect_") || new Set(views.map((view) => view.effectsWindow)).size === 1;
+  // Heads of models of different shapes have nothing in common but their numbers.
+  const sameHeads = (views) => views.every((view) => view.layer.length === views[0].layer.length && view.layer.every((layer, i) => views[0].index.has(nameOf(layer, view.head[i]))));
+  const oneText = (views, m) => !data.metrics[m].column.startsWith("effect_") || new Set(views.map((view) => view.effectsWindow)).size === 1;
+  const comparable = (views, m) => sameHeads(views) && oneText(views, m);
   function windowOf(view, m) {
     return data.metrics[m] && data.metrics[m].column.startsWith("effect_") && view.effectsWindow ? `texts of ${view.effectsWindow.toLocaleString("en")} tokens` : told(view.window);
   }
@@ -543,7 +546,8 @@
     if ($("find") !== document.activeElement) $("find").value = state.find;
     const metric = data.metrics[state.metric], views = seen();
     $("meaning").textContent = metric ? `${metric.column}: ${metric.meaning}${metric.unit ? ` [${metric.unit}]` : ""}` : "";
-    const apart = views.length > 1 && metric && !comparable(views, state.metric) ? ["The effects of these runs were measured on texts of different lengths, so no difference is drawn."] : [];
+    const apart = views.length > 1 && !sameHeads(views) ? ["These runs do not have the same heads, so no difference is drawn: a head of one is not the head of that number of the other."]
+      : views.length > 1 && metric && !oneText(views, state.metric) ? ["The effects of these runs were measured on texts of different lengths, so no difference is drawn."] : [];
     $("missing").textContent = [$("missing").dataset.link, ...lacking(), ...apart].filter(Boolean).join(" ");
     $("marks").textContent = [views.some((view) => view.nope.length) ? "∅: no rotary encoding." : "", views.some((view) => view.sliding.length) ? "≀: sliding window." : ""].join(" ");
     $("back").href = state.from && data.report ? `${data.report}#${state.from}` : data.report;
