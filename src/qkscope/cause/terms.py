@@ -91,9 +91,11 @@ def mask_as_read(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | No
         return mask
     from torch.nn.attention.flex_attention import create_block_mask
 
-    size = (*query.shape[:2], *mask.shape[2:])
-    visible = (mask > torch.finfo(mask.dtype).min / 2).expand(size)
-    return create_block_mask(lambda b, h, i, j: visible[b, h, i, j], *size, device=str(query.device))
+    (texts, heads), (queries, keys) = query.shape[:2], mask.shape[2:]
+    visible = (mask > torch.finfo(mask.dtype).min / 2).expand(texts, heads, queries, keys)
+    return create_block_mask(
+        lambda b, h, i, j: visible[b, h, i, j], texts, heads, queries, keys, device=str(query.device)
+    )
 
 
 def _own_block_mask(attention: Attention) -> torch.Tensor | None:
@@ -107,8 +109,7 @@ def _own_block_mask(attention: Attention) -> torch.Tensor | None:
     mask = more_arguments[0] if more_arguments else options.get("attention_mask")
     if not isinstance(mask, BlockMask):
         return None
-    size = (len(query), 1, query.shape[2], key.shape[2])
-    return create_mask(mask.mask_mod, *size, device=str(query.device))
+    return create_mask(mask.mask_mod, len(query), 1, query.shape[2], key.shape[2], device=str(query.device))
 
 
 def _in_order(output: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
