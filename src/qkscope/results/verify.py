@@ -24,7 +24,9 @@ from qkscope.options import from_record
 from qkscope.results.analyze import analyze
 from qkscope.results.frames import read_table
 from qkscope.results.job import Job
-from qkscope.results.reader import results_folders
+from qkscope.results.reader import foreign_tables, results_folders
+from qkscope.results.schema import MEASURED
+from qkscope.results.side import PASSAGES
 from qkscope.results.summary import is_other, read_summary
 from qkscope.runs.captured import CapturedSource
 from qkscope.runs.run import Run, open_run
@@ -83,9 +85,13 @@ def check_tables(folder: Path, tables: Path, model: str | None = None, workers: 
     run, recorded = open_run(folder, model=label, family=family), read_summary(tables)["models"].get(label, {})
     if is_other(recorded, run.source.identity(), "digest"):
         return [f"{tables} has tables of {label} from another run than {folder}; give the tables of this run"]
+    others = {name: frame for name in MEASURED if (frame := read_table(tables, name)) is not None}
+    passages = PASSAGES.read(tables)
+    others |= {} if passages is None else {PASSAGES.name: passages}
     problems, derived = _derived(run, of_run, recorded, ExecutionTarget(workers))
     for name in (name for name in of_run if name in derived):
         problems += _differences(name, of_run[name], derived[name])
+    problems += foreign_tables(tables, others, read_summary(tables)["models"])
     return list(dict.fromkeys(problems))
 
 
