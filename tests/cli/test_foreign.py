@@ -92,8 +92,8 @@ def test_tables_that_are_copied_from_another_folder_are_refused(place, name):
     (tables / f"{name}.csv").unlink(missing_ok=True)
     shutil.copyfile(place / "other" / "tables" / f"{name}.parquet", tables / f"{name}.parquet")
     said = (
-        f"{tables} has {name} of run that summary.json does not record: they were changed, or copied from another "
-        f"folder; move {name} away, or write them again"
+        f"{tables} has rows of run in {name} that summary.json does not record: they were changed, or copied from "
+        f"another folder; move {name} away, or write them again"
     )
     assert invoke("verify", run)[1][0] == said
     for command in (("top", tables), ("report", tables, "-o", place / "out"), ("card", tables, "l00h01")):
@@ -120,7 +120,7 @@ def test_effects_are_known_by_either_of_their_files(place):
     assert invoke("top", tables)[0] == 0
     text = (tables / "effects.csv").read_text().replace("run,", "run2,", 1)
     (tables / "effects.csv").write_text(text)
-    assert "has effects of run2 that summary.json does not record" in invoke("top", tables)[1][-1]
+    assert "has rows of run2 in effects that summary.json does not record" in invoke("top", tables)[1][-1]
 
 
 def test_passages_of_an_earlier_run_are_not_recorded_for_the_next(place):
@@ -130,7 +130,7 @@ def test_passages_of_an_earlier_run_are_not_recorded_for_the_next(place):
     assert invoke("analyze", place / "other", "-o", tables, "-q", "--model", "run")[0] == 0
     assert invoke("top", tables)[0] == 0
     (tables / "passage.parquet").write_bytes(before)
-    assert "has passage of run that summary.json does not record" in invoke("top", tables)[1][-1]
+    assert "has rows of run in passage that summary.json does not record" in invoke("top", tables)[1][-1]
 
 
 def test_a_run_of_other_weights_is_not_the_same_at_another_window(place):

@@ -99,8 +99,8 @@ def foreign_tables(path: Path, tables: Mapping[str, pd.DataFrame], models: Mappi
         if name in tables and (label := foreign_rows(models, name, tables[name])) is not None
     }
     return [
-        f"{path} has {name} of {label} that {SUMMARY} does not record: they were changed, or copied from another "
-        f"folder; move {name} away, or write them again"
+        f"{path} has rows of {label} in {name} that {SUMMARY} does not record: they were changed, or copied from "
+        f"another folder; move {name} away, or write them again"
         for name, label in labels.items()
     ]
 
