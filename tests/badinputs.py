@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file, save_file
@@ -22,7 +23,8 @@ from safetensors.numpy import load_file, save_file
 from qkscope.core.rows import Rows
 from qkscope.files.checksums import write_checksums
 from qkscope.files.vectors import read_rows, write_rows
-from qkscope.headids import HeadId
+from qkscope.headids import TERMS, HeadId
+from qkscope.results.side import PASSAGES
 
 HEAD = "l00h01q"
 ANALYZE = ("analyze", "{place}/data", "--only", "pca,rotation", "--workers", "1", "-o", "{place}/out")
@@ -109,6 +111,20 @@ def said(path: str, **changes: object) -> Callable[[Path], None]:
             write_checksums(place / "run")
 
     return breaks
+
+
+def passage_of_another_folder(place: Path) -> None:
+    """Put a passage into the tables of a run, as if it was copied there."""
+    passage = pd.DataFrame({"layer": [0], "head": 0, "q_token": 0, "k_token": 0, "unit": 1.0} | dict.fromkeys(TERMS, 0))
+    PASSAGES.write(place / "tables-run", passage.assign(model="run", text="a"))
+
+
+def other_weights_at_64(place: Path) -> None:
+    """Make a run that is named as another at a window of 64, with other weights."""
+    shutil.copytree(place / "run", place / "run-at-64")
+    manifest = json.loads((place / "run" / "run.json").read_text())
+    manifest["model"]["weights"] = "0" * 16
+    (place / "run-at-64" / "run.json").write_text(json.dumps(manifest))
 
 
 def words_in(path: Path, name: str) -> None:
@@ -800,6 +816,18 @@ OPTIONS = [
         said("tables-run/summary.json", models__run__dataset__weights="0" * 16),
         ("effects", "{place}/model", "{place}/run", "--texts", "{place}/texts", "-o", "{place}/tables-run"),
         "{place}/tables-run has tables of run from a run of other weights; write elsewhere, or give one of them another label",
+    ),
+    error(
+        "a passage copied from another results folder",
+        passage_of_another_folder,
+        ("top", "{place}/tables-run"),
+        "{place}/tables-run has rows of run in passage that summary.json does not record: they were changed, or copied from another folder; move passage away, or write them again",
+    ),
+    error(
+        "another run in place of a run at another window",
+        other_weights_at_64,
+        ("card", "{place}/run", "l00h01", "--window", "64", "-o", "{place}/card.png"),
+        "{place}/run-at-64 is a run of other weights than {place}/run, not the same at another window; rename it, or leave it out",
     ),
     error(
         "too few labels",

@@ -1,10 +1,9 @@
 """SIGINT or SIGTERM at random moments of a command, from its first line to its last; then the same command again.
 
     python -m tests.interrupting analyze 200 PLACE
-    python -m tests.interrupting effects 200 PLACE
-    python -m tests.interrupting reach 200 PLACE
 
-The command works on a run of tinyrope, which is captured into PLACE. Signals go to the process alone or, as from a
+``capture``, ``effects``, ``reach`` and ``report`` are tried in the same way. The command works on a run of tinyrope,
+which is captured into PLACE, or captures it again, or draws its tables. Signals go to the process alone or, as from a
 terminal, to its workers too. Each must end it with exit code 0, 130 or 143 and one line, and leave no process. After
 every tenth the command runs to its end in the same folder, which must then be, byte for byte, that of a command that
 was left alone. Prints how many ended in which way; exit code 1 unless all are as they must be.
@@ -28,6 +27,8 @@ from tests.forking import all_bytes
 FAMILY = Path(__file__).parents[1] / "src" / "qkscope" / "data" / "tinyrope"
 MODEL = [str(FAMILY / "checkpoints" / "pretrain-step-0020"), "--tokenizer", str(FAMILY / "tokenizer"), "--threads", "1"]
 EXPECTED = {signal.SIGINT: 130, signal.SIGTERM: 143}
+LONGEST_SECONDS = 120.0
+"""Longest time that a command may take; one that does not end is killed, and counted as wrong."""
 ENDING_SECONDS = 20.0
 """Longest time that workers may outlive their parent."""
 
@@ -36,10 +37,14 @@ def main(what: str, times: int, place: str) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     folder = Path(place)
     command = prepared(what, folder)
-    seconds, _ = ended(started([*command, folder / "whole"], folder / "said"))
+    target = folder / "interrupted"
+    seconds, code = ended(started([*command, target], folder / "said"))
+    if code:
+        raise RuntimeError(f"{what} ended with {code}: {(folder / 'said').read_text()}")
     usual = lines(folder / "said")
-    expected = all_bytes(folder / "whole", but="summary.json")
-    moments, ways, wrong, target = random.Random(place), Counter[str](), 0, folder / "interrupted"
+    expected = all_bytes(target, but="summary.json")
+    shutil.rmtree(target)
+    moments, ways, wrong = random.Random(place), Counter[str](), 0
     for number in range(times):
         sent = (signal.SIGINT, signal.SIGTERM)[number % 2]
         process = started([*command, target], folder / "said")
@@ -54,9 +59,11 @@ def main(what: str, times: int, place: str) -> int:
             print(f"interrupt {number} ({sent.name}): exit code {code}", *said, sep="\n", flush=True)
         if number % 10 == 9 or number == times - 1:
             ended(started([*command, target], folder / "said"))
-            if all_bytes(target, but="summary.json") != expected:
+            found = all_bytes(target, but="summary.json")
+            if found != expected:
                 wrong += 1
-                print(f"interrupt {number}: other bytes after rerunning", flush=True)
+                odd = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+                print(f"interrupt {number}: other bytes after rerunning: {', '.join(odd[:5])}", flush=True)
             shutil.rmtree(target)
     print("\n".join(f"{count}: {way}" for way, count in sorted(ways.items())))
     print(f"{times} interrupts, {wrong} wrong")
@@ -72,13 +79,19 @@ def prepared(what: str, folder: Path) -> list[str]:
     run = str(folder / "run")
     capture = ["capture", *MODEL, "--texts", str(folder / "texts"), "--window", "256", "-q", "-o", run]
     subprocess.run([sys.executable, "-m", "qkscope", *capture], check=True)
+    results = str(folder / "results")
+    if what == "report":
+        tables = ["analyze", run, "--layers", "0-1", "--only", "pca", "--no-intervals", "-q", "-o", results]
+        subprocess.run([sys.executable, "-m", "qkscope", *tables], check=True)
     return {
+        "capture": [*capture[:-2], "--documents-per-shard", "1", "--workers", "2", "-o"],
         "analyze": ["analyze", run, "--layers", "0-3", "--workers", "2", "-q", "-o"],
         "effects": [
             *["effects", MODEL[0], run, *MODEL[1:], "--texts", str(folder / "others")],
             *["--passes", "2", "--measure", "2", "-q", "-o"],
         ],
         "reach": ["reach", run, "--cut", "64", "--workers", "2", "-q", "-o"],
+        "report": ["report", results, "--workers", "1", "-q", "-o"],
     }[what]
 
 
@@ -106,10 +119,13 @@ def send(process: subprocess.Popen[bytes], number: signal.Signals, *, to_all: bo
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[float, int]:
-    """Wait for the end of a process; how long that took and the exit code."""
+    """Wait for the end of a process; how long that took and the exit code, −9 if it was killed for not ending."""
     began = time.monotonic()
-    code = process.wait()
-    return time.monotonic() - began, code
+    try:
+        process.wait(LONGEST_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+    return time.monotonic() - began, process.wait()
 
 
 def lines(said: Path) -> list[str]:

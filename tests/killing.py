@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.forking import all_bytes, import_everything, start, timed, wait
+from tests.forking import all_bytes, has_ended, import_everything, start, timed, wait
 
 
 def main(what: str, times: int, *places: str) -> int:
@@ -64,11 +64,6 @@ def main(what: str, times: int, *places: str) -> int:
     print(", ".join(f"{count}: {name}" for name, count in sorted(states.items())))
     print(f"{same} of {times} as if nothing had happened")
     return int(same < times)
-
-
-def has_ended(process: int) -> bool:
-    """Return whether a child has ended; on a busy machine this may happen before its writing was seen."""
-    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 COMMANDS = {

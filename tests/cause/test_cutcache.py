@@ -14,6 +14,7 @@ from qkscope.capture.watch import backbone
 from qkscope.cause import cutlayer, intervene
 from qkscope.errors import CaptureError, ConfigError
 from tests.capture.families import BASE, LAYERS, build, families, matrix
+from tests.cause.test_intervene import IN_FLEX, with_kernel
 
 FAMILIES = families()
 WINDOW, SINKS = 8, 3
@@ -71,6 +72,17 @@ def test_generation_is_that_of_windowed_in_every_family(name):
         cache.reset()
         same(generated(model, ids, past_key_values=cache, prefill_chunk_size=7), want)
     same(generated(model, ids), plain)
+
+
+@IN_FLEX
+def test_several_texts_at_once_are_cut_in_flex_attention():
+    """Which reads the mask of a text of its own for each."""
+    model, ids = with_kernel("llama", "flex_attention"), prompt(2)
+    windows = key_heads(model)
+    want = expected(with_kernel("llama", "sdpa"), ids, windows)
+    same(expected(model, ids, windows), want)
+    with qkscope.cut_cache(model, windows, sinks=SINKS) as cache:
+        same(generated(model, ids, past_key_values=cache), want)
 
 
 @pytest.mark.slow

@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from qkscope.capture.corpus import Corpus
+from qkscope.capture.options import CaptureOptions
+from qkscope.capture.run import capture
+from qkscope.capture.texts import Document
 from qkscope.cause import ablation, cuts, intervene
 from qkscope.cause.ablation import MEASURES, NextTokens, costs, octaves
 from qkscope.cause.effects import EffectOptions, EffectsJob
 from qkscope.cause.fisher import check_differentiable, fisher_draws
 from qkscope.cause.lockedmodel import LockedModel
 from qkscope.errors import CaptureError
-from tests.cause.test_intervene import case, tokens
+from tests.cause.test_intervene import LENGTH, case, tokens
 
 HEAD = (1, 2)
 
@@ -129,6 +132,22 @@ def test_a_killed_job_resumes_and_gives_the_same(locked, tmp_path, monkeypatch):
     assert told[-1][0] == pytest.approx(told[-1][1])
     assert set(found.chosen.values()) == {"named"}
     assert set(found.chosen) == set(locked.heads[:4])
+
+
+def test_a_run_with_other_means_does_not_resume_the_job_of_another(locked, tmp_path):
+    """It may have the same tokens, with other sinks or layers."""
+    ids = [np.random.default_rng(0).integers(3, 93, LENGTH) for _ in range(8)]
+    folders = []
+    for skip_first in (4, 8):
+        documents = [Document(str(n), f"text {n}") for n in range(8)]
+        options = CaptureOptions(window=LENGTH, skip_first=skip_first)
+        folders.append(capture(locked.model, Corpus(documents, ids), tmp_path / f"run-{skip_first}", options, {}))
+    jobs = [
+        EffectsJob(LockedModel.of(locked.model, folder), [tokens(1, 30)[0]], EffectOptions(), tmp_path / "parts")
+        for folder in folders
+    ]
+    found = [job._stored_or_computed("part", lambda n=n: {"x": np.array([n])})["x"][0] for n, job in enumerate(jobs)]
+    assert found == [0, 1]
 
 
 def test_what_cannot_be_had_is_refused(locked):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -158,6 +160,31 @@ def test_a_window_is_what_attention_by_hand_says():
         scores = plain.scores[0, head].masked_fill(hidden & (head >= 2), -torch.inf)
         expected = scores.softmax(-1) @ value[head // 2]
         assert torch.allclose(outputs[0].reshape(LENGTH, 4, -1)[:, head], expected, atol=1e-5)
+
+
+IN_FLEX = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore::DeprecationWarning")
+"""Warnings of torch about flex attention as transformers calls it, on a CPU."""
+
+
+def with_kernel(name: str, kernel: str):
+    """A model of the family with this attention implementation, and a config of its own."""
+    family = FAMILIES[name]
+    return build(replace(family, config=deepcopy(family.config)), kernel)
+
+
+@IN_FLEX
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_windows_of_several_heads_are_the_same_in_flex_attention(name):
+    """Which reads one head's mask where it is given a tensor, and does not see its own mask in one."""
+    ids, padding = tokens(2), torch.ones(2, LENGTH, dtype=torch.long)
+    padding[1, 40:] = 0
+    found = {}
+    for kernel in ("sdpa", "flex_attention"):
+        model = with_kernel(name, kernel)
+        with intervene.windowed(model, {(0, 0): 6, (0, 1): 20, (2, 1): 3}, sinks=3), torch.no_grad():
+            found[kernel] = model(ids, attention_mask=padding).logits[padding.bool()]
+    difference = (found["sdpa"] - found["flex_attention"]).norm()
+    assert difference < 1e-5 * (found["sdpa"] - logits(with_kernel(name, "sdpa"), ids)[padding.bool()]).norm()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "yarn scaling"])

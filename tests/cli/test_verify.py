@@ -7,11 +7,14 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import yaml
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from qkscope.cli.main import app
+from qkscope.cli.published import pca_analyze_app, rotate_analyze_app
 from qkscope.files.runfolder import RunFolder
 from tests.capture.families import build, families
 from tests.capture.test_run import do
@@ -106,8 +109,6 @@ def test_moments_of_another_shape_are_found_and_stop_an_analysis(run):
 
 def test_a_changed_number_in_a_table_is_found(run):
     table = run / "tables" / "rotated.parquet"
-    import pandas as pd
-
     frame = pd.read_parquet(table)
     frame.loc[2, "alpha_k"] *= 1.001
     frame.to_parquet(table, index=False)
@@ -147,6 +148,41 @@ def test_tables_of_some_heads_are_compared_for_those_heads(run):
     )
     assert code == 0
     assert invoke("verify", run, "--tables", run / "few")[0] == 0
+
+
+def test_analyses_of_one_folder_with_different_options_are_compared_with_their_own(run):
+    """``heads`` has columns and flags of all of them."""
+    few = run / "few"
+    for options in (
+        ("--only", "pca"),
+        ("--only", "rotation,scores", "--no-intervals"),
+        ("--only", "plasticity", "--layers", "1"),
+        ("--only", "distance", "--decay-range", "20"),
+    ):
+        assert invoke("analyze", run, "-o", few, "-q", *options)[0] == 0
+    assert pd.read_parquet(few / "heads.parquet")["flags"].str.contains("weak_axis").any(), "a flag of rotation"
+    assert invoke("verify", run, "--tables", few) == (0, [f"{run}: 0 differences; tables in {few} compared"])
+    table = pd.read_parquet(few / "plasticity.parquet")
+    table[table["head"] > 0].to_parquet(few / "plasticity.parquet", index=False)
+    problems = invoke("verify", run, "--tables", few)[1]
+    assert problems[0].startswith("heads.ap_overall: 1 of 16 rows differ, first at layer 1, head 0")
+
+
+def test_tables_of_the_published_commands_are_compared_with_the_options_of_their_config(run, tmp_path):
+    config = {"model": "run", "data": {"dataset": str(run)}, "output": {"results_dir": str(tmp_path / "results")}}
+    for path, app_, options in (("pca", pca_analyze_app, {"high": 0.9}), ("rotate", rotate_analyze_app, {})):
+        (tmp_path / f"{path}.yaml").write_text(yaml.safe_dump(config | {"pca": options}))
+        assert CliRunner().invoke(app_, ["--config", str(tmp_path / f"{path}.yaml"), "-q"]).exit_code == 0
+    code, lines = invoke("verify", run, "--tables", tmp_path / "results")
+    assert (code, lines[:-1]) == (0, [])
+
+
+def test_tables_of_another_run_are_named_as_such(run, tmp_path):
+    rng = np.random.default_rng(1)
+    other = do(build(families()["llama"]), [rng.integers(3, 96, 60) for _ in range(16)], tmp_path / "other")
+    code, lines = invoke("verify", other, "--tables", run / "tables")
+    said = f"{run / 'tables'} has tables of run from another run than {other}; give the tables of this run"
+    assert (code, lines[0], len(lines)) == (1, said, 2)
 
 
 def test_a_run_whose_sample_is_gone_does_not_pass_without_checksums_either(run):

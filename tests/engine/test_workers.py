@@ -54,6 +54,21 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         time.sleep(0.1)
 
 
+def test_a_signal_while_workers_are_stopped_leaves_none(monkeypatch):
+    """They ignore SIGTERM, by which multiprocessing would end them when Python exits, and then wait for them."""
+    end = workers_module._Worker.end
+
+    def interrupted(worker):
+        if worker.number == 0:
+            raise KeyboardInterrupt
+        end(worker)
+
+    monkeypatch.setattr(workers_module._Worker, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt), pool(number_of_worker, ExecutionTarget(2), 8) as workers:
+        assert {number for _, number in workers.map(range(8))} == {0, 1}
+    assert not multiprocessing.active_children()
+
+
 def _alive(process: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()

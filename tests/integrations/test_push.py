@@ -30,6 +30,7 @@ from qkscope.headids import TERMS
 from qkscope.report.values import in_text
 from qkscope.results.reader import read_folder
 from qkscope.results.side import PASSAGES
+from qkscope.results.summary import SUMMARY, read_summary, record_rows, summary_bytes
 from tests.capture.families import build, families
 from tests.capture.test_run import do
 from tests.files.hub_client import Starter
@@ -242,7 +243,11 @@ def test_a_passage_of_ones_own_is_sent_only_if_asked(hub, client, run, tmp_path)
     scores = pd.DataFrame({"q_token": [0], "k_token": 0, "unit": 1.0} | dict.fromkeys(TERMS, 0))
     for text, sent in ((tokens, False), (["In", " the", " light"], True)):
         (run / "run.json").write_text(json.dumps(manifest | {"passage": {"tokens": text}}))
-        PASSAGES.write(run / "tables", scores.assign(model="run", layer=0, head=0, text=text[0]))
+        passage = scores.assign(model="run", layer=0, head=0, text=text[0])
+        PASSAGES.write(run / "tables", passage)
+        summary = read_summary(run / "tables")
+        record_rows(summary["models"]["run"], PASSAGES.name, passage, {})
+        (run / "tables" / SUMMARY).write_bytes(summary_bytes(summary))
         write_checksums(run)
         client.works("push", run, f"ann/{sent}")
         files = hub.files(f"ann/{sent}")

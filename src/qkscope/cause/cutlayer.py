@@ -17,7 +17,7 @@ from torch import nn
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from qkscope.capture.watch import AttentionFunction
-from qkscope.cause.terms import mask_of_heads, of_query_heads
+from qkscope.cause.terms import mask_as_read, mask_of_heads, of_query_heads
 from qkscope.errors import CaptureError
 
 _BLOCK = 1024
@@ -155,7 +155,7 @@ class PendingCall:
             proxy, of_heads = of_query_heads(module, options, index)
             own, q = mask_of_heads(mask, index), query[:, index]
             blocks = [
-                original(proxy, q[:, :, at], k, v, shown, *args[2:], **of_heads)[0]
+                original(proxy, q[:, :, at], k, v, mask_as_read(module, q, shown), *args[2:], **of_heads)[0]
                 for at, k, v, shown in self._blocks(seen, q, own)
             ]
             outputs.append(blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1))

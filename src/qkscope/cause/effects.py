@@ -27,6 +27,7 @@ from qkscope.cause.fisher import check_differentiable, fisher_draws
 from qkscope.cause.intervene import Factors, LayerHead, scaled, without_drift
 from qkscope.cause.lockedmodel import LockedModel
 from qkscope.errors import CaptureError, ConfigError
+from qkscope.files.checksums import recorded_digests, run_digest
 from qkscope.files.layerfiles import write_tensors
 from qkscope.headids import TERMS
 from qkscope.options import option, out_of_range
@@ -259,7 +260,9 @@ class EffectsJob:
         """Digest that identifies the job: its run, model, documents and options."""
         texts = hashlib.sha256(b"".join(document.numpy().tobytes() for document in self.documents)).hexdigest()
         about: dict[str, Any] = asdict(self.options) | {"heads": self.heads, "terms": list(self.terms), "texts": texts}
-        about |= {"run": self.locked.run.manifest.tokens, "model": models.describe_model(self.locked.model)}
+        recorded = recorded_digests(self.locked.run.folder)
+        run = self.locked.run.manifest.tokens if recorded is None else run_digest(recorded)
+        about |= {"run": run, "model": models.describe_model(self.locked.model)}
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from qkscope.capture.gate import own_mask
 from qkscope.capture.rope import LayerRope, temperature
-from qkscope.capture.watch import Attention, AttentionFunction, Rewrite
+from qkscope.capture.watch import Attention, AttentionFunction, Rewrite, implementation
 from qkscope.cause.lockedmodel import LockedModel, rotated
 from qkscope.errors import CaptureError
 from qkscope.options import MOST_TOKENS
@@ -80,6 +80,36 @@ def mask_of_heads(mask: Any, index: torch.Tensor) -> Any:
     """Return the mask of these heads, if each head has its own; otherwise the mask itself."""
     has_heads = isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1] > 1
     return mask.index_select(1, index) if has_heads else mask
+
+
+def mask_as_read(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None) -> Any:
+    """Return a mask that is added to the scores of queries (B, H, T, d) as the module's attention function reads it.
+
+    Of such a tensor, flex attention would read the mask of the first head alone, and one for every text.
+    """
+    if mask is None or implementation(module) != "flex_attention":
+        return mask
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    (texts, heads), (queries, keys) = query.shape[:2], mask.shape[2:]
+    visible = (mask > torch.finfo(mask.dtype).min / 2).expand(texts, heads, queries, keys)
+    return create_block_mask(
+        lambda b, h, i, j: visible[b, h, i, j], texts, heads, queries, keys, device=str(query.device)
+    )
+
+
+def _own_block_mask(attention: Attention) -> torch.Tensor | None:
+    """Return what the queries of a call see (B, 1, T, S) where its mask is one of flex attention."""
+    if implementation(attention.module) != "flex_attention":
+        return None
+    from torch.nn.attention.flex_attention import BlockMask, create_mask
+
+    (_, query, key, *_), options = attention.call
+    more_arguments = attention.call[0][4:]
+    mask = more_arguments[0] if more_arguments else options.get("attention_mask")
+    if not isinstance(mask, BlockMask):
+        return None
+    return create_mask(mask.mask_mod, len(query), 1, query.shape[2], key.shape[2], device=str(query.device))
 
 
 def _in_order(output: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
@@ -241,7 +271,8 @@ def cut(windows: dict[int, int], sinks: int, placement: Placement) -> Rewrite:
         width = (width if len(set(shorter.values())) > 1 else width[:1])[:, None, None]
         hidden = (distance < 0) | ((distance >= width) & (key_at >= sinks))
         heads = [head * per_key + i for head in shorter for i in range(per_key)]
-        changed, mask = of_heads(attention, heads), _with_own_mask(attention, hidden, distance)
+        changed = of_heads(attention, heads)
+        mask = mask_as_read(attention.module, changed[0], _with_own_mask(attention, hidden, distance))
         return lambda original: with_heads(original, attention, heads, changed, mask)
 
     return rewrite
@@ -278,6 +309,8 @@ def _with_own_mask(attention: Attention, hidden: torch.Tensor, distance: torch.T
     """Return a mask that also hides what the call's own mask or sliding window hides."""
     dtype, smallest = attention.q.dtype, torch.finfo(attention.q.dtype).min
     call_mask = own_mask(attention)
+    if call_mask is None:
+        call_mask = _own_block_mask(attention)
     if call_mask is None and attention.sliding_window is not None:
         hidden = hidden | (distance >= attention.sliding_window)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, smallest)[None]

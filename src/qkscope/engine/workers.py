@@ -65,8 +65,8 @@ class Workers(Generic[_Item, _Result]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        atexit.unregister(self._end)
         self._end()
+        atexit.unregister(self._end)  # not before: workers ignore signals, and an exit would wait for any that is left
 
     def _start(self, number: int) -> None:
         """Start a worker, in place of the one of this number if there is one."""
@@ -74,8 +74,13 @@ class Workers(Generic[_Item, _Result]):
             self._workers[number : number + 1] = [_Worker(self._work, number)]
 
     def _end(self) -> None:
-        for worker in self._workers:
-            worker.end()
+        """Stop all workers; those that are left when a signal comes meanwhile are killed."""
+        try:
+            for worker in self._workers:
+                worker.end()
+        finally:
+            for worker in self._workers:
+                worker.kill()
 
     def map(self, items: Sequence[_Item]) -> Iterator[tuple[int, _Result]]:
         """Yield (index, result) as items are completed; an item whose worker dies is sent to a new worker."""
@@ -157,6 +162,11 @@ class _Worker:
         self.pipe.close()
         if self.item is None:
             self._process.join(EXIT_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process, if it has not ended."""
+        self.pipe.close()
         self._process.kill()
         self._process.join()
 

@@ -72,17 +72,20 @@ def difference(folder: Path, names: Iterable[str]) -> str | None:
     Each file is read only once per process; if there are no checksums, none is read.
     """
     path = folder / CHECKSUMS
-    recorded = (_recorded_once(folder, *_state(path)) if path.exists() else None) or {}
+    recorded = (_recorded_once(folder, *file_state(path)) if path.exists() else None) or {}
     for name in names:
         file = folder / name
-        if name in recorded and file.is_file() and _digest_once(file, *_state(file)) != recorded[name]:
+        if name in recorded and file.is_file() and _digest_once(file, *file_state(file)) != recorded[name]:
             return _DIFFERS.format(file)
     return None
 
 
-def _state(path: Path) -> tuple[int, int, int]:
-    """Inode, time and size of a file: at least one changes when it is written or replaced."""
-    status = path.stat()
+def file_state(path: Path) -> tuple[int, int, int]:
+    """Inode, time and size of a file: at least one changes when it is written or replaced. Zeros if it is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0, 0
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 

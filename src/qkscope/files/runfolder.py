@@ -26,7 +26,7 @@ from qkscope.core.headdata import PassageVectors
 from qkscope.core.layermoments import LayerMoments
 from qkscope.errors import DatasetError
 from qkscope.files.atomic import write_together
-from qkscope.files.checksums import difference
+from qkscope.files.checksums import difference, file_state
 from qkscope.files.layerfiles import layer_file, read_layer_of
 from qkscope.files.manifest import RunManifest, problem
 from qkscope.files.readers import check_regular, read_text
@@ -97,6 +97,15 @@ class RunFolder:
         self.check(MANIFEST, f"{MOMENTS}/{layer_file(layer)}")
         return moments
 
+    def check_same_weights(self, other: RunFolder) -> None:
+        """Raise a ``DatasetError`` if another run, meant to be this one at another window, is of other weights."""
+        a, b = self.manifest.model, other.manifest.model
+        if a.dtype == b.dtype and None not in (a.weights, b.weights) and a.weights != b.weights:
+            raise DatasetError(
+                f"{other.folder} is a run of other weights than {self.folder}, not the same at another window; "
+                "rename it, or leave it out"
+            )
+
     def check(self, *names: str) -> None:
         """Raise a ``DatasetError`` if one of these files has changed since the capture."""
         error_text = difference(self.folder, names)
@@ -146,7 +155,7 @@ def read_passage(folder: Path, manifest: RunManifest, layer: int, query: int, ke
     """The passage in one head; ``query`` and ``key`` index the captured heads. None if the run has no passage."""
     if manifest.passage is None:
         return None
-    q, k = _layer(folder / PASSAGE_FILE, layer)
+    q, k = _layer(folder / PASSAGE_FILE, layer, file_state(folder / PASSAGE_FILE))
     tokens = tuple(manifest.passage.tokens)
     if not len(q) == len(k) == len(tokens) or query >= q.shape[1] or key >= k.shape[1] or q.shape[2] != k.shape[2]:
         raise DatasetError(f"{folder / PASSAGE_FILE} does not fit run.json in layer {layer}; copy the run again")
@@ -154,7 +163,7 @@ def read_passage(folder: Path, manifest: RunManifest, layer: int, query: int, ke
 
 
 @lru_cache(maxsize=2)
-def _layer(path: Path, layer: int) -> Vectors:
+def _layer(path: Path, layer: int, _: object) -> Vectors:
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:

@@ -23,6 +23,7 @@ from qkscope.results.folder import copy_tables
 from qkscope.results.job import Job, find_cached_tables, may_keep_tables
 from qkscope.results.reader import TABLES_FOLDER, is_results, results_folders
 from qkscope.results.study import Study, build
+from qkscope.runs.captured import CapturedSource
 from qkscope.runs.run import Run, open_run
 
 _log = logging.getLogger("qkscope")
@@ -163,8 +164,14 @@ def _sources(entry: StudyRunConfig) -> list[_Source]:
     label = entry.label or entry.model or (None if first.run is None else first.run.model)
     # Tables are analysed under a label of their own, and shown under that of the run.
     shared = entry.model_copy(update={"label": label, "model": None})
-    others = [shared.model_copy(update={"path": path, "window": window}) for path, window in also.items()]
-    return [first, *(_source(other, Path(other.path).name, other_window=True) for other in others)]
+    entries = [shared.model_copy(update={"path": path, "window": window}) for path, window in also.items()]
+    others = [_source(other, Path(other.path).name, other_window=True) for other in entries]
+    captured = [
+        x.run.source for x in (first, *others) if x.run is not None and isinstance(x.run.source, CapturedSource)
+    ]
+    for source in captured[1:]:
+        captured[0].run.check_same_weights(source.run)
+    return [first, *others]
 
 
 def _window_in(path: str) -> int | None:

@@ -18,9 +18,9 @@ from scipy.special import stdtrit
 from qkscope.errors import TableError
 from qkscope.files.atomic import finish, locked
 from qkscope.headids import head_name
-from qkscope.results.frames import read_table, write_tables
+from qkscope.results.frames import arranged, read_table, write_tables
 from qkscope.results.schema import column_names
-from qkscope.results.summary import MEASURED_OF, SUMMARY, is_other, read_summary, summary_bytes
+from qkscope.results.summary import SUMMARY, is_other, read_summary, record_rows, summary_bytes
 
 LEAST_DOCUMENTS = 4
 """With fewer documents there is no interval."""
@@ -172,8 +172,7 @@ def write_measured(folder: Path, frames: dict[str, pd.DataFrame], source: Mappin
             if not nonempty:
                 raise TableError(f"{name} would have no rows; {folder} is unchanged")
             merged[name] = pd.concat(nonempty, ignore_index=True)
-            for label in map(str, frame["model"].unique()):
-                check_measured(folder, label, source)
-                of_tables = summary["models"].setdefault(label, {}).setdefault(MEASURED_OF, {})
-                of_tables[name] = {key: source[key] for key in ("weights", "digest") if key in source}
+            for label, rows in arranged(name, frame).groupby("model", sort=False):
+                check_measured(folder, str(label), source)
+                record_rows(summary["models"].setdefault(str(label), {}), name, rows, source)
         return write_tables(folder, merged, {SUMMARY: summary_bytes(summary)})

@@ -20,13 +20,15 @@ from qkscope.files.atomic import check_writable, finish, locked, remove_leftover
 from qkscope.results.derived import derived_tables
 from qkscope.results.frames import read_table, write_tables
 from qkscope.results.schema import TABLES
-from qkscope.results.side import AXES, REPLICATES, SIDE_TABLES
+from qkscope.results.side import AXES, PASSAGES, REPLICATES, SIDE_TABLES
 from qkscope.results.summary import (
+    MEASURED_OF,
     SUMMARY,
     ModelResults,
     is_other,
     other_measured,
     read_summary,
+    record_rows,
     summary_bytes,
     updated_summary,
 )
@@ -104,6 +106,12 @@ def write_folder(
         changed = [r.model for r in results if is_other(before.get(r.model, {}), r.source, "digest")]
         frames = _with_scalars(folder, frames)
         summary = updated_summary(read_summary(folder), results, wall_seconds)
+        for result in results:
+            entry, passage = summary["models"][result.model], result.tables.frames.get(PASSAGES.name)
+            if passage is not None:
+                record_rows(entry, PASSAGES.name, passage, result.source)
+            elif result.model in changed:
+                entry.get(MEASURED_OF, {}).pop(PASSAGES.name, None)
         frames |= derived_tables(_Tables(folder, frames), summary["models"])
         others = {SUMMARY: summary_bytes(summary)} | _side_files(folder, results, changed)
         return write_tables(folder, frames, others, published=published)

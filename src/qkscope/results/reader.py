@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from qkscope.files.atomic import settle
 from qkscope.files.readers import LARGEST, UNREADABLE, read_frame, read_json, read_text
 from qkscope.results.frames import PUBLISHED
 from qkscope.results.schema import KEYS, MEASURED, TABLES
-from qkscope.results.side import SIDE_TABLES
-from qkscope.results.summary import SUMMARY
+from qkscope.results.side import PASSAGES, SIDE_TABLES
+from qkscope.results.summary import SUMMARY, foreign_rows
 
 TABLES_FOLDER = "tables"
 """Folder of a captured run that keeps its tables, and of a report that keeps those of its runs."""
@@ -83,7 +84,25 @@ def read_folder(path: Path) -> Folder:
             f"{path} contains none of {', '.join(f'{name}.csv' for name in DECLARED_TABLES)}; analyse a run first"
         )
     tables |= {side.name: frame for side in SIDE_TABLES if (frame := side.read(path)) is not None}
-    return Folder(path, tables, _summary(path))
+    summary = _summary(path)
+    problems = foreign_tables(path, tables, summary)
+    if problems:
+        raise TableError(problems[0])
+    return Folder(path, tables, summary)
+
+
+def foreign_tables(path: Path, tables: Mapping[str, pd.DataFrame], models: Mapping[str, Any]) -> list[str]:
+    """Return a line for each table of interventions or passages with rows that the folder's summary does not record."""
+    labels = {
+        name: label
+        for name in (*MEASURED, PASSAGES.name)
+        if name in tables and (label := foreign_rows(models, name, tables[name])) is not None
+    }
+    return [
+        f"{path} has rows of {label} in {name} that {SUMMARY} does not record: they were changed, or copied from "
+        f"another folder; move {name} away, or write them again"
+        for name, label in labels.items()
+    ]
 
 
 def _read(path: Path, name: str) -> pd.DataFrame | None:

@@ -95,9 +95,11 @@ def _at_windows(run: AnyRun) -> dict[int, AnyRun]:
         window = side(kept_tables(run)).window
         return {} if window is None else {window: run}
     siblings = [path for path in folder.parent.glob(f"{glob.escape(folder.name)}-at-*") if (path / MANIFEST).is_file()]
-    at = {RunFolder.open(path).manifest.window: path for path in siblings}
-    own = RunFolder.open(folder).manifest.window
-    return {own: run} | {window: path for window, path in at.items() if window != own}
+    own, others = RunFolder.open(folder), [RunFolder.open(path) for path in siblings]
+    for other in others:
+        own.check_same_weights(other)
+    at = {other.manifest.window: other.folder for other in others if other.manifest.window != own.manifest.window}
+    return {own.manifest.window: run} | at
 
 
 def heads_table(run: AnyRun, options: AnalysisOptions, workers: int) -> pd.DataFrame:

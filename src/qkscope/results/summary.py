@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +22,11 @@ from qkscope.analyses.tables import Columns, Tables
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.errors import HeadError, TableError
 from qkscope.files.readers import read_json
+from qkscope.results.schema import MEASURED, TEXTS
 
 SUMMARY = "summary.json"
+_TEXTS = TEXTS | {"text"}
+"""Columns that contain text, of tables and of passages."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,42 @@ def summary_bytes(summary: Mapping[str, Any]) -> bytes:
 
 
 MEASURED_OF = "measured"
-"""Entry of a model: the weights and the run that each table of interventions was measured on."""
+"""Entry of a model: the weights, the run and a digest of the rows of each table that its run does not give again."""
+
+
+def record_rows(entry: dict[str, Any], name: str, rows: pd.DataFrame, source: Mapping[str, object]) -> None:
+    """Record in a model's entry what its rows of a table belong to, so that they are known from those of others."""
+    of_run = {key: source[key] for key in ("weights", "digest") if key in source}
+    entry.setdefault(MEASURED_OF, {})[name] = of_run | {"rows": _rows_digest(rows)}
+
+
+def foreign_rows(models: Mapping[str, Any], name: str, frame: pd.DataFrame) -> str | None:
+    """Return the first model whose rows of a table are not those that its entry records; None if there is none.
+
+    Without any entries, as beside tables of other programs, all are accepted.
+    """
+    for label, rows in frame.groupby("model", sort=False) if models else ():
+        entry = models.get(str(label))
+        records = entry.get(MEASURED_OF) if isinstance(entry, dict) else None
+        recorded = records.get(name) if isinstance(records, dict) else None
+        if not isinstance(recorded, dict) or recorded.get("rows") not in (None, _rows_digest(rows)):
+            return str(label)
+    return None
+
+
+def _rows_digest(rows: pd.DataFrame) -> str:
+    """Return the SHA-256 of a table's values, the same for its parquet and its csv file."""
+    sha256 = hashlib.sha256()
+    for name in sorted(map(str, rows.columns)):
+        column = rows[name]
+        if name in _TEXTS:
+            content = "\0".join(map(str, column.where(column.notna(), ""))).encode()
+        else:
+            with np.errstate(over="ignore"):  # single precision, since csv files may be read with other last bits
+                numbers = column.astype("float64").to_numpy().astype(np.float32)
+            content = np.where(np.isnan(numbers), np.float32(np.nan), numbers).tobytes()
+        sha256.update(name.encode() + b"\0" + content)
+    return sha256.hexdigest()
 
 
 def is_other(entry: Mapping[str, Any], source: Mapping[str, object], key: str) -> bool:
@@ -183,8 +222,8 @@ def other_measured(entry: Mapping[str, Any], source: Mapping[str, object]) -> li
     records, weights = entry.get(MEASURED_OF), source.get("weights")
     if not isinstance(records, dict) or weights is None:
         return []
-    known = {name: of_table.get("weights") for name, of_table in records.items() if isinstance(of_table, dict)}
-    return [name for name, of_table in known.items() if of_table not in (None, weights)]
+    tables = {name: of_table for name, of_table in records.items() if name in MEASURED and isinstance(of_table, dict)}
+    return [name for name, of_table in tables.items() if of_table.get("weights") not in (None, weights)]
 
 
 def _versions() -> dict[str, str]:

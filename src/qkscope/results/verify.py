@@ -10,8 +10,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool
 
+from qkscope.analyses.analysis import Analysis
 from qkscope.analyses.catalogue import ANALYSES, DECLARED_TABLES
-from qkscope.analyses.options import AnalysisOptions
+from qkscope.analyses.options import AnalysisOptions, PcaOptions, RotationOptions
+from qkscope.analyses.pca import HEADS_TABLE
+from qkscope.analyses.tabulate import with_scalars
 from qkscope.engine import ExecutionTarget
 from qkscope.errors import DatasetError, HeadError, TableError
 from qkscope.files.atomic import settle
@@ -21,10 +24,12 @@ from qkscope.options import from_record
 from qkscope.results.analyze import analyze
 from qkscope.results.frames import read_table
 from qkscope.results.job import Job
-from qkscope.results.reader import results_folders
-from qkscope.results.summary import read_summary
+from qkscope.results.reader import foreign_tables, results_folders
+from qkscope.results.schema import MEASURED
+from qkscope.results.side import PASSAGES
+from qkscope.results.summary import is_other, read_summary
 from qkscope.runs.captured import CapturedSource
-from qkscope.runs.run import open_run
+from qkscope.runs.run import Run, open_run
 from qkscope.runs.selection import Selection
 from qkscope.runs.source import WHOLE
 
@@ -76,20 +81,17 @@ def check_tables(folder: Path, tables: Path, model: str | None = None, workers: 
         raise TableError(f"{tables} contains no tables")
     label = model or _label(tables_on_disk, folder)
     of_run = {name: frame[frame["model"] == label].reset_index(drop=True) for name, frame in tables_on_disk.items()}
-    analyses = [analysis for analysis in ANALYSES if any(len(of_run.get(table.name, ())) for table in analysis.tables)]
     family = next((str(frame["family"].iloc[0]) for frame in of_run.values() if len(frame) and "family" in frame), "")
-    run = open_run(folder, model=label, family=family)
-    heads = frozenset((int(a), int(b)) for frame in of_run.values() for a, b in _heads(frame))
-    problems: list[str] = []
-    recorded = read_summary(tables)["models"].get(label, {})
-    options = {analysis.name: _options(recorded, analysis.name, of_run) for analysis in analyses}
-    for same in dict.fromkeys(options.values()):
-        names = [name for name, of_analysis in options.items() if of_analysis == same]
-        (result,) = analyze([Job(run, Selection(exactly=heads), same)], names, target=ExecutionTarget(workers))
-        problems += [str(failure) for failure in result.failures]
-        for table in (table for analysis in analyses if analysis.name in names for table in analysis.tables):
-            if table.name in of_run:
-                problems += _differences(table.name, of_run[table.name], result.tables.frames[table.name])
+    run, recorded = open_run(folder, model=label, family=family), read_summary(tables)["models"].get(label, {})
+    if is_other(recorded, run.source.identity(), "digest"):
+        return [f"{tables} has tables of {label} from another run than {folder}; give the tables of this run"]
+    others = {name: frame for name in MEASURED if (frame := read_table(tables, name)) is not None}
+    passages = PASSAGES.read(tables)
+    others |= {} if passages is None else {PASSAGES.name: passages}
+    problems, derived = _derived(run, of_run, recorded, ExecutionTarget(workers))
+    for name in (name for name in of_run if name in derived):
+        problems += _differences(name, of_run[name], derived[name])
+    problems += foreign_tables(tables, others, read_summary(tables)["models"])
     return list(dict.fromkeys(problems))
 
 
@@ -108,13 +110,43 @@ def _tables_of_run(run: Path, given: Path) -> Path:
     return own[0]
 
 
-def _options(recorded: dict[str, Any], analysis: str, frames: dict[str, pd.DataFrame]) -> AnalysisOptions:
-    """The options that an analysis was made with, as the summary says; without it, with intervals if there are any."""
-    config = recorded.get(analysis, {}).get("config", {})
+def _derived(
+    run: Run, of_run: dict[str, pd.DataFrame], recorded: dict[str, Any], target: ExecutionTarget
+) -> tuple[list[str], dict[str, pd.DataFrame]]:
+    """The failures and tables of a run, each analysis with the options and heads of the tables on disk.
+
+    Analyses of one folder may have different options; ``heads`` has columns and flags of all of them.
+    """
+    groups: dict[tuple[AnalysisOptions, Selection], list[Analysis]] = {}
+    for analysis in ANALYSES:
+        if any(len(of_run.get(table.name, ())) for table in analysis.tables):
+            groups.setdefault(_options(recorded, analysis, of_run), []).append(analysis)
+    problems: list[str] = []
+    derived: dict[str, pd.DataFrame] = {}
+    for (options, _), analyses in groups.items():
+        tables = [table.name for analysis in analyses for table in analysis.tables]
+        heads = frozenset((int(a), int(b)) for name in tables if name in of_run for a, b in _heads(of_run[name]))
+        job = Job(run, Selection(exactly=heads), options)
+        (result,) = analyze([job], [analysis.name for analysis in analyses], target=target)
+        problems += [str(failure) for failure in result.failures]
+        derived |= {name: result.tables.frames[name] for name in tables}
+    if HEADS_TABLE.name in derived:
+        derived[HEADS_TABLE.name] = with_scalars(derived[HEADS_TABLE.name], derived)
+    return problems, derived
+
+
+def _options(
+    recorded: dict[str, Any], analysis: Analysis, of_run: dict[str, pd.DataFrame]
+) -> tuple[AnalysisOptions, Selection]:
+    """The options of an analysis, as the summary says; without it, with intervals if there are any."""
+    config = recorded.get(analysis.name, {}).get("config", {})
     if config.get("command") in ("analyze", "report"):
-        return from_record(AnalysisOptions, config)
-    has_intervals = any(frame[c].notna().any() for frame in frames.values() for c in frame.columns if c.endswith("_se"))
-    return AnalysisOptions(intervals=has_intervals)
+        return from_record(AnalysisOptions, config), from_record(Selection, config)
+    own = [of_run[table.name] for table in analysis.tables if table.name in of_run and table is not HEADS_TABLE]
+    has_intervals = any(frame[c].notna().any() for frame in own for c in frame.columns if c.endswith("_se"))
+    pca, rotation = PcaOptions(**config.get("pca", {})), RotationOptions(**config.get("rotation", {}))
+    options = AnalysisOptions(intervals=has_intervals, pca=pca, rotation=rotation)
+    return options, from_record(Selection, config.get("data", {}))
 
 
 def _heads(frame: pd.DataFrame) -> Iterator[tuple[int, int]]:

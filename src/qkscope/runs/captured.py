@@ -20,12 +20,12 @@ from qkscope.core.rope import Rope
 from qkscope.core.rows import Pair, Rows
 from qkscope.core.sample import ordered_sample
 from qkscope.errors import DatasetError, HeadError
-from qkscope.files.checksums import recorded_digests, run_digest
+from qkscope.files.checksums import file_state, recorded_digests, run_digest
 from qkscope.files.dataset import Dataset
 from qkscope.files.hub import Files
 from qkscope.files.layerfiles import layer_file
 from qkscope.files.manifest import LayerEntry
-from qkscope.files.runfolder import MOMENTS, SAMPLE, RunFolder, read_passage
+from qkscope.files.runfolder import MANIFEST, MOMENTS, PASSAGE_FILE, SAMPLE, RunFolder, read_passage
 from qkscope.files.vectors import DATA_FILE
 from qkscope.headids import HeadId
 from qkscope.runs.loading import read_head, too_wide
@@ -86,7 +86,8 @@ class CapturedSource:
             reason = f"{feature} needs vectors, but a captured run contains moments; analyse its vectors instead"
             return [], [HeadError(head, reason, self.file(head)) for head in heads]
         try:
-            moments = _layer_moments(str(self.run.folder), heads[0].layer, bool(spec.buckets))
+            state = [file_state(path) for path in (self.run.folder / MANIFEST, Path(str(self.file(heads[0]))))]
+            moments = _layer_moments(str(self.run.folder), heads[0].layer, bool(spec.buckets), *state)
         except DatasetError as error:
             return [], [HeadError(head, str(error)) for head in heads]
         layer = self._layers[heads[0].layer]
@@ -112,6 +113,7 @@ class CapturedSource:
             passage = None
             if spec.passage:
                 passage = read_passage(self.run.folder, self.run.manifest, head.layer, query, key)
+                self.run.check(PASSAGE_FILE)
             try:
                 buckets, pairs = _buckets(moments, query, vectors)
             except LookupError:
@@ -211,6 +213,6 @@ def _buckets(
 
 
 @lru_cache(maxsize=2)
-def _layer_moments(folder: str, layer: int, buckets: bool) -> LayerMoments:
-    """The moments of a layer; cached, since the heads of a layer are loaded in several calls."""
+def _layer_moments(folder: str, layer: int, buckets: bool, *_: object) -> LayerMoments:
+    """The moments of a layer; cached while its files are the same, since its heads are loaded in several calls."""
     return RunFolder.open(Path(folder)).layer(layer, buckets=buckets)

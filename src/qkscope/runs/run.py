@@ -121,6 +121,7 @@ class Run:
                 f"run; capture it with --compare-at {window}"
             )
         source = CapturedSource(RunFolder.open(folder), whole=self.source)
+        self.source.run.check_same_weights(source.run)
         return replace(self, source=source)
 
     def top(self, by: str = "part_position", n: int = 10, *, lowest: bool = False, workers: int = 1) -> pd.DataFrame:
