@@ -392,7 +392,11 @@ def test_the_demo_ends_with_the_report(tmp_path, monkeypatch, planted):
     monkeypatch.setattr(family, "CHECKPOINTS", small)
     done = run("demo", "-o", tmp_path / "demo", "--planted" if planted else "--all")
     assert done.exit_code == 0, done.output
-    said = "queries follow position with a correlation" if planted else "Extending the context from 64 to 128 tokens"
+    said = (
+        "queries follow position with a correlation"
+        if planted
+        else "Within 64 tokens, extending the context from 64 to"
+    )
     assert said in done.output
     assert ("more loss without position" in done.output) is not planted
     assert f"report: {tmp_path / 'demo' / 'report' / 'report.html'}" in done.output.replace("\n", "")

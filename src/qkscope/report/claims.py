@@ -189,8 +189,10 @@ class Claims:
             course = f"made this model's preference for near tokens {abs(change):.0%} "
             course += "stronger" if change > 0 else "weaker"
         of_window = at_which_windows(self.study, before, after)
+        extending = f"xtending the context from {windows[0]:,} to {windows[1]:,} tokens {course}."
+        shown = {self.study.run(label).window for label in (before, after)}
         return Claim(
-            f"Extending the context from {windows[0]:,} to {windows[1]:,} tokens {course}.",
+            f"E{extending}" if len(shown) > 1 else f"Within {shown.pop():,} tokens, e{extending}",
             f"Score lost with every doubling of the distance to a key: {in_text(first.value)} logits before and "
             f"{in_text(last.value)} after ({change:+.0%}){of_window}.",
             {before: first, after: last},
