@@ -303,4 +303,4 @@ def test_any_order_of_commands_and_changes(runs, server):
 
 @pytest.mark.slow
 def test_any_order_of_more_commands_and_changes(runs, server):
-    tried(runs, server, 40, 16)
+    tried(runs, server, 10, 12)
