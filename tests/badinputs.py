@@ -791,7 +791,7 @@ OPTIONS = [
         "an unknown analysis",
         nothing,
         (*ANALYZE, "--only", "magic"),
-        "unknown analysis 'magic'; choose from pca, rotation, position, planes, distance, plasticity, scores, reach",
+        "unknown analysis 'magic'; choose from pca, rotation, position, planes, distance, plasticity, scores, reach, roles",
     ),
     error(
         "one label for two models",
@@ -869,7 +869,7 @@ OPTIONS = [
         "a table of another version",
         lambda p: [(p / "out").mkdir(), pq.write_table(pa.table({"model": ["m"]}), p / "out" / "heads.parquet")],
         ANALYZE,
-        "{place}/out/heads.parquet was not written by this version (heads: unexpected or missing columns: active_planes, active_share, amplification and 218 more); move it away or write elsewhere",
+        "{place}/out/heads.parquet was not written by this version (heads: unexpected or missing columns: active_planes, active_share, amplification and 236 more); move it away or write elsewhere",
     ),
     error(
         "a list of renames that qkscope did not write",
@@ -1683,7 +1683,7 @@ PYTHON = {
     "qkscope.capture_model(model, [None])": "text 0: expected token ids as one row of integers, got object of shape ()",
     "qkscope.capture_model(model, [np.zeros((2, 2), int)])": "text 0: expected token ids as one row of integers, got int64 of shape (2, 2)",
     "qkscope.analyze(run, only='pca')": "expected only to be a list of analyses, such as ['pca', 'rotation'], got 'pca'",
-    "qkscope.analyze(run, only=['magic'])": "unknown analysis 'magic'; choose from pca, rotation, position, planes, distance, plasticity, scores, reach",
+    "qkscope.analyze(run, only=['magic'])": "unknown analysis 'magic'; choose from pca, rotation, position, planes, distance, plasticity, scores, reach, roles",
     "qkscope.analyze(run, only=7)": "expected only to be a list of analyses, such as ['pca', 'rotation'], got 7",
     "qkscope.analyze(run, layers='9')": "LlamaForCausalLM has no layer 9; its layers are 0–3",
     "qkscope.analyze(run, layers=[9])": "LlamaForCausalLM has no layer 9; its layers are 0–3",

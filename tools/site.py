@@ -36,7 +36,7 @@ API: dict[str, dict[str, tuple[str, ...]]] = {
         "Export a run": ("export_run", "read_export"),
         "Tables": (
             *("analyze", "tables", "heads", "qk", "rotated", "position"),
-            *("planes", "distance", "scores", "reach", "plasticity"),
+            *("planes", "distance", "scores", "reach", "roles", "plasticity"),
             *("head_table", "pca", "rotation"),
         ),
         "Answers": ("top", "compare"),

@@ -212,7 +212,7 @@ def reach(run: AnyRun, *, workers: int = 1, intervals: bool = True) -> pd.DataFr
 
 
 def roles(run: AnyRun, *, workers: int = 1, intervals: bool = True) -> pd.DataFrame:
-    """What every head does with its attention: the table ``roles``."""
+    """The roles of heads, by what they do with their attention: the table ``roles``."""
     return _table(run, "roles", "roles", workers, AnalysisOptions(intervals=intervals))
 
 

@@ -159,7 +159,7 @@ def test_published_commands_write_their_tables_into_the_configs_folder(tmp_path)
     path = config(tmp_path / "tiny.yaml", dataset)
     assert run("--config", path, on=pca_analyze_app).exit_code == 0
     assert run("--config", path, on=rotate_analyze_app).exit_code == 0
-    others = ("planes", "position", "distance", "plasticity", "scores", "reach")
+    others = ("planes", "position", "distance", "plasticity", "scores", "reach", "roles")
     published = {name for name in TABLES if not name.startswith(others)}
     side = {"axes.parquet", "replicates.parquet", "summary.json"}
     assert {p.name for p in (tmp_path / "results").iterdir()} == published | side

@@ -403,7 +403,7 @@ class Corpus:
 
     @property
     def repeated_tokens(self) -> RepeatedTokens:
-        """How repeated tokens are drawn for this tokenizer; they begin as documents do."""
+        """The rule by which repeated tokens are drawn for this tokenizer; they begin as documents do."""
         bos = None if self.bos is None else self.bos.token
         if self.tokenizer is None:
             return RepeatedTokens(bos)

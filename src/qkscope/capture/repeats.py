@@ -23,7 +23,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class RepeatedTokens:
-    """How repeated tokens are drawn: eight times, from a fixed seed, each token at most once in a copy."""
+    """The rule by which repeated tokens are drawn: eight times, from a fixed seed, no token twice in a copy."""
 
     bos: int | None = None
     """The token that documents begin with."""

@@ -178,7 +178,7 @@ def with_sliding(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_window(data: pd.DataFrame) -> str:
-    """What a slope over the window is over: in layers with a sliding window it is over their reach."""
+    """The distances of a slope over the window: in layers with a sliding window, their reach."""
     return "over the window or, in layers where it slides, their reach" if data["sliding"].any() else "over the window"
 
 
