@@ -10,6 +10,7 @@ import pytest
 from qkscope.analyses.roles import _on_repeats
 from qkscope.analyses.uncertainty import Scale, jackknife
 from qkscope.core.reach import LOWEST
+from qkscope.core.rows import Pair
 from tests.analyses.test_attentionreach import measured
 from tests.analyses.test_scores import planted
 from tests.helpers import tables_of
@@ -71,6 +72,14 @@ def test_a_flat_head_is_not_named_after_its_parts():
     moments = planted_head.moments
     flat = planted_head._replace(moments=replace(moments, scaling=np.asarray(moments.scaling * 1e-4)))
     assert role(flat)["role"] == "mixed"
+
+
+def test_rounding_may_make_the_variance_of_equal_scores_negative():
+    """Equal queries and equal keys, so equal scores; a warning is an error here."""
+    planted_head = head(copied=repeats(0.0, 0.0))._replace(rotary=None, nope=True)
+    q, k = planted_head.vectors.q, planted_head.vectors.k
+    constant = Pair(replace(q, x=np.full_like(q.x, 1.1)), replace(k, x=np.full_like(k.x, 3.1)))
+    assert role(planted_head._replace(vectors=constant))["role"] == "mixed"
 
 
 def test_a_role_near_one_half_is_ambiguous_and_a_clear_one_is_not():

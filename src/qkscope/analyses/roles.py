@@ -94,7 +94,7 @@ def _evidence(batch: Batch, numbers: Columns) -> Float[np.ndarray, "heads sets r
     """The number behind each role but mixed; parts of a head whose scores hardly vary do not count."""
     parts = np.full((len(batch), len(ALL_AND_WITHOUT), len(TERMS)), np.nan)
     for i, of_head in enumerate(batch.score_parts):
-        if of_head is not None and np.sqrt(of_head[1][0]) >= FLAT:
+        if of_head is not None and of_head[1][0] >= FLAT**2:
             parts[i] = of_head[0]
     position, content = (parts[..., TERMS.index(term)] for term in ("position", "content"))
     copied = numbers["echo"] + numbers["induction"]
